@@ -1,0 +1,39 @@
+# Two commands do everything: `make demo` and `make test`. Each makes .venv and installs what it needs, once.
+PYTHON ?= python3
+BIN := .venv/bin
+DATA ?=
+DEMO_ARGS := $(if $(DATA),--data $(DATA))
+
+.PHONY: demo test check bench gpu clean
+
+demo: .venv/.demo
+	$(BIN)/pleach demo $(DEMO_ARGS)
+
+test: .venv/.dev
+	$(BIN)/python -m pytest
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: .venv/.demo
+	$(BIN)/python -m pleach.bench step index filters --json
+
+gpu: .venv/.dev
+	$(BIN)/python -m pleach.bench gpu --json
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+.venv/.dev: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/.demo
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,98 @@
+"""Every error that a user of pleach can cause.
+
+    PleachError
+    ├── ArgumentError            an argument is out of its range (num_beams=0, scoring="fulll")
+    ├── CodesError               a table of codes is not one: wrong width, negative, not below the codebook's size
+    ├── ItemIdError              an item id is unknown, or given twice
+    ├── FilterError              a mask or set of items cannot become a filter
+    │   └── ForeignFilterError   the filter was made for another index
+    ├── IndexFileError           the file is truncated, of another kind, or of a newer format
+    ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
+    ├── DataError                a table of items or interactions cannot be read as one
+    ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
+    ├── RuleError                a rule's predicate cannot be evaluated
+    │   └── UnknownRuleError     a request names a rule that the catalogue does not have
+    ├── RequestError             a request is outside what the server accepts
+    │   └── OverloadedError      the server has no room for it now; try again later
+    └── MissingExtraError        an optional package is not installed
+
+Each message says what was expected, what came and how to mend it. Mistakes of ours are `AssertionError`s.
+"""
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "CodesError",
+    "DataError",
+    "FilterError",
+    "ForeignFilterError",
+    "IndexFileError",
+    "ItemIdError",
+    "LogitsError",
+    "MissingExtraError",
+    "OverloadedError",
+    "PleachError",
+    "RequestError",
+    "RuleError",
+    "UnknownRuleError",
+]
+
+
+class PleachError(Exception):
+    """The parent of every error that pleach raises on purpose."""
+
+
+class ArgumentError(PleachError, ValueError):
+    """An argument is out of its range."""
+
+
+class CodesError(PleachError, ValueError):
+    """A table of codes has the wrong width, dtype, or a code outside its codebook."""
+
+
+class ItemIdError(PleachError, ValueError):
+    """An item id is unknown, or was given twice."""
+
+
+class FilterError(PleachError, ValueError):
+    """A mask or a set of items cannot become a filter."""
+
+
+class ForeignFilterError(FilterError):
+    """A filter was made for another index."""
+
+
+class IndexFileError(PleachError, ValueError):
+    """An index file is truncated, of another kind, or of a newer format."""
+
+
+class LogitsError(PleachError, ValueError):
+    """The model's logits hold NaN or +inf, or have the wrong shape."""
+
+
+class DataError(PleachError, ValueError):
+    """A table of items or interactions cannot be read as one."""
+
+
+class CheckpointError(PleachError, ValueError):
+    """A directory of weights or Semantic IDs is incomplete or belongs to something else."""
+
+
+class RuleError(PleachError, ValueError):
+    """A rule's predicate cannot be evaluated."""
+
+
+class UnknownRuleError(RuleError):
+    """A request names a rule that the catalogue does not have."""
+
+
+class RequestError(PleachError, ValueError):
+    """A request is outside what the server accepts."""
+
+
+class OverloadedError(RequestError):
+    """The server has no room for a request now."""
+
+
+class MissingExtraError(PleachError, ImportError):
+    """An optional package is needed and not installed."""
