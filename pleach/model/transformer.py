@@ -1,0 +1,159 @@
+"""The model: Qwen3's body, a head of which any level is a slice, and the ways in and out of it.
+
+Shapes: B requests, T tokens of each, D hidden, V codes of a level.
+"""
+
+from os import PathLike
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pleach.errors import ArgumentError
+from pleach.model.config import ModelConfig
+from pleach.model.qwen3 import Qwen3, RMSNorm, causal
+from pleach.model.vocabulary import AnyVocabulary
+from pleach.model.weights import read_config, read_tensors, write_checkpoint
+
+
+class Transformer(nn.Module):
+    """A decoder-only transformer over Semantic IDs: Qwen3's architecture and parameter names, any size.
+
+    Think of it as a language model whose words are the codes of a SID; `head` reads one level's codes only. Weights are drawn
+    from `generator` (one seeded with 0 where none is given), never from torch's global state.
+
+    vocab_size may exceed vocabulary.size (large models pad their embedding); it must not be smaller (ArgumentError).
+
+    >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
+    >>> model = Transformer(ModelConfig(vocab_size=vocabulary.size), vocabulary)
+    >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
+    >>> hidden_BTD = model(torch.from_numpy(tokens_BT))
+    >>> model.head(hidden_BTD[:, -1], level=0).shape
+    torch.Size([1, 256])
+    """
+
+    lm_head: nn.Linear | None
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: AnyVocabulary,
+        generator: torch.Generator | None = None,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if vocabulary.size > config.vocab_size:
+            raise ArgumentError(
+                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: raise vocab_size"
+            )
+        self.config = config
+        self.vocabulary = vocabulary
+        self.model = Qwen3(config)
+        untied = not config.tie_word_embeddings
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, device="meta") if untied else None
+        if torch.device(device).type != "meta":  # there the caller fills the weights
+            self._draw(generator or torch.Generator().manual_seed(0), torch.device(device))
+
+    def _draw(self, generator: torch.Generator, device: torch.device) -> None:
+        """Norms at 1, everything else normal with the config's initializer_range, in the order of the parameters."""
+        self.to_empty(device=device)
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                nn.init.ones_(module.weight)
+            elif isinstance(module, nn.Linear | nn.Embedding):
+                drawn = torch.empty(module.weight.shape, device=generator.device)
+                drawn.normal_(std=self.config.initializer_range, generator=generator)
+                with torch.no_grad():
+                    module.weight.copy_(drawn)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The matrix (vocab_size, D) that turns hidden states into logits; the embedding itself where the two are tied."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
+
+    def forward(
+        self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None
+    ) -> Tensor:
+        """Hidden states (B, T, D), each after seeing its token and those before it, final norm applied.
+
+        lengths_B: tokens of each row that count; the rest is padding on the right, whose hidden states come back as zeros.
+        dropout: the generator that chooses what is dropped. A model in training mode with config.dropout > 0 needs it
+        (ArgumentError); in evaluation mode nothing is dropped.
+        """
+        self._check(tokens_BT, lengths_B)
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        hidden_BTD = self.model(tokens_BT, positions_T, causal, self._dropout(dropout))
+        if lengths_B is None:
+            return hidden_BTD
+        return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
+
+    def head(self, hidden: Tensor, level: int) -> Tensor:
+        """Logits (..., V) of one level's codes from hidden states (..., D); only that level's rows of the head are multiplied."""
+        return F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size) of every token from hidden states (..., D)."""
+        return F.linear(hidden, self.head_weight)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        vocabulary: AnyVocabulary | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Transformer":
+        """Read a model that pleach or transformers saved, in evaluation mode.
+
+        vocabulary: needed for a checkpoint that pleach did not write (it has no pleach.json).
+        dtype: cast to it; None keeps the file's. Raises CheckpointError for files that are missing, cut short, of another
+        architecture, or that do not fit together.
+        """
+        config, vocabulary = read_config(Path(directory), vocabulary)
+        model = cls(config, vocabulary, device="meta")
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        tensors = read_tensors(
+            Path(directory), shapes, tied=config.tie_word_embeddings, dtype=dtype, device=torch.device(device)
+        )
+        model.load_state_dict(tensors, assign=True)
+        return model.eval()
+
+    def save_pretrained(self, directory: str | PathLike[str]) -> None:
+        """Write config.json and model.safetensors, as transformers' Qwen3ForCausalLM reads them, and pleach.json."""
+        write_checkpoint(Path(directory), self.config, self.vocabulary, dict(self.named_parameters()))
+
+    def _dropout(self, generator: torch.Generator | None):
+        rate = self.config.dropout if self.training else 0.0
+        if rate == 0:
+            return lambda x: x
+        if generator is None:
+            raise ArgumentError(
+                f"this model drops {rate:.0%} in training: pass dropout=torch.Generator(), or call model.eval()"
+            )
+
+        def drop(x: Tensor) -> Tensor:
+            kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+            return x * kept / (1 - rate)
+
+        return drop
+
+    def _check(self, tokens_BT: Tensor, lengths_B: Tensor | None, further: int = 0) -> None:
+        if tokens_BT.ndim != 2 or tokens_BT.dtype not in (torch.int64, torch.int32):
+            raise ArgumentError(
+                f"tokens must be a (B, T) tensor of int64, got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}"
+            )
+        if tokens_BT.shape[1] < 1 or tokens_BT.shape[1] + further > self.config.max_position_embeddings:
+            raise ArgumentError(
+                f"prompts of {tokens_BT.shape[1]:,} tokens with {further} to come do not fit the model's "
+                f"{self.config.max_position_embeddings:,} positions: keep the newest items of each history only"
+            )
+        if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
+            raise ArgumentError(f"lengths must be one per row, ({len(tokens_BT)},), got shape {tuple(lengths_B.shape)}")

@@ -1,0 +1,284 @@
+"""Which token of the model stands for which code of which level.
+
+Shapes: N items, L levels, V codes of a level, D hidden, B requests, T tokens of a prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pleach.errors import ArgumentError, CheckpointError, CodesError
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Specials first, then one contiguous range of tokens per level.
+
+    Think of the levels' codebooks laid end to end behind `pad`, `bos` and `eos`: a level's rows of any [size, D] matrix are
+    then one slice, so the head of a round multiplies a view and copies nothing.
+
+    codebook_sizes: how many codes each level has.
+    num_specials: tokens before level 0; at least 3 (pad=0, bos=1, eos=2), more are the caller's own.
+
+    >>> Vocabulary(codebook_sizes=(256, 256, 8)).level_slice(1)
+    slice(259, 515, None)
+    """
+
+    codebook_sizes: tuple[int, ...]
+    num_specials: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codebook_sizes", _whole_numbers("codebook_sizes", self.codebook_sizes))
+        if not self.codebook_sizes or min(self.codebook_sizes) < 1:
+            raise ArgumentError(
+                f"codebook_sizes must name at least one level of at least one code, not {self.codebook_sizes}"
+            )
+        if self.num_specials < 3:
+            raise ArgumentError(f"num_specials={self.num_specials} leaves no room for pad, bos and eos: give 3 or more")
+
+    @property
+    def pad(self) -> int:
+        """The token that fills a prompt up on its right."""
+        return 0
+
+    @property
+    def bos(self) -> int:
+        """The token that every prompt begins with."""
+        return 1
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a sequence; SIDs have a fixed length, so decoding never needs it."""
+        return 2
+
+    @property
+    def num_levels(self) -> int:
+        """How many codes a SID has."""
+        return len(self.codebook_sizes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """The first token of each level."""
+        return tuple(accumulate(self.codebook_sizes[:-1], initial=self.num_specials))
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are: a model needs a vocab_size of at least this."""
+        return self.num_specials + sum(self.codebook_sizes)
+
+    def level_slice(self, level: int) -> slice:
+        """The tokens of a level."""
+        first = self.offsets[level]
+        return slice(first, first + self.codebook_sizes[level])
+
+    def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
+        """The rows of a level's tokens, in the order of the codes: a view, no copy."""
+        return matrix_VD[self.level_slice(level)]
+
+    def tokens_at(self, codes: Tensor, level: int) -> Tensor:
+        """The tokens of codes of one level, any shape, unchecked (the decode loop has checked them)."""
+        return codes + self.offsets[level]
+
+    @overload
+    def tokens(self, codes_NL: Tensor) -> Tensor: ...
+    @overload
+    def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
+    def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The tokens (..., L) int64 of whole SIDs (..., L), as the kind of array that came; CodesError for codes outside."""
+        return _like(codes_NL, _checked_codes(codes_NL, self.codebook_sizes) + np.array(self.offsets, np.int64))
+
+    @overload
+    def codes(self, tokens_NL: Tensor) -> Tensor: ...
+    @overload
+    def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
+    def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The SIDs of tokens (..., L), the way back of `tokens`; CodesError where a token is not of its level."""
+        codes = _integers(tokens_NL, self.num_levels) - np.array(self.offsets, np.int64)
+        if not np.all((codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))):
+            raise _foreign_token(codes, (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64)))
+        return _like(tokens_NL, codes)
+
+    def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
+        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B."""
+        return _prompts(self, histories)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `vocabulary_from_dict` reads, in JSON's types."""
+        return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """SID tokens anywhere inside the vocabulary of a large language model.
+
+    Think of it as `Vocabulary` with a look-up where that one adds an offset: the same verbs, except that the head of a level
+    gathers its rows (V x D values copied a call) instead of slicing them.
+
+    tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share tokens.
+    size: the model's vocab_size. pad, bos, eos: the language model's own.
+    """
+
+    tokens_per_level: tuple[tuple[int, ...], ...]
+    size: int
+    pad: int
+    bos: int
+    eos: int
+
+    def __post_init__(self) -> None:
+        levels = tuple(_whole_numbers("tokens_per_level", level) for level in self.tokens_per_level)
+        object.__setattr__(self, "tokens_per_level", levels)
+        specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
+        for name, token in specials.items():
+            if not 0 <= token < self.size:
+                raise ArgumentError(f"{name}={token} is outside the vocabulary of {self.size:,} tokens")
+        if not levels or not all(levels):
+            raise ArgumentError("tokens_per_level must name at least one level of at least one token")
+        for number, level in enumerate(levels):
+            if len(set(level)) < len(level):
+                raise ArgumentError(
+                    f"level {number} gives one token to two codes: its {len(level):,} tokens must be distinct"
+                )
+            if min(level) < 0 or max(level) >= self.size:
+                raise ArgumentError(f"level {number} has tokens outside the vocabulary of {self.size:,} tokens")
+            if taken := set(level) & set(specials.values()):
+                raise ArgumentError(f"level {number} uses token {min(taken)}, which is pad, bos or eos")
+
+    @property
+    def codebook_sizes(self) -> tuple[int, ...]:
+        """How many codes each level has."""
+        return tuple(len(level) for level in self.tokens_per_level)
+
+    @property
+    def num_levels(self) -> int:
+        """How many codes a SID has."""
+        return len(self.tokens_per_level)
+
+    @cached_property
+    def _tokens(self) -> tuple[Int64Array, ...]:
+        return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
+
+    def level_tokens(self, level: int) -> Int64Array:
+        """The tokens of a level, in the order of its codes."""
+        return self._tokens[level]
+
+    def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
+        """The rows of a level's tokens, in the order of the codes: a gathered copy."""
+        return matrix_VD.index_select(0, torch.as_tensor(self._tokens[level], device=matrix_VD.device))
+
+    def tokens_at(self, codes: Tensor, level: int) -> Tensor:
+        """The tokens of codes of one level, any shape."""
+        return torch.as_tensor(self._tokens[level], device=codes.device)[codes]
+
+    @overload
+    def tokens(self, codes_NL: Tensor) -> Tensor: ...
+    @overload
+    def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
+    def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The tokens (..., L) int64 of whole SIDs (..., L), as the kind of array that came; CodesError for codes outside."""
+        codes = _checked_codes(codes_NL, self.codebook_sizes)
+        return _like(codes_NL, np.stack([table[codes[..., t]] for t, table in enumerate(self._tokens)], axis=-1))
+
+    @overload
+    def codes(self, tokens_NL: Tensor) -> Tensor: ...
+    @overload
+    def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
+    def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The SIDs of tokens (..., L), the way back of `tokens`; CodesError where a token is not of its level."""
+        tokens = _integers(tokens_NL, self.num_levels)
+        codes = np.empty_like(tokens)
+        for t, table in enumerate(self._tokens):
+            order = np.argsort(table)
+            place = np.searchsorted(table, tokens[..., t], sorter=order)
+            codes[..., t] = order[np.minimum(place, len(table) - 1)]
+        known = np.stack([table[codes[..., t]] == tokens[..., t] for t, table in enumerate(self._tokens)], axis=-1)
+        if not known.all():
+            raise _foreign_token(tokens, known)
+        return _like(tokens_NL, codes)
+
+    def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
+        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B."""
+        return _prompts(self, histories)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `vocabulary_from_dict` reads, in JSON's types."""
+        levels = [list(level) for level in self.tokens_per_level]
+        return {"kind": "table", "tokens_per_level": levels, "size": self.size} | {
+            "pad": self.pad,
+            "bos": self.bos,
+            "eos": self.eos,
+        }
+
+
+AnyVocabulary = Vocabulary | TokenTable
+
+
+def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
+    """The vocabulary that `to_dict` wrote; CheckpointError where the fields are not one."""
+    kinds = {"ranges": Vocabulary, "table": TokenTable}
+    kind = fields.get("kind")
+    if kind not in kinds:
+        raise CheckpointError(
+            f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again with pleach"
+        )
+    try:
+        return kinds[kind](**{name: value for name, value in fields.items() if name != "kind"})
+    except (TypeError, ArgumentError) as error:
+        raise CheckpointError(f"the vocabulary cannot be read ({error}): save the model again with pleach") from error
+
+
+def _whole_numbers(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    numbers = tuple(values)
+    if any(isinstance(value, bool) or not isinstance(value, int | np.integer) for value in numbers):
+        raise ArgumentError(f"{name} must hold whole numbers only, not {numbers[:4]}")
+    return tuple(int(value) for value in numbers)
+
+
+def _integers(table: Tensor | npt.ArrayLike, num_levels: int) -> Int64Array:
+    array = table.detach().cpu().numpy() if isinstance(table, Tensor) else np.asarray(table)
+    if array.size == 0 and array.ndim == 1:
+        array = np.empty((0, num_levels), np.int64)  # an empty history may arrive as []
+    if array.dtype.kind not in "iu":
+        raise CodesError(f"expected integers, got an array of {array.dtype}")
+    if array.ndim == 0 or array.shape[-1] != num_levels:
+        raise CodesError(f"expected {num_levels} columns, one per level, got an array of shape {array.shape}")
+    return array.astype(np.int64)
+
+
+def _checked_codes(codes_NL: Tensor | npt.ArrayLike, codebook_sizes: tuple[int, ...]) -> Int64Array:
+    codes = _integers(codes_NL, len(codebook_sizes))
+    wrong = (codes < 0) | (codes >= np.array(codebook_sizes, np.int64))
+    if wrong.any():
+        where = tuple(int(i) for i in np.argwhere(wrong)[0])
+        size = codebook_sizes[where[-1]]
+        raise CodesError(f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {size:,} codes")
+    return codes
+
+
+def _foreign_token(tokens: Int64Array, known: npt.NDArray[np.bool_]) -> CodesError:
+    where = tuple(int(i) for i in np.argwhere(~known)[0])
+    return CodesError(
+        f"the token at {where} is not a code of level {where[-1]}: columns are levels, specials must be left out"
+    )
+
+
+def _like(given: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Array:
+    return torch.from_numpy(array).to(given.device) if isinstance(given, Tensor) else array
+
+
+def _prompts(vocabulary: AnyVocabulary, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
+    rows = [vocabulary.tokens(history).reshape(-1) for history in histories]
+    lengths_B = np.array([1 + len(row) for row in rows], np.int64)
+    tokens_BT = np.full((len(rows), int(lengths_B.max(initial=1))), vocabulary.pad, np.int64)
+    tokens_BT[:, 0] = vocabulary.bos
+    for row, tokens in enumerate(rows):
+        tokens_BT[row, 1 : 1 + len(tokens)] = tokens
+    return tokens_BT, lengths_B
