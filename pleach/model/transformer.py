@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pleach.errors import ArgumentError
 from pleach.model.config import ModelConfig
-from pleach.model.qwen3 import Qwen3, RMSNorm, causal
+from pleach.model.qwen3 import Dropout, Qwen3, RMSNorm, causal
+from pleach.model.rounds import Rounds
 from pleach.model.vocabulary import AnyVocabulary
 from pleach.model.weights import read_config, read_tensors, write_checkpoint
 
@@ -102,6 +103,23 @@ class Transformer(nn.Module):
         """Logits (..., vocab_size) of every token from hidden states (..., D)."""
         return F.linear(hidden, self.head_weight)
 
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Rounds:
+        """Run prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
+
+        Costs one pass over B x T tokens; the keys and values of the prompts live as long as the answer. No gradients. Prompts
+        that leave no room for a whole SID in the model's positions raise ArgumentError.
+        """
+        self._check(tokens_BT, lengths_B, further=self.vocabulary.num_levels - 1)
+        if lengths_B is None:
+            lengths_B = torch.full(tokens_BT.shape[:1], tokens_BT.shape[1])
+        if len(lengths_B) and not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= tokens_BT.shape[1]:
+            raise ArgumentError(
+                f"lengths must be between 1 and {tokens_BT.shape[1]}, got {int(lengths_B.min())} to {int(lengths_B.max())}: "
+                "an empty history is the prompt [bos]"
+            )
+        lengths_B = lengths_B.to(tokens_BT.device, torch.int64)
+        return Rounds(self.model, self.head, self.vocabulary, tokens_BT, lengths_B)
+
     @classmethod
     def from_pretrained(
         cls,
@@ -130,7 +148,7 @@ class Transformer(nn.Module):
         """Write config.json and model.safetensors, as transformers' Qwen3ForCausalLM reads them, and pleach.json."""
         write_checkpoint(Path(directory), self.config, self.vocabulary, dict(self.named_parameters()))
 
-    def _dropout(self, generator: torch.Generator | None):
+    def _dropout(self, generator: torch.Generator | None) -> Dropout:
         rate = self.config.dropout if self.training else 0.0
         if rate == 0:
             return lambda x: x

@@ -1,0 +1,86 @@
+"""The rounds of a search: the prompts once, then one code of every beam at a time.
+
+Shapes: B requests, T tokens of a prompt, K beams, V codes of a level, D hidden, L levels.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pleach.errors import ArgumentError
+from pleach.model.cache import BeamCache, PromptCache
+from pleach.model.qwen3 import Qwen3
+from pleach.model.vocabulary import AnyVocabulary
+
+
+class Rounds:
+    """What a beam search asks, answered with every prompt read once and every beam's codes read once.
+
+    Made by `Transformer.start`, which runs the prompts; `step_fn` then costs one pass over B x K tokens. Think of it as running
+    the model on `prompt + the beam's codes` for every beam (that is what it equals, to 1e-5), without ever doing so.
+
+    prompt, beams: the caches; their `nbytes` say what the search holds.
+    """
+
+    def __init__(
+        self,
+        body: Qwen3,
+        head: Callable[[Tensor, int], Tensor],
+        vocabulary: AnyVocabulary,
+        tokens_BT: Tensor,
+        lengths_B: Tensor,
+    ) -> None:
+        self._body, self._head, self._vocabulary = body, head, vocabulary
+        self._lengths_B = lengths_B
+        with torch.inference_mode():
+            self.prompt = PromptCache(lengths_B, tokens_BT.shape[1])
+            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+            hidden_BTD = body(tokens_BT, positions_T, self.prompt.attend)
+            self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
+        self._restart()
+
+    @torch.inference_mode()
+    def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Tensor:
+        """Logits of the next level's codes, of every beam.
+
+        The first call, (None, None), answers for level 0: (B, V_0). A later one says which code each beam took and which beam
+        of the previous round it extends (B, K), integers, torch or numpy; it answers (B, K, V of the next level). K may differ
+        from round to round. Dead beams may carry any legal code and parent. Calling with None starts the same prompts anew.
+        Codes outside the level, parents that do not exist and a round too many raise ArgumentError.
+        """
+        if codes_BK is None:
+            self._restart()
+            return self._head(self._last_BD, 0)
+        codes_BK, parents_BK = self._checked(codes_BK, parents_BK)
+        tokens_BK = self._vocabulary.tokens_at(codes_BK, self._level)
+        self.beams.follow(parents_BK)
+        hidden_BKD = self._body(tokens_BK, (self._lengths_B + self._level)[:, None], self.beams.attend)
+        self._level += 1
+        self._width = codes_BK.shape[1]
+        return self._head(hidden_BKD, self._level)
+
+    def _restart(self) -> None:
+        self.beams = BeamCache(self.prompt)
+        self._level = 0  # of the codes that the next call brings
+        self._width = 1  # beams of the round before: at first the prompt itself
+
+    def _checked(self, codes: Any, parents: Any) -> tuple[Tensor, Tensor]:
+        device = self._lengths_B.device
+        codes_BK, parents_BK = (torch.as_tensor(x, device=device).to(torch.int64) for x in (codes, parents))
+        expected = f"(B={len(self._lengths_B)}, K)"
+        if codes_BK.ndim != 2 or len(codes_BK) != len(self._lengths_B) or parents_BK.shape != codes_BK.shape:
+            shapes = f"{tuple(codes_BK.shape)} and {tuple(parents_BK.shape)}"
+            raise ArgumentError(f"codes and parents must both have shape {expected}, not {shapes}")
+        if self._level + 1 >= self._vocabulary.num_levels:
+            raise ArgumentError(
+                f"a SID has {self._vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
+            )
+        if device.type == "cpu" and codes_BK.numel():  # elsewhere, looking would stall the device
+            size = self._vocabulary.codebook_sizes[self._level]
+            if int(codes_BK.min()) < 0 or int(codes_BK.max()) >= size:
+                raise ArgumentError(f"level {self._level} has the codes 0 to {size - 1:,}, got one outside")
+            if int(parents_BK.min()) < 0 or int(parents_BK.max()) >= self._width:
+                raise ArgumentError(f"the round before had the beams 0 to {self._width - 1:,}, got a parent outside")
+        return codes_BK, parents_BK
