@@ -1,0 +1,44 @@
+"""Small operations on tables of vectors that every embedding shares."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from pleach.errors import DataError
+
+__all__ = ["check_vectors", "one_thread", "unit_rows"]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run linear algebra and k-means on one thread: sums then have one order, and equal seeds give equal bits."""
+    with threadpool_limits(1):
+        yield
+
+
+def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
+    """The rows scaled to length 1; rows of zeros stay."""
+    lengths_N = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    return (vectors_ND / np.where(lengths_N > 0, lengths_N, 1)).astype(np.float32)
+
+
+def check_vectors(vectors: NDArray[np.generic], what: str) -> NDArray[np.float32]:
+    """`vectors` as float32 (N, D), or a DataError: not a table of numbers, empty, NaN or infinite, all rows the same."""
+    if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.number) or np.iscomplexobj(vectors):
+        raise DataError(f"{what} is {vectors.dtype} of shape {vectors.shape}: one row of numbers an item is expected")
+    if 0 in vectors.shape:
+        raise DataError(f"{what} has shape {vectors.shape}: at least one item and one dimension are needed")
+    with np.errstate(over="ignore"):
+        vectors_ND = vectors.astype(np.float32)
+    broken_N = ~np.isfinite(vectors_ND).all(axis=1)
+    if broken_N.any():
+        raise DataError(
+            f"{what} has NaN or infinite numbers (as float32) in {int(broken_N.sum()):,} rows, first in row "
+            f"{int(np.argmax(broken_N)):,}: mend or drop them"
+        )
+    if len(vectors_ND) > 1 and (vectors_ND == vectors_ND[0]).all():
+        raise DataError(f"{what} gives all {len(vectors_ND):,} items the same vector: nothing tells them apart")
+    return vectors_ND
