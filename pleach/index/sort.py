@@ -1,0 +1,283 @@
+"""Sorting Semantic IDs: codes packed into 64-bit words, then a stable radix sort, most significant digit first.
+
+    word 0 holds as many leading codes as fit into 64 bits, word 1 the next, and so on
+    scatter all rows by the top digit of word 0, then sort every bucket on its own while it lies in the cache
+    rows equal in word 0 are sorted by word 1, and so on
+
+The sort moves (word 0, row number) pairs only; a later word is read where earlier ones tie. Kernels release the GIL, so
+plain threads share the work and two builds at once cannot disturb each other. Shapes: N rows, L levels, P words a row.
+"""
+
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from pleach.errors import CodesError
+
+__all__ = ["WordLayout", "in_threads", "pack_codes", "sort_rows"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordLayout:
+    """Where each level's code lies in the packed words: `(words[word_L[t]] >> shift_L[t]) & mask_L[t]`.
+
+    A code never straddles two words; word 0 is the most significant and codes fill each word from its top bit.
+    """
+
+    word_L: NDArray[np.int64]
+    shift_L: NDArray[np.int64]
+    mask_L: NDArray[np.uint64]
+    num_words: int
+
+    @classmethod
+    def of(cls, codebook_sizes: Sequence[int]) -> WordLayout:
+        word, free = 0, 64
+        words: list[int] = []
+        shifts: list[int] = []
+        widths = [max(1, (size - 1).bit_length()) for size in codebook_sizes]
+        for width in widths:
+            if width > free:
+                word, free = word + 1, 64
+            free -= width
+            words.append(word)
+            shifts.append(free)
+        return cls(
+            word_L=np.array(words, np.int64),
+            shift_L=np.array(shifts, np.int64),
+            mask_L=np.array([(1 << width) - 1 for width in widths], np.uint64),
+            num_words=word + 1,
+        )
+
+
+def in_threads(work: Callable[[int, int], int], size: int, threads: int) -> list[int]:
+    """Call `work(begin, end)` over `threads` even parts of `range(size)` and return the answers in order."""
+    cuts = np.linspace(0, size, threads + 1).astype(np.int64)
+    parts = [(int(begin), int(end)) for begin, end in pairwise(cuts)]
+    if threads == 1:
+        return [work(*parts[0])]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda part: work(*part), parts))
+
+
+def pack_codes(
+    codes_NL: NDArray[np.integer], sizes: Sequence[int], layout: WordLayout, threads: int
+) -> list[NDArray[np.uint64]]:
+    """Pack a table of codes into words, checking every code on the way.
+
+    Raises CodesError at the first code that is negative or not below its codebook's size.
+    """
+    words_PN = [np.zeros(len(codes_NL), np.uint64) for _ in range(layout.num_words)]
+    sizes_L = np.array(sizes, np.int64)
+
+    def pack(begin: int, end: int) -> int:
+        step = 1 << 16  # a copy of one slice at most, whatever the layout of the caller's array
+        for start in range(begin, end, step):
+            stop = min(end, start + step)
+            slices = np.ascontiguousarray(codes_NL[start:stop])
+            for word in range(layout.num_words):
+                levels = np.flatnonzero(layout.word_L == word)
+                first, last = int(levels[0]), int(levels[-1]) + 1
+                bad = _pack_word(slices, sizes_L, layout.shift_L, first, last, words_PN[word][start:stop])
+                if bad >= 0:
+                    return start + bad
+        return -1
+
+    for bad in in_threads(pack, len(codes_NL), threads):
+        if bad >= 0:
+            row = [int(code) for code in codes_NL[bad]]
+            level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
+            raise CodesError(
+                f"row {bad:,} has code {row[level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
+                f"expected 0 <= code < {sizes[level]:,}; check the codes or pass larger codebook_sizes"
+            )
+    return words_PN
+
+
+@njit(cache=True, nogil=True)
+def _pack_word(codes_NL, sizes_L, shift_L, first, last, word_N):
+    for row in range(codes_NL.shape[0]):
+        packed = np.uint64(0)
+        for level in range(first, last):
+            code = np.int64(codes_NL[row, level])
+            if code < 0 or code >= sizes_L[level]:
+                return row
+            packed |= np.uint64(code) << np.uint64(shift_L[level])
+        word_N[row] = packed
+    return -1
+
+
+def sort_rows(words_PN: list[NDArray[np.uint64]], layout: WordLayout, threads: int) -> NDArray[np.uint32]:
+    """Sort the rows by their packed codes, stably; word 0 is sorted in place, the others keep the caller's order.
+
+    Returns order_N: the row of the caller that stands at each place of the sorted table. Cost at 10^7 rows of 8 x 11 bits:
+    about 20 bytes a row beside the words.
+    """
+    keys_N = words_PN[0]
+    size = keys_N.size
+    order_N = np.arange(size, dtype=np.uint32)
+    if size < 2:
+        return order_N
+    other_keys_N, other_order_N = np.empty_like(keys_N), np.empty_like(order_N)
+    if size <= 1 << 12:
+        _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, 0, size, 64, False)
+    else:
+        _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads)
+    for word in range(1, layout.num_words):
+        _sort_ties(tuple(words_PN[: word + 1]), order_N, other_keys_N, keys_N, other_order_N)
+    return order_N
+
+
+def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> None:
+    """The first digit by all threads together, then each thread sorts buckets on its own."""
+    digit_bits = 11
+    shift = 64 - digit_bits
+    cuts = np.linspace(0, keys_N.size, threads + 1).astype(np.int64)
+    counts_TD = np.zeros((threads, 1 << digit_bits), np.int64)
+    parts = list(range(threads))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts))
+        ends_D = np.cumsum(counts_TD.sum(axis=0))
+        starts_D = ends_D - counts_TD.sum(axis=0)
+        places_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
+
+        def scatter(part: int) -> None:
+            _scatter(keys_N, order_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, places_TD[part])
+
+        list(pool.map(scatter, parts))
+
+        # Buckets in groups of about equal size, many more groups than threads, so that one heavy code cannot stall a thread.
+        groups = np.unique(np.searchsorted(ends_D, np.linspace(0, keys_N.size, 32 * threads + 1)[1:-1]))
+        bounds = [0, *(groups + 1).tolist(), len(ends_D)]
+
+        def sort_group(group: tuple[int, int]) -> None:
+            for bucket in range(*group):
+                begin, end = starts_D[bucket], ends_D[bucket]
+                if end > begin:
+                    _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, shift, True)
+
+        list(pool.map(sort_group, pairwise(bounds)))
+
+
+@njit(cache=True, nogil=True)
+def _count_digits(keys_N, shift, counts_D):
+    for row in range(keys_N.size):
+        counts_D[keys_N[row] >> np.uint64(shift)] += 1
+
+
+@njit(cache=True, nogil=True)
+def _scatter(keys_N, order_N, to_keys_N, to_order_N, begin, end, shift, places_D):
+    for row in range(begin, end):
+        digit = keys_N[row] >> np.uint64(shift)
+        place = places_D[digit]
+        places_D[digit] = place + 1
+        to_keys_N[place] = keys_N[row]
+        to_order_N[place] = order_N[row]
+
+
+@njit(cache=True, nogil=True)
+def _insertion_sort(keys_N, order_N, begin, end):
+    for i in range(begin + 1, end):
+        key, row = keys_N[i], order_N[i]
+        j = i - 1
+        while j >= begin and keys_N[j] > key:
+            keys_N[j + 1] = keys_N[j]
+            order_N[j + 1] = order_N[j]
+            j -= 1
+        keys_N[j + 1] = key
+        order_N[j + 1] = row
+
+
+@njit(cache=True, nogil=True)
+def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_left, in_other):
+    """Sort [begin, end), whose rows agree above bit `bits_left` and lie in the `other` arrays iff `in_other`, into `keys_N`."""
+    small = 40
+    offsets = np.empty((1 << 11) + 1, np.int64)
+    # What is left to do: (begin, end, bits left, which arrays). A bucket has at most 64 / 4 digits above it.
+    stack = [(begin, end, bits_left, in_other)]
+    while len(stack) > 0:
+        lo, hi, left, there = stack.pop()
+        size = hi - lo
+        if size <= small or left == 0:
+            if there:
+                keys_N[lo:hi] = other_keys_N[lo:hi]
+                order_N[lo:hi] = other_order_N[lo:hi]
+            if left > 0:
+                _insertion_sort(keys_N, order_N, lo, hi)
+            continue
+        digit_bits = 4
+        while digit_bits < 11 and (size >> (digit_bits + 1)) > 1:
+            digit_bits += 1
+        digit_bits = min(digit_bits, left)
+        shift = np.uint64(left - digit_bits)
+        mask = (np.uint64(1) << np.uint64(digit_bits)) - np.uint64(1)
+        buckets = 1 << digit_bits
+        offsets[: buckets + 1] = 0
+        if there:
+            from_keys, from_order, to_keys, to_order = other_keys_N, other_order_N, keys_N, order_N
+        else:
+            from_keys, from_order, to_keys, to_order = keys_N, order_N, other_keys_N, other_order_N
+        for i in range(lo, hi):
+            offsets[np.int64((from_keys[i] >> shift) & mask) + 1] += 1
+        offsets[0] = lo
+        for digit in range(buckets):
+            offsets[digit + 1] += offsets[digit]
+        for i in range(lo, hi):
+            key = from_keys[i]
+            digit = np.int64((key >> shift) & mask)
+            place = offsets[digit]
+            offsets[digit] = place + 1
+            to_keys[place] = key
+            to_order[place] = from_order[i]
+        # offsets[digit] is now the end of that digit's bucket.
+        start = lo
+        for digit in range(buckets):
+            stop = offsets[digit]
+            if stop - start > small:
+                stack.append((start, stop, left - digit_bits, not there))
+            elif stop > start:
+                if not there:
+                    keys_N[start:stop] = other_keys_N[start:stop]
+                    order_N[start:stop] = other_order_N[start:stop]
+                _insertion_sort(keys_N, order_N, start, stop)
+            start = stop
+
+
+@njit(cache=True, nogil=True)
+def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N):
+    """Sort every run of rows that are equal in all words but the last by the last word.
+
+    words_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
+    """
+    size = order_N.size
+    last = len(words_P) - 1
+    other_keys = np.empty(0, np.uint64)
+    begin = 0
+    while begin < size:
+        end = begin + 1
+        while end < size and sorted_word_0_N[end] == sorted_word_0_N[begin]:
+            equal = True
+            for word in range(1, last):
+                if words_P[word][order_N[end]] != words_P[word][order_N[begin]]:
+                    equal = False
+                    break
+            if not equal:
+                break
+            end += 1
+        if end - begin > 1:
+            for i in range(begin, end):
+                tie_keys_N[i] = words_P[last][order_N[i]]
+            if end - begin <= 40:
+                _insertion_sort(tie_keys_N, order_N, begin, end)
+            else:
+                if other_keys.size < size:
+                    other_keys = np.empty(size, np.uint64)
+                _sort_bucket(tie_keys_N, order_N, other_keys, other_order_N, begin, end, 64, False)
+        begin = end

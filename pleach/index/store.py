@@ -1,0 +1,155 @@
+"""The index as one file: safetensors, memory-mapped (docs/format.md).
+
+The metadata's `pleach` entry is a JSON header: format version, index version, counts, and each level's size and node count.
+Tensors: `level.{t}.codes`, `.firsts`, `.words`, `.before`; `items.order`, `.first`, `.ids` (int64, or uint8 rows of UTF-8).
+Readers accept every older format version forever; a newer one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from pleach.errors import IndexFileError
+from pleach.index.bitmap import Bitmap
+from pleach.index.items import ItemTable
+from pleach.index.level import Level, code_dtype
+
+__all__ = ["FORMAT_VERSION", "load", "save"]
+
+FORMAT_VERSION = 1
+_DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
+
+
+def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, version: str) -> None:
+    """Write the file beside its place, then move it there, so that a reader sees the old one or the new one whole."""
+    tensors: dict[str, NDArray[Any]] = {"items.order": items.order_N}
+    for number, level in enumerate(levels):
+        tensors[f"level.{number}.codes"] = level.codes
+        if level.firsts is not None:
+            tensors[f"level.{number}.firsts"] = level.firsts
+        if level.boundary is not None:
+            tensors[f"level.{number}.words"] = level.boundary.words_W
+            tensors[f"level.{number}.before"] = level.boundary.before_W
+    if items.first_M1 is not None:
+        tensors["items.first"] = items.first_M1
+    if items.ids is not None:
+        tensors["items.ids"] = _encode_ids(items.ids)
+    header = {
+        "format_version": FORMAT_VERSION,
+        "version": version,
+        "num_leaves": num_leaves,
+        "num_items": items.num_items,
+        "levels": [{"size": level.size, "num_nodes": level.num_nodes} for level in levels],
+        "ids": "rows" if items.ids is None else "int64" if items.ids.dtype.kind == "i" else "utf-8",
+    }
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    os.close(handle)
+    try:
+        save_file(tensors, beside, metadata={"pleach": json.dumps(header)})
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> tuple[tuple[Level, ...], ItemTable, int, str]:
+    """Map the file and check that its parts fit each other; the arrays themselves are not read."""
+    tensors, header = _map(path)
+    try:
+        return _assemble(tensors, header)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save the index again") from error
+
+
+def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Views of all tensors of a safetensors file and the `pleach` header."""
+    try:
+        size = path.stat().st_size
+        # Copy-on-write: pages are shared and never written back, and numba sees ordinary arrays.
+        raw = np.memmap(path, np.uint8, "c") if size else np.empty(0, np.uint8)
+    except OSError as error:
+        raise IndexFileError(f"cannot open the index {path}: {error.strerror}") from error
+    foreign = IndexFileError(f"{path} is not a pleach index: expected a safetensors file written by Trie.save")
+    if size < 8:
+        raise foreign
+    length = int(raw[:8].view(np.uint64)[0])
+    if length > min(size - 8, 1 << 26):
+        raise foreign
+    try:
+        table = json.loads(raw[8 : 8 + length].tobytes())
+        header = json.loads(table.pop("__metadata__")["pleach"])
+        format_version = int(header["format_version"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise foreign from error
+    if not 1 <= format_version <= FORMAT_VERSION:
+        raise IndexFileError(
+            f"{path} has format version {format_version}, this pleach reads up to {FORMAT_VERSION}: upgrade pleach"
+        )
+    body = raw[8 + length :]
+    tensors: dict[str, NDArray[Any]] = {}
+    try:
+        for name, entry in table.items():
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= len(body):
+                raise IndexFileError(
+                    f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; copy or save it again"
+                )
+            tensors[name] = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise foreign from error
+    return tensors, header
+
+
+def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple[tuple[Level, ...], ItemTable, int, str]:
+    num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
+    levels: list[Level] = []
+    for number, entry in enumerate(header["levels"]):
+        size, num_nodes = int(entry["size"]), int(entry["num_nodes"])
+        codes, firsts = tensors[f"level.{number}.codes"], tensors.get(f"level.{number}.firsts")
+        boundary = None
+        if f"level.{number}.words" in tensors:
+            words_W, before_W = tensors[f"level.{number}.words"], tensors[f"level.{number}.before"]
+            _expect(words_W, np.uint64, num_leaves // 64 + 1)
+            _expect(before_W, np.uint32, num_leaves // 64 + 1)
+            boundary = Bitmap(words_W=words_W, before_W=before_W, size=num_leaves, count=num_nodes)
+        _expect(codes, code_dtype(size), num_leaves if firsts is None else num_nodes)
+        if firsts is not None:
+            _expect(firsts, np.uint32, num_nodes)
+        levels.append(Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary))
+    order_N, first_M1 = tensors["items.order"], tensors.get("items.first")
+    _expect(order_N, np.uint32, num_items)
+    if first_M1 is not None:
+        _expect(first_M1, np.uint32, num_leaves + 1)
+    elif num_items != num_leaves:
+        raise ValueError(f"{num_items} items on {num_leaves} leaves without items.first")
+    ids = None if header["ids"] == "rows" else _decode_ids(tensors["items.ids"], header["ids"], num_items)
+    items = ItemTable(ids=ids, order_N=order_N, first_M1=first_M1)
+    return tuple(levels), items, num_leaves, str(header["version"])
+
+
+def _expect(array: NDArray[Any], dtype: type[np.generic], length: int) -> None:
+    if array.dtype != dtype or array.shape != (length,):
+        raise ValueError(f"expected {np.dtype(dtype)} ({length},), found {array.dtype} {array.shape}")
+
+
+def _encode_ids(ids: NDArray[np.generic]) -> NDArray[Any]:
+    if ids.dtype.kind == "i":
+        return ids
+    return np.frombuffer(ids.tobytes(), np.uint8).reshape(len(ids), ids.dtype.itemsize)
+
+
+def _decode_ids(stored: NDArray[Any], kind: str, num_items: int) -> NDArray[np.generic]:
+    if kind == "int64":
+        _expect(stored, np.int64, num_items)
+        return stored
+    if kind != "utf-8" or stored.dtype != np.uint8 or stored.ndim != 2 or len(stored) != num_items:
+        raise ValueError(f"expected the ids of {num_items} items, found {kind} {stored.dtype} {stored.shape}")
+    return stored.view(f"S{stored.shape[1]}").reshape(-1)
