@@ -10,6 +10,7 @@
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
     ├── DataError                a table of items or interactions cannot be read as one
     ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
+    ├── TrainingError            training cannot go on: the loss is no longer a number
     ├── RuleError                a rule's predicate cannot be evaluated
     │   └── UnknownRuleError     a request names a rule that the catalogue does not have
     ├── RequestError             a request is outside what the server accepts
@@ -34,6 +35,7 @@ __all__ = [
     "PleachError",
     "RequestError",
     "RuleError",
+    "TrainingError",
     "UnknownRuleError",
 ]
 
@@ -76,6 +78,10 @@ class DataError(PleachError, ValueError):
 
 class CheckpointError(PleachError, ValueError):
     """A directory of weights or Semantic IDs is incomplete or belongs to something else."""
+
+
+class TrainingError(PleachError, ArithmeticError):
+    """Training cannot go on: the loss or its gradient is no longer a number."""
 
 
 class RuleError(PleachError, ValueError):

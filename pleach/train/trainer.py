@@ -1,0 +1,332 @@
+"""The trainer: a log and Semantic IDs in, a model that predicts the next item's SID out.
+
+Shapes: N items, L levels, V codes of a level, D hidden, B histories of a batch, T items of each.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pleach.errors import CheckpointError, CodesError, ItemIdError, TrainingError
+from pleach.model import Transformer, Vocabulary
+from pleach.semid.table import SidTable
+from pleach.train.batches import Batches
+from pleach.train.checkpoint import Checkpoint, Place, fingerprint
+from pleach.train.data import Histories, InteractionLog
+from pleach.train.recipe import Precision, Recipe
+from pleach.train.split import Split
+
+__all__ = ["Moment", "Progress", "Trainer", "bf16_pays", "codes_of_log", "train"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """How a run is doing, after each step.
+
+    share: of the budget used up, 0 to 1. loss: running mean, nats an item (all levels), label smoothing included.
+    remaining_s: seconds left, as it looks now. recall: Recall@10 on validation items when last measured, or None.
+    """
+
+    step: int
+    epochs: float
+    share: float
+    loss: float
+    learning_rate: float
+    items_per_second: float
+    seconds: float
+    remaining_s: float
+    recall: float | None
+    bf16: bool
+
+
+Progress = Callable[[Moment], None]
+
+
+class Trainer:
+    """Fits a model to histories, one batch after another, and can stop and go on anywhere.
+
+    Think of a run as a fixed sequence of steps: which histories step s reads and what dropout takes away follow from
+    (seed, s) alone, so a run that is resumed from a checkpoint ends with the same weights, bit for bit. Only a budget in
+    minutes asks the clock, and is reproducible to no bit.
+
+    for each step:
+        loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
+        clip the gradient, take an AdamW step at the schedule's learning rate
+
+    model: changed in place, on its own device. histories: rows of `codes_NL`; hand over the training part of a split only.
+    validate: measures Recall@10 of the model on validation items; called `recipe.validations` times.
+    clock: seconds that only grow; for tests.
+
+    Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        histories: Histories,
+        codes_NL: NDArray[np.int64],
+        recipe: Recipe,
+        *,
+        validate: Callable[[Transformer], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if len(histories.items_E) and int(histories.items_E.max()) >= len(codes_NL):
+            raise CodesError(
+                f"the histories name item row {histories.items_E.max():,}, but only {len(codes_NL):,} items have SIDs"
+            )
+        self.model = model
+        self.recipe = recipe
+        self.place = Place()
+        self.recall: float | None = None
+        self.bf16 = _bf16(recipe.precision, model.device)
+        self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
+        self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
+        self._data = fingerprint(histories, codes_NL)
+        self._validate = validate
+        self._best: dict[str, Tensor] = {}
+        self._clock = clock
+        self._now = clock()
+        self._batches = Batches(
+            histories=histories,
+            max_items=recipe.max_items,
+            num_levels=codes_NL.shape[1],
+            batch_tokens=recipe.batch_tokens,
+            seed=recipe.seed,
+        )
+        self._epoch = self._batches.epoch(0)
+        self._dropout = torch.Generator(device=model.device)
+        decayed = [weight for weight in model.parameters() if weight.ndim > 1]
+        kept = [weight for weight in model.parameters() if weight.ndim <= 1]
+        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
+
+    @property
+    def share(self) -> float:
+        """How much of the budget is used up, from 0 to 1."""
+        place = self.place
+        epochs = place.epoch + place.batch / len(self._epoch)
+        return self.recipe.budget.share(steps=place.step, epochs=epochs, seconds=place.seconds)
+
+    def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
+        """Train until the budget is used up; the model then holds the best (or the last) weights, in evaluation mode.
+
+        checkpoint: a directory, written anew every `every_s` seconds and whenever the run is interrupted between steps.
+        Raises TrainingError when the loss is no longer a number.
+        """
+        self._now = saved = self._clock()
+        try:
+            while self.share < 1:
+                moment = self.step()
+                self._validate_if_due()
+                if progress is not None:
+                    progress(replace(moment, recall=self.recall))
+                if checkpoint is not None and self._now - saved >= every_s:
+                    self.checkpoint().save(checkpoint)
+                    saved = self._clock()
+        except KeyboardInterrupt:
+            if checkpoint is not None:
+                self.checkpoint().save(checkpoint)
+            raise
+        if self._best:
+            self.model.load_state_dict(self._best)
+        self.model.eval()
+
+    def step(self) -> Moment:
+        """One update of the weights; TrainingError, and no update, when the loss or its gradient is not a number."""
+        place, share = self.place, self.share
+        rate = self.recipe.learning_rate_at(share)
+        items_BT = self._epoch[place.batch]
+        seed = np.random.SeedSequence([self.recipe.seed, place.step]).generate_state(1)
+        self._dropout.manual_seed(int(seed[0]))
+        self.model.train()
+        loss = self.loss(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device))
+        self._optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        if not bool(torch.isfinite(loss + norm)):
+            raise TrainingError(
+                f"at step {place.step:,} the loss is {float(loss):g} and the norm of its gradient {float(norm):g}: "
+                f"lower learning_rate (it is {self.recipe.learning_rate:g}) or clip_norm (it is {self.recipe.clip_norm:g})"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._advance(float(loss))
+        seconds, share = self.place.seconds, self.share
+        return Moment(
+            step=self.place.step,
+            epochs=self.place.epoch + self.place.batch / len(self._epoch),
+            share=share,
+            loss=self.place.loss,
+            learning_rate=rate,
+            items_per_second=items_BT.size / max(seconds - place.seconds, 1e-9),
+            seconds=seconds,
+            remaining_s=seconds * (1 - share) / max(share, 1e-9),
+            recall=self.recall,
+            bf16=self.bf16,
+        )
+
+    def loss(self, items_BT: Tensor) -> Tensor:
+        """Nats an item: each level's cross-entropy over that level's codes alone, given everything before; then summed."""
+        tokens_BTL = self._tokens_NL[items_BT]
+        B, T, L = tokens_BTL.shape
+        bos_B1 = torch.full((B, 1), self.model.vocabulary.bos, dtype=torch.int64, device=tokens_BTL.device)
+        input_BT = torch.cat((bos_B1, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
+            hidden_BTLD = self.model(input_BT, dropout=self._dropout).view(B, T, L, -1)
+            logits_L = [self.model.head(hidden_BTLD[:, :, level], level) for level in range(L)]
+        codes_BTL = self._codes_NL[items_BT]
+        losses_L = [
+            F.cross_entropy(
+                logits.flatten(0, 1).float(),
+                codes_BTL[:, :, level].flatten(),
+                label_smoothing=self.recipe.label_smoothing,
+            )
+            for level, logits in enumerate(logits_L)
+        ]
+        return torch.stack(losses_L).sum()
+
+    def checkpoint(self) -> Checkpoint:
+        """This moment of the run (copies of the weights and of AdamW's moments)."""
+        tensors = {f"weights/{name}": weight.detach().clone() for name, weight in self.model.named_parameters()}
+        for name, weight in self.model.named_parameters():
+            moments = self._optimizer.state.get(weight, {})
+            tensors |= {f"{kind}/{name}": moment.clone() for kind, moment in moments.items()}
+        tensors |= {f"best/{name}": weight for name, weight in self._best.items()}
+        return Checkpoint(
+            place=self.place,
+            recipe=self.recipe,
+            vocabulary=self.model.vocabulary,
+            data=self._data,
+            bf16=self.bf16,
+            tensors=tensors,
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go to the moment of a checkpoint; CheckpointError where it belongs to another recipe, vocabulary or log."""
+        checkpoint.check(recipe=self.recipe, vocabulary=self.model.vocabulary, data=self._data)
+        weights, best = checkpoint.of("weights"), checkpoint.of("best")
+        named = dict(self.model.named_parameters())
+        if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in named.items()}:
+            raise CheckpointError("the checkpoint's weights are not those of this model: train from the start")
+        device = self.model.device
+        with torch.no_grad():
+            for name, weight in named.items():
+                weight.copy_(weights[name])
+        for kind in ("step", "exp_avg", "exp_avg_sq"):
+            for name, moment in checkpoint.of(kind).items():
+                self._optimizer.state[named[name]][kind] = moment.to(device)
+        self._best = {name: weight.to(device) for name, weight in best.items()}
+        self.place, self.bf16 = checkpoint.place, checkpoint.bf16
+        self.recall = self.place.best_recall if self.place.best_recall >= 0 else None
+        self._epoch = self._batches.epoch(self.place.epoch)
+        self._now = self._clock()
+
+    def _advance(self, loss: float) -> None:
+        """The next batch; the next epoch after the last one."""
+        place, now = self.place, self._clock()
+        batch, epoch = place.batch + 1, place.epoch
+        if batch == len(self._epoch):
+            batch, epoch = 0, epoch + 1
+            self._epoch = self._batches.epoch(epoch)
+        mean = loss if place.step == 0 else 0.98 * place.loss + 0.02 * loss
+        seconds = place.seconds + (now - self._now)
+        self.place = replace(place, step=place.step + 1, epoch=epoch, batch=batch, seconds=seconds, loss=mean)
+        self._now = now
+
+    def _validate_if_due(self) -> None:
+        """Measure recall when the next of the evenly spaced places in the last half of the budget is reached."""
+        count, number = self.recipe.validations, self.place.next_validation
+        if self._validate is None or number >= count or self.share < 0.5 + 0.5 * (number + 1) / count:
+            return
+        self.model.eval()
+        self.recall = self._validate(self.model)
+        self.place = replace(self.place, next_validation=number + 1)
+        if self.recall > self.place.best_recall:
+            self.place = replace(self.place, best_recall=self.recall, best_share=self.share)
+            self._best = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+
+
+def train(
+    log: InteractionLog,
+    split: Split,
+    sids: SidTable,
+    recipe: Recipe | None = None,
+    directory: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    validate: Callable[[Transformer], float] | None = None,
+    device: torch.device | str = "cpu",
+) -> Transformer:
+    """Train a model on the training part of a split, and save it.
+
+    Writes `directory/model` (readable by transformers and by `Transformer.from_pretrained`) and `directory/training.json`;
+    while it runs, `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
+    directory=None writes nothing. What is held out for validation and test is never read.
+
+    Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
+    another log or another recipe, TrainingError when the loss stops being a number.
+    """
+    recipe = recipe or Recipe()
+    vocabulary = Vocabulary(codebook_sizes=sids.codebook_sizes)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    model = Transformer(recipe.model_config(vocabulary), vocabulary, generator, device=device)
+    trainer = Trainer(model, split.train, codes_of_log(log, sids), recipe, validate=validate)
+    if directory is None:
+        trainer.run(progress=progress)
+        return model
+    directory = Path(directory)
+    saved = directory / "checkpoint"
+    if resume and saved.exists():
+        trainer.resume(Checkpoint.load(saved))
+    trainer.run(progress=progress, checkpoint=saved)
+    model.save_pretrained(directory / "model")
+    summary = {**asdict(trainer.place), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
+    (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return model
+
+
+def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
+    """The SIDs (N, L) of the log's items, in its order. Raises ItemIdError where an item has none."""
+    order = np.argsort(sids.item_ids)
+    same_kind = sids.item_ids.dtype.kind == log.item_ids.dtype.kind
+    place = np.searchsorted(sids.item_ids, log.item_ids, sorter=order) if same_kind and len(order) else np.zeros(0, np.int64)
+    rows = order[np.minimum(place, len(order) - 1)] if len(place) else place
+    known = sids.item_ids[rows] == log.item_ids if len(rows) == len(log.item_ids) else np.zeros(len(log.item_ids), np.bool_)
+    if not known.all():
+        missing = log.item_ids[int(np.argmin(known))]
+        raise ItemIdError(
+            f"{int((~known).sum()):,} of the log's {len(known):,} items have no Semantic ID, the first is {missing!r}: "
+            "fit the SIDs on this log with `pleach fit-sids`"
+        )
+    return sids.codes[rows]
+
+
+def bf16_pays(device: torch.device) -> bool:
+    """Whether matrices of this size multiply faster in bf16 here: known of a GPU, measured on a CPU (a few milliseconds).
+
+    Most CPUs emulate bf16: on AMD Zen 3 it is 10 to 15 times slower than fp32. "Faster" is by half or more.
+    """
+    if device.type != "cpu":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    for dtype in seconds:
+        a, b = torch.ones(512, 128, dtype=dtype), torch.ones(128, 384, dtype=dtype)
+        for _ in range(4):
+            begun = time.perf_counter()
+            torch.mm(a, b)
+            seconds[dtype] = min(seconds[dtype], time.perf_counter() - begun)
+    return 1.5 * seconds[torch.bfloat16] < seconds[torch.float32]
+
+
+def _bf16(precision: Precision, device: torch.device) -> bool:
+    return bf16_pays(device) if precision == "auto" else precision == "bf16"
