@@ -11,8 +11,8 @@ from pleach.errors import ArgumentError, CheckpointError
 class ModelConfig:
     """Sizes of a Qwen3 decoder; the defaults are the small model that learns a shop's catalogue on a CPU.
 
-    Field names and meanings are those of Qwen3's config.json, save `dropout`: the share of values dropped after the embedding
-    and after every attention and feed-forward block while training, which Hugging Face's file has no word for.
+    Field names and meanings are those of Qwen3's config.json, save `dropout`: the share of values dropped after the
+    embedding and after every attention and feed-forward block while training, for which that file has no word.
 
     >>> ModelConfig(vocab_size=779).head_dim
     32
@@ -37,9 +37,7 @@ class ModelConfig:
             value = getattr(self, field.name)
             allowed = {int: int, float: int | float, bool: bool}[field.type]  # pyright: ignore[reportArgumentType]
             if not isinstance(value, allowed) or (isinstance(value, bool) and field.type is not bool):
-                raise ArgumentError(
-                    f"{field.name} must be {getattr(field.type, '__name__', field.type)}, not {value!r}"
-                )
+                raise ArgumentError(f"{field.name} must be {getattr(field.type, '__name__', field.type)}, not {value!r}")
             if field.name != "dropout" and field.type is not bool and not 0 < value < float("inf"):
                 raise ArgumentError(f"{field.name} must be above 0, not {value}")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -76,12 +74,19 @@ class ModelConfig:
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
         """The config of a parsed config.json.
 
-        Everything that changes what the model computes is either understood or refused: CheckpointError names the field.
+        What changes the model's computation is either understood or refused: CheckpointError names the field.
         """
+        try:
+            return cls._from_hf(hf, dropout)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError) as error:  # ArgumentError is one
+            raise CheckpointError(f"config.json cannot be used: {error}") from error
+
+    @classmethod
+    def _from_hf(cls, hf: Mapping[str, Any], dropout: float) -> "ModelConfig":
         if hf.get("model_type") != "qwen3":
-            raise CheckpointError(
-                f"config.json has model_type {hf.get('model_type')!r}; pleach runs 'qwen3' models only"
-            )
+            raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; pleach runs 'qwen3' models only")
         _refuse(hf, "attention_bias", (None, False))
         _refuse(hf, "attention_dropout", (None, 0, 0.0))
         _refuse(hf, "auto_map", (None,))
@@ -90,30 +95,29 @@ class ModelConfig:
         _refuse(hf, "rope_scaling", (None, {"rope_type": "default"}))
         _refuse(hf, "use_sliding_window", (None, False))
         if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
-            raise CheckpointError(
-                f"config.json has layer_types {hf['layer_types']}; pleach implements full_attention only"
-            )
+            raise CheckpointError(f"config.json has layer_types {hf['layer_types']}; pleach implements full_attention only")
 
         # Left out of config.json, these have the value that transformers' Qwen3Config gives them, not pleach's default.
-        absent = {"head_dim": 128, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "initializer_range": 0.02}
+        absent: dict[str, Any] = {
+            "head_dim": 128,
+            "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-6,
+            "initializer_range": 0.02,
+        }
         absent |= {"tie_word_embeddings": False}
-        given = absent | {name: hf[name] for name in (field.name for field in fields(cls)) if name in hf}
-        if given.get("num_key_value_heads") is None:
-            given["num_key_value_heads"] = hf.get("num_attention_heads")
-        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+        given: dict[str, Any] = absent | {name: hf[name] for name in (field.name for field in fields(cls)) if name in hf}
+        required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"}
+        required |= {"num_attention_heads", "num_key_value_heads"}
         if missing := sorted(required - given.keys()):
             raise CheckpointError(f"config.json lacks {', '.join(missing)}: it is not a whole Qwen3 config")
-        try:
-            return cls(**(given | {"rope_theta": _rope_theta(hf), "dropout": dropout}))
-        except ArgumentError as error:
-            raise CheckpointError(f"config.json cannot be used: {error}") from error
+        if given["num_key_value_heads"] is None:  # written so for plain multi-head attention
+            given["num_key_value_heads"] = given["num_attention_heads"]
+        return cls(**(given | {"rope_theta": _rope_theta(hf), "dropout": dropout}))
 
 
 def _refuse(hf: Mapping[str, Any], name: str, understood: tuple[Any, ...]) -> None:
     if hf.get(name) not in understood:
-        raise CheckpointError(
-            f"config.json has {name}={hf[name]!r}, which pleach does not implement: use a model without it"
-        )
+        raise CheckpointError(f"config.json has {name}={hf[name]!r}, which pleach does not implement: use a model without it")
 
 
 def _rope_theta(hf: Mapping[str, Any]) -> float:
@@ -123,7 +127,8 @@ def _rope_theta(hf: Mapping[str, Any]) -> float:
     found = {float(theta) for theta in (hf.get("rope_theta"), parameters.pop("rope_theta", None)) if theta is not None}
     if parameters.pop("partial_rotary_factor", 1.0) != 1.0 or kind != "default" or parameters:
         raise CheckpointError(
-            f"config.json has rope_parameters={hf['rope_parameters']!r}; pleach implements rope_type 'default' over whole heads only"
+            f"config.json has rope_parameters={hf['rope_parameters']!r}; "
+            "pleach implements rope_type 'default' over whole heads only"
         )
     if len(found) > 1:
         raise CheckpointError(

@@ -1,8 +1,10 @@
 """The body of Qwen3, with Hugging Face's parameter names: tokens in, hidden states out.
 
-How positions see each other is left to an `Attend`, so that training, prefill and the rounds of a search run the same layers.
+How positions see each other is left to an `Attend`, so that training, prefill and the rounds of a search run the same
+layers.
 
-Shapes: B requests, T tokens of each (or K beams in their place), D hidden, H query heads, G key heads, E values of a head.
+Shapes: B requests, T tokens of each (or K beams in their place), D hidden, H query heads, G key heads, E values of a
+head.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ Dropout = Callable[[Tensor], Tensor]
 
 
 class Attend(Protocol):
-    """What the tokens of one layer see: queries, keys and values, turned to their positions already, to weighted values."""
+    """What the tokens of one layer see: from queries, keys (both turned to their positions) and values to an answer."""
 
     def __call__(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor: ...
 
@@ -27,15 +29,13 @@ def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor)
     """Every token sees itself and those before it; padding on the right is thereby seen by padding alone."""
     query_BHTE, key_BGTE, value_BGTE = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
     grouped = key_BGTE.shape[1] != query_BHTE.shape[1]
-    return F.scaled_dot_product_attention(
-        query_BHTE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped
-    ).transpose(1, 2)
+    return F.scaled_dot_product_attention(query_BHTE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 class Rotary:
     """Rotary positions: turns each pair (i, i + E/2) of a head by an angle that grows with the position.
 
-    positions: (T,) for tokens of one sequence each, or (B, 1) for beams that all stand at their request's next position.
+    positions: (T,) where all rows count alike, or (B, 1) for beams that all stand at their request's next position.
     """
 
     def __init__(self, config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> None:

@@ -21,8 +21,8 @@ from pleach.model.weights import read_config, read_tensors, write_checkpoint
 class Transformer(nn.Module):
     """A decoder-only transformer over Semantic IDs: Qwen3's architecture and parameter names, any size.
 
-    Think of it as a language model whose words are the codes of a SID; `head` reads one level's codes only. Weights are drawn
-    from `generator` (one seeded with 0 where none is given), never from torch's global state.
+    Think of it as a language model whose words are the codes of a SID; `head` reads one level's codes only. Weights are
+    drawn from `generator` (one seeded with 0 where none is given), never from torch's global state.
 
     vocab_size may exceed vocabulary.size (large models pad their embedding); it must not be smaller (ArgumentError).
 
@@ -47,7 +47,8 @@ class Transformer(nn.Module):
         super().__init__()
         if vocabulary.size > config.vocab_size:
             raise ArgumentError(
-                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: raise vocab_size"
+                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
+                "raise vocab_size"
             )
         self.config = config
         self.vocabulary = vocabulary
@@ -71,7 +72,7 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix (vocab_size, D) that turns hidden states into logits; the embedding itself where the two are tied."""
+        """The matrix (vocab_size, D) from hidden states to logits; the embedding itself where the two are tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     @property
@@ -79,12 +80,10 @@ class Transformer(nn.Module):
         """Where the weights are."""
         return self.model.embed_tokens.weight.device
 
-    def forward(
-        self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None) -> Tensor:
         """Hidden states (B, T, D), each after seeing its token and those before it, final norm applied.
 
-        lengths_B: tokens of each row that count; the rest is padding on the right, whose hidden states come back as zeros.
+        lengths_B: tokens of each row that count; behind them is padding, whose hidden states come back as zeros.
         dropout: the generator that chooses what is dropped. A model in training mode with config.dropout > 0 needs it
         (ArgumentError); in evaluation mode nothing is dropped.
         """
@@ -96,7 +95,7 @@ class Transformer(nn.Module):
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
 
     def head(self, hidden: Tensor, level: int) -> Tensor:
-        """Logits (..., V) of one level's codes from hidden states (..., D); only that level's rows of the head are multiplied."""
+        """Logits (..., V) of one level's codes from hidden states (..., D); only that level's rows are multiplied."""
         return F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -106,8 +105,8 @@ class Transformer(nn.Module):
     def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Rounds:
         """Run prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
-        Costs one pass over B x T tokens; the keys and values of the prompts live as long as the answer. No gradients. Prompts
-        that leave no room for a whole SID in the model's positions raise ArgumentError.
+        Costs one pass over B x T tokens; the keys and values of the prompts live as long as the answer. No gradients.
+        Prompts that leave no room for a whole SID in the model's positions raise ArgumentError.
         """
         self._check(tokens_BT, lengths_B, further=self.vocabulary.num_levels - 1)
         if lengths_B is None:
@@ -132,9 +131,11 @@ class Transformer(nn.Module):
         """Read a model that pleach or transformers saved, in evaluation mode.
 
         vocabulary: needed for a checkpoint that pleach did not write (it has no pleach.json).
-        dtype: cast to it; None keeps the file's. Raises CheckpointError for files that are missing, cut short, of another
-        architecture, or that do not fit together.
+        dtype: cast to it; None keeps the file's. Raises CheckpointError for files that are missing, cut short, of
+        another architecture, or that do not fit together.
         """
+        if dtype is not None and not dtype.is_floating_point:
+            raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
         config, vocabulary = read_config(Path(directory), vocabulary)
         model = cls(config, vocabulary, device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -173,5 +174,8 @@ class Transformer(nn.Module):
                 f"prompts of {tokens_BT.shape[1]:,} tokens with {further} to come do not fit the model's "
                 f"{self.config.max_position_embeddings:,} positions: keep the newest items of each history only"
             )
+        looks = tokens_BT.device.type == "cpu" and tokens_BT.numel() > 0  # elsewhere, looking would stall the device
+        if looks and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.config.vocab_size:
+            raise ArgumentError(f"the model has the tokens 0 to {self.config.vocab_size - 1:,}, got one outside")
         if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
             raise ArgumentError(f"lengths must be one per row, ({len(tokens_BT)},), got shape {tuple(lengths_B.shape)}")

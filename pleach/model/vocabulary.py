@@ -23,8 +23,8 @@ Int64Array = npt.NDArray[np.int64]
 class Vocabulary:
     """Specials first, then one contiguous range of tokens per level.
 
-    Think of the levels' codebooks laid end to end behind `pad`, `bos` and `eos`: a level's rows of any [size, D] matrix are
-    then one slice, so the head of a round multiplies a view and copies nothing.
+    Think of the levels' codebooks laid end to end behind `pad`, `bos` and `eos`: a level's rows of any [size, D] matrix
+    are then one slice, so the head of a round multiplies a view and copies nothing.
 
     codebook_sizes: how many codes each level has.
     num_specials: tokens before level 0; at least 3 (pad=0, bos=1, eos=2), more are the caller's own.
@@ -39,9 +39,8 @@ class Vocabulary:
     def __post_init__(self) -> None:
         object.__setattr__(self, "codebook_sizes", _whole_numbers("codebook_sizes", self.codebook_sizes))
         if not self.codebook_sizes or min(self.codebook_sizes) < 1:
-            raise ArgumentError(
-                f"codebook_sizes must name at least one level of at least one code, not {self.codebook_sizes}"
-            )
+            raise ArgumentError(f"codebook_sizes must name at least one level of at least one code, not {self.codebook_sizes}")
+        _whole_numbers("num_specials", (self.num_specials,))
         if self.num_specials < 3:
             raise ArgumentError(f"num_specials={self.num_specials} leaves no room for pad, bos and eos: give 3 or more")
 
@@ -93,7 +92,7 @@ class Vocabulary:
     @overload
     def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
     def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The tokens (..., L) int64 of whole SIDs (..., L), as the kind of array that came; CodesError for codes outside."""
+        """The tokens of whole SIDs (..., L), int64, as the kind of array that came; CodesError for codes outside."""
         return _like(codes_NL, _checked_codes(codes_NL, self.codebook_sizes) + np.array(self.offsets, np.int64))
 
     @overload
@@ -103,8 +102,9 @@ class Vocabulary:
     def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
         """The SIDs of tokens (..., L), the way back of `tokens`; CodesError where a token is not of its level."""
         codes = _integers(tokens_NL, self.num_levels) - np.array(self.offsets, np.int64)
-        if not np.all((codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))):
-            raise _foreign_token(codes, (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64)))
+        known = (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))
+        if not known.all():
+            raise _foreign_token(known)
         return _like(tokens_NL, codes)
 
     def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
@@ -120,10 +120,10 @@ class Vocabulary:
 class TokenTable:
     """SID tokens anywhere inside the vocabulary of a large language model.
 
-    Think of it as `Vocabulary` with a look-up where that one adds an offset: the same verbs, except that the head of a level
-    gathers its rows (V x D values copied a call) instead of slicing them.
+    Think of it as `Vocabulary` with a look-up where that one adds an offset: the same verbs, except that the head of a
+    level gathers its rows (V x D values copied a call) instead of slicing them.
 
-    tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share tokens.
+    tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share some.
     size: the model's vocab_size. pad, bos, eos: the language model's own.
     """
 
@@ -137,6 +137,7 @@ class TokenTable:
         levels = tuple(_whole_numbers("tokens_per_level", level) for level in self.tokens_per_level)
         object.__setattr__(self, "tokens_per_level", levels)
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
+        _whole_numbers("size, pad, bos and eos", (self.size, *specials.values()))
         for name, token in specials.items():
             if not 0 <= token < self.size:
                 raise ArgumentError(f"{name}={token} is outside the vocabulary of {self.size:,} tokens")
@@ -144,9 +145,7 @@ class TokenTable:
             raise ArgumentError("tokens_per_level must name at least one level of at least one token")
         for number, level in enumerate(levels):
             if len(set(level)) < len(level):
-                raise ArgumentError(
-                    f"level {number} gives one token to two codes: its {len(level):,} tokens must be distinct"
-                )
+                raise ArgumentError(f"level {number} gives one token to two codes: its {len(level):,} tokens must be distinct")
             if min(level) < 0 or max(level) >= self.size:
                 raise ArgumentError(f"level {number} has tokens outside the vocabulary of {self.size:,} tokens")
             if taken := set(level) & set(specials.values()):
@@ -183,7 +182,7 @@ class TokenTable:
     @overload
     def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
     def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The tokens (..., L) int64 of whole SIDs (..., L), as the kind of array that came; CodesError for codes outside."""
+        """The tokens of whole SIDs (..., L), int64, as the kind of array that came; CodesError for codes outside."""
         codes = _checked_codes(codes_NL, self.codebook_sizes)
         return _like(codes_NL, np.stack([table[codes[..., t]] for t, table in enumerate(self._tokens)], axis=-1))
 
@@ -201,7 +200,7 @@ class TokenTable:
             codes[..., t] = order[np.minimum(place, len(table) - 1)]
         known = np.stack([table[codes[..., t]] == tokens[..., t] for t, table in enumerate(self._tokens)], axis=-1)
         if not known.all():
-            raise _foreign_token(tokens, known)
+            raise _foreign_token(known)
         return _like(tokens_NL, codes)
 
     def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
@@ -224,7 +223,7 @@ AnyVocabulary = Vocabulary | TokenTable
 def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
     """The vocabulary that `to_dict` wrote; CheckpointError where the fields are not one."""
     kinds = {"ranges": Vocabulary, "table": TokenTable}
-    kind = fields.get("kind")
+    kind = str(fields.get("kind"))
     if kind not in kinds:
         raise CheckpointError(
             f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again with pleach"
@@ -235,11 +234,13 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
         raise CheckpointError(f"the vocabulary cannot be read ({error}): save the model again with pleach") from error
 
 
-def _whole_numbers(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    numbers = tuple(values)
-    if any(isinstance(value, bool) or not isinstance(value, int | np.integer) for value in numbers):
-        raise ArgumentError(f"{name} must hold whole numbers only, not {numbers[:4]}")
-    return tuple(int(value) for value in numbers)
+def _whole_numbers(name: str, values: Sequence[object]) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ArgumentError(f"{name} must hold whole numbers only, not {value!r}")
+        numbers.append(int(value))
+    return tuple(numbers)
 
 
 def _integers(table: Tensor | npt.ArrayLike, num_levels: int) -> Int64Array:
@@ -263,11 +264,9 @@ def _checked_codes(codes_NL: Tensor | npt.ArrayLike, codebook_sizes: tuple[int, 
     return codes
 
 
-def _foreign_token(tokens: Int64Array, known: npt.NDArray[np.bool_]) -> CodesError:
+def _foreign_token(known: npt.NDArray[np.bool_]) -> CodesError:
     where = tuple(int(i) for i in np.argwhere(~known)[0])
-    return CodesError(
-        f"the token at {where} is not a code of level {where[-1]}: columns are levels, specials must be left out"
-    )
+    return CodesError(f"the token at {where} is not a code of level {where[-1]}: columns are levels, specials must be left out")
 
 
 def _like(given: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Array:

@@ -28,7 +28,8 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None) -> tuple[Mode
     if not (directory / "pleach.json").exists():
         if vocabulary is None:
             raise CheckpointError(
-                f"{directory} has no pleach.json, so nothing says which tokens are SIDs: pass vocabulary=Vocabulary(...) or TokenTable(...)"
+                f"{directory} has no pleach.json, so nothing says which tokens are SIDs: "
+                "pass vocabulary=Vocabulary(...) or TokenTable(...)"
             )
         own: Mapping[str, Any] = {"format": _FORMAT, "vocabulary": vocabulary.to_dict()}
     else:
@@ -44,15 +45,21 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None) -> tuple[Mode
             f"the vocabulary given is not the one in {directory / 'pleach.json'}: leave it out to use the saved one"
         )
     try:
-        return ModelConfig.from_hf(hf, dropout=own.get("dropout", 0.0)), saved
+        config = ModelConfig.from_hf(hf, dropout=own.get("dropout", 0.0))
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
+    if saved.size > config.vocab_size:
+        raise CheckpointError(
+            f"the vocabulary has {saved.size:,} tokens, but {directory / 'config.json'} a vocab_size of only "
+            f"{config.vocab_size:,}: the two do not belong together"
+        )
+    return config, saved
 
 
 def read_tensors(
     directory: Path, shapes: Mapping[str, torch.Size], *, tied: bool, dtype: torch.dtype | None, device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, exactly those named in `shapes`; CheckpointError for any that is missing, foreign or mis-shaped.
+    """The tensors of a checkpoint, exactly those named in `shapes`; CheckpointError for a missing, foreign or mis-shaped one.
 
     tied: the head is the embedding; a file may then hold `lm_head.weight` too, as long as it is the same matrix.
     dtype: what to cast to; None keeps what the file holds, which then must be one dtype throughout.
@@ -73,13 +80,14 @@ def read_tensors(
             )
         elif not tensor.is_floating_point():
             raise CheckpointError(
-                f"{path} holds {name} as {tensor.dtype}; quantised weights are not supported: use the original checkpoint"
+                f"{path} holds {name} as {tensor.dtype}, quantised; pleach reads floats: use the original checkpoint"
             )
         else:
             tensors[name] = tensor if dtype is None else tensor.to(dtype)
     if missing := [name for name in shapes if name not in tensors]:
         raise CheckpointError(
-            f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}: copy the whole checkpoint again"
+            f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}: "
+            "copy the whole checkpoint again"
         )
     if copied_head is not None and not torch.equal(
         copied_head.to(tensors["model.embed_tokens.weight"].dtype), tensors["model.embed_tokens.weight"]
@@ -89,15 +97,11 @@ def read_tensors(
             "set tie_word_embeddings to false in config.json, or remove lm_head.weight"
         )
     if len(dtypes := {tensor.dtype for tensor in tensors.values()}) > 1:
-        raise CheckpointError(
-            f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32"
-        )
+        raise CheckpointError(f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32")
     return tensors
 
 
-def write_checkpoint(
-    directory: Path, config: ModelConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
-) -> None:
+def write_checkpoint(directory: Path, config: ModelConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]) -> None:
     """Write config.json, model.safetensors and pleach.json; each file appears whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -128,12 +132,10 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
         paths = [directory / _SINGLE]
     for path in paths:
         if not path.is_file():
-            raise CheckpointError(
-                f"{path} is missing: copy the whole checkpoint (pleach reads safetensors only, not .bin)"
-            )
+            raise CheckpointError(f"{path} is missing: copy the whole checkpoint (pleach reads safetensors only, not .bin)")
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                for name in file.keys():  # noqa: SIM118: it is not a dict and cannot be iterated
+                for name in file.keys():  # noqa: SIM118 (it is no dict)
                     yield path, name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
