@@ -15,7 +15,8 @@
     │   └── UnknownRuleError     a request names a rule that the catalogue does not have
     ├── RequestError             a request is outside what the server accepts
     │   └── OverloadedError      the server has no room for it now; try again later
-    └── MissingExtraError        an optional package is not installed
+    ├── MissingExtraError        an optional package is not installed
+    └── DemoError                a step of the demo failed
 
 Each message says what was expected, what came and how to mend it. Mistakes of ours are `AssertionError`s.
 """
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointError",
     "CodesError",
     "DataError",
+    "DemoError",
     "FilterError",
     "ForeignFilterError",
     "IndexFileError",
@@ -102,3 +104,7 @@ class OverloadedError(RequestError):
 
 class MissingExtraError(PleachError, ImportError):
     """An optional package is needed and not installed."""
+
+
+class DemoError(PleachError, RuntimeError):
+    """A step of the demo failed."""
