@@ -1,6 +1,6 @@
 """Small operations on tables of vectors that every embedding shares."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +13,7 @@ __all__ = ["check_vectors", "one_thread", "unit_rows"]
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Run linear algebra and k-means on one thread: sums then have one order, and equal seeds give equal bits."""
     with threadpool_limits(1):
         yield

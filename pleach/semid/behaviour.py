@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse import coo_array, csr_array
 from sklearn.utils.extmath import randomized_svd
 
 from pleach.errors import ArgumentError, DataError
@@ -26,7 +26,7 @@ class Sessions(Protocol):
     def items_E(self) -> NDArray[np.int32]: ...
 
 
-def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_matrix:
+def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_array:
     """How much more often than by chance two items stand within `window` places in a session: max(0, log P(a,b)/P(a)P(b)).
 
     Sparse float32 (N, N), symmetric; an item beside itself does not count. Linear in E * window.
@@ -44,12 +44,12 @@ def positive_pmi(sessions: Sessions, num_items: int, *, window: int) -> csr_matr
         rights.append(items_E[lag:][together])
     left, right = np.concatenate(lefts), np.concatenate(rights)
     pairs = np.concatenate([left, right]), np.concatenate([right, left])
-    counts = coo_matrix((np.ones(len(pairs[0])), pairs), shape=(num_items, num_items)).tocsr().tocoo()
+    counts = coo_array((np.ones(len(pairs[0])), pairs), shape=(num_items, num_items)).tocsr().tocoo()
     totals_N = np.bincount(counts.row, weights=counts.data, minlength=num_items)
     pmi = np.log(counts.data * totals_N.sum() / (totals_N[counts.row] * totals_N[counts.col]))
     keep = pmi > 0
     kept = (pmi[keep].astype(np.float32), (counts.row[keep], counts.col[keep]))
-    return coo_matrix(kept, shape=(num_items, num_items)).tocsr()
+    return coo_array(kept, shape=(num_items, num_items)).tocsr()
 
 
 def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: int, seed: int) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
     if pmi_NN.nnz == 0:
         raise DataError("no session has two different items in it: there is no behaviour to learn vectors from")
     with one_thread():
-        left_ND, strength_D, _ = randomized_svd(pmi_NN, min(dims, num_items - 1), n_iter=5, random_state=seed)
+        left_ND, strength_D, _ = randomized_svd(pmi_NN, min(dims, num_items - 1), n_iter=5, random_state=seed)  # pyright: ignore[reportArgumentType]
     vectors_ND = left_ND * np.sqrt(strength_D)
     vectors_ND[np.diff(pmi_NN.indptr) == 0] = 0  # the SVD leaves dust in empty rows
     return unit_rows(vectors_ND)

@@ -98,7 +98,10 @@ class ResidualKMeans:
         """The vectors that codes stand for: the sum of their centroids, (N, D). Takes the first levels alone, too."""
         self._check_fitted()
         levels = codes_NL.shape[1]
-        return np.sum([self.centroids[level][codes_NL[:, level]] for level in range(levels)], axis=0, dtype=np.float32)
+        vectors_ND = np.zeros((len(codes_NL), self.num_dims), np.float32)
+        for centroids_VD, codes_N in zip(self.centroids[:levels], codes_NL.T, strict=True):
+            vectors_ND += centroids_VD[codes_N]
+        return vectors_ND
 
     def save(self, directory: str | Path) -> None:
         """Write centroids.safetensors and quantiser.json into a directory."""
@@ -162,8 +165,9 @@ def _k_means(vectors_ND: NDArray[np.float32], size: int, *, seed: int) -> NDArra
     kind = KMeans if len(vectors_ND) < _LARGE else MiniBatchKMeans
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than codes: those codes are dead
-        model = kind(size, n_init=1, max_iter=100, random_state=seed).fit(vectors_ND)
-    return np.unique(model.cluster_centers_.astype(np.float32), axis=0)
+        model = kind(size, n_init=1, max_iter=100, random_state=seed)  # pyright: ignore[reportArgumentType]
+        model.fit(vectors_ND)
+    return np.unique(np.asarray(model.cluster_centers_, np.float32), axis=0)
 
 
 def _nearest(vectors_ND: NDArray[np.float32], centroids_VD: NDArray[np.float32]) -> NDArray[np.int64]:

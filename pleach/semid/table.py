@@ -92,9 +92,11 @@ class SidTable:
             raise CheckpointError(f"{path} is a Parquet file, but not one that `pleach fit-sids` wrote")
         try:
             sizes = tuple(int(size) for size in json.loads(sizes))
+            if not sizes:
+                raise ValueError("no levels")
             codes = [table[f"code_{level}"].to_numpy() for level in range(len(sizes))]
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{path} does not hold the levels that its metadata names: {error}") from error
         ids = table["item_id"]
         item_ids = ids.to_numpy() if pa.types.is_integer(ids.type) else np.asarray(ids.to_pylist(), dtype=np.str_)
-        return cls(item_ids=item_ids, codes=np.stack(codes, axis=1) if codes else np.empty((0, 0)), codebook_sizes=sizes)
+        return cls(item_ids=item_ids, codes=np.stack(codes, axis=1), codebook_sizes=sizes)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -54,21 +55,19 @@ def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: 
     """
     if dims < 1:
         raise ArgumentError(f"text_dims={dims}: at least 1")
-    from scipy.sparse import hstack
-
     blocks = []
     for name in columns:
         words = texts(items, (name,))
         # A word that stands at one item only cannot make it resemble another, unless the table is tiny.
-        vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=2 if len(words) > 20 else 1, dtype=np.float32)
+        vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=2 if len(words) > 20 else 1, dtype=np.float32)  # pyright: ignore[reportArgumentType]
         try:
             blocks.append(vectorizer.fit_transform(words))
         except ValueError:  # no word at all in this column
             continue
     if not blocks:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
-    weights_NW = hstack(blocks).tocsr()
-    rank = min(dims, min(weights_NW.shape) - 1)
+    weights_NW = csr_array(hstack(blocks))
+    rank = min(dims, len(items) - 1, weights_NW.shape[1] - 1)
     if rank < 1:
         return unit_rows(weights_NW.toarray())
     with one_thread():

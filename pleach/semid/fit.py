@@ -1,0 +1,128 @@
+"""From items and training sessions to Semantic IDs, in one call.
+
+Shapes: N items, L levels, D dimensions.
+"""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pleach.errors import ArgumentError, DataError
+from pleach.semid.arrays import check_vectors
+from pleach.semid.behaviour import Sessions
+from pleach.semid.collisions import add_level, move_to_free_codes
+from pleach.semid.embed import Embedding, EmbeddingConfig, embed
+from pleach.semid.report import SidReport, report_on
+from pleach.semid.rqkmeans import Progress, ResidualKMeans
+from pleach.semid.table import SidTable
+
+__all__ = ["QuantiserConfig", "Repair", "SidFit", "fit_sids"]
+
+Repair = Literal["level", "free", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantiserConfig:
+    """How vectors become codes.
+
+    codebook_sizes: one number a level. repair: what is done about items with equal codes: "level" numbers them in an
+    extra level, "free" moves all but one to the nearest free last code, "none" lets them share a SID.
+    """
+
+    codebook_sizes: tuple[int, ...] = (256, 256, 256)
+    repair: Repair = "level"
+
+    def __post_init__(self) -> None:
+        if self.repair not in get_args(Repair):
+            raise ArgumentError(f"repair={self.repair!r}: choose one of {', '.join(map(repr, get_args(Repair)))}")
+        ResidualKMeans(codebook_sizes=self.codebook_sizes)  # checks them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SidFit:
+    """The SIDs, the quantiser that made them (it encodes new items too), and the report."""
+
+    table: SidTable
+    quantiser: ResidualKMeans
+    report: SidReport
+
+
+def fit_sids(
+    items: pa.Table,
+    sessions: Sessions | None,
+    *,
+    embedding: EmbeddingConfig | None = None,
+    vectors: NDArray[np.floating] | None = None,
+    quantiser: QuantiserConfig | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SidFit:
+    """Semantic IDs of the rows of `items` (`item_id` first): embed, quantise, tell collisions apart, report.
+
+    sessions: the training part of a split (`split.train`), all that the SIDs ever learn of behaviour; None leaves it out.
+    vectors: a matrix (N, D) of one's own, in the order of `items`, in place of an embedding (`embed.load_vectors`).
+    progress: called with what is being done and the share of it that is done.
+
+    12,000 items take some 10 seconds on one core. The same input and seed give the same codes.
+    Raises DataError for input that nothing can be made from, ArgumentError for settings out of range, CodesError where
+    repair="free" has no free code left.
+
+    >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
+    >>> fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2))).table.codes.shape
+    (3, 3)
+    """
+    quantiser = quantiser or QuantiserConfig()
+    if "item_id" not in items.column_names or len(items) == 0:
+        raise DataError(
+            f"a table of {len(items):,} items with the columns {items.column_names}: item_id and one row are needed"
+        )
+    item_ids = _item_ids(items)
+    if progress:
+        progress("embedding items", 0.0)
+    if vectors is not None:
+        if embedding is not None:
+            raise ArgumentError("give an embedding to make, or vectors of your own, not both")
+        if len(vectors) != len(items):
+            raise DataError(f"{len(vectors):,} vectors for {len(items):,} items: one row an item")
+        own_ND = check_vectors(np.asarray(vectors), "the table of vectors")
+        made = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=len(items), items_without_behaviour=len(items))
+    else:
+        made = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
+    if progress:
+        progress("embedding items", 1.0)
+
+    vectors_ND = made.vectors_ND
+    fitted = ResidualKMeans(codebook_sizes=quantiser.codebook_sizes, seed=seed).fit(vectors_ND, progress)
+    encoded_NL, before_last_ND = fitted.encode_with_residuals(vectors_ND)
+    sizes = fitted.codebook_sizes
+    if quantiser.repair == "level":
+        popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))
+        codes, extra = add_level(encoded_NL, popularity_N)
+        sizes = (*sizes, extra)
+    elif quantiser.repair == "free":
+        codes = move_to_free_codes(encoded_NL, sizes, before_last_ND, fitted.centroids[-1])
+    else:
+        codes = encoded_NL
+    report = report_on(
+        vectors_ND=vectors_ND,
+        quantiser=fitted,
+        encoded_NL=encoded_NL,
+        codes=codes,
+        codebook_sizes=sizes,
+        repair=quantiser.repair,
+        text_columns=made.text_columns,
+        items_without_text=made.items_without_text,
+        items_without_behaviour=made.items_without_behaviour,
+    )
+    return SidFit(table=SidTable(item_ids=item_ids, codes=codes, codebook_sizes=sizes), quantiser=fitted, report=report)
+
+
+def _item_ids(items: pa.Table) -> NDArray[np.int64] | NDArray[np.str_]:
+    ids = items["item_id"]
+    return ids.to_numpy() if pa.types.is_integer(ids.type) else np.asarray(ids.to_pylist(), dtype=np.str_)
