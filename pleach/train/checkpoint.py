@@ -92,7 +92,7 @@ class Checkpoint:
         if not directory.exists() and directory.with_name(f"{directory.name}.old").exists():
             directory = directory.with_name(f"{directory.name}.old")  # it was stopped between the two renames of `save`
         try:
-            content: dict[str, Any] = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+            content: Any = json.loads((directory / "run.json").read_text(encoding="utf-8"))
             tensors = load_file(directory / "tensors.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(

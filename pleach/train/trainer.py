@@ -153,13 +153,13 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
         if not bool(torch.isfinite(loss + norm)):
             raise TrainingError(
-                f"at step {place.step:,} the loss is {float(loss):g} and the norm of its gradient {float(norm):g}: "
+                f"at step {place.step:,} the loss is {loss.item():g} and the norm of its gradient {norm.item():g}: "
                 f"lower learning_rate (it is {self.recipe.learning_rate:g}) or clip_norm (it is {self.recipe.clip_norm:g})"
             )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self._advance(float(loss))
+        self._advance(loss.item())
         seconds, share = self.place.seconds, self.share
         return Moment(
             step=self.place.step,
@@ -303,9 +303,9 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
     rows = order[np.minimum(place, len(order) - 1)] if len(place) else place
     known = sids.item_ids[rows] == log.item_ids if len(rows) == len(log.item_ids) else np.zeros(len(log.item_ids), np.bool_)
     if not known.all():
-        missing = log.item_ids[int(np.argmin(known))]
+        missing: np.generic = log.item_ids[int(np.argmin(known))]
         raise ItemIdError(
-            f"{int((~known).sum()):,} of the log's {len(known):,} items have no Semantic ID, the first is {missing!r}: "
+            f"{int((~known).sum()):,} of the log's {len(known):,} items have no Semantic ID, the first is {missing.item()!r}: "
             "fit the SIDs on this log with `pleach fit-sids`"
         )
     return sids.codes[rows]

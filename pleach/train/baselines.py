@@ -1,0 +1,52 @@
+"""What a recommender has to beat: the most popular items, and the items most like the last one.
+
+Both rank the whole catalogue and answer with the place of each user's right item in that ranking.
+
+Shapes: U users, N items, D values of a vector.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pleach.errors import ArgumentError
+from pleach.train.data import Histories
+from pleach.train.metrics import MISS
+
+__all__ = ["neighbour_ranks", "popularity_ranks"]
+
+
+def popularity_ranks(train: Histories, targets_U: NDArray[np.integer], *, num_items: int) -> NDArray[np.int64]:
+    """The place of each user's target among all items, those with most interactions in training first.
+
+    Equal counts are ordered by item row. The same list for everybody; nothing that was seen is left out.
+    """
+    counts_N = np.bincount(train.items_E, minlength=num_items)
+    place_N = np.empty(num_items, np.int64)
+    place_N[np.argsort(-counts_N, kind="stable")] = np.arange(num_items)
+    return place_N[targets_U]
+
+
+def neighbour_ranks(
+    vectors_ND: NDArray[np.floating], last_U: NDArray[np.integer], targets_U: NDArray[np.integer], *, chunk: int = 512
+) -> NDArray[np.int64]:
+    """The place of each user's target among all items, those with the greatest cosine to the user's last item first.
+
+    The last item itself is not in the list (it would always lead it): a target equal to it is a MISS. Equal cosines are
+    ordered by item row; an item whose vector is all zeros has cosine 0 to everything. U x N x D multiplications, `chunk`
+    users at a time.
+    """
+    if vectors_ND.ndim != 2 or not np.isfinite(vectors_ND).all():
+        raise ArgumentError(f"vectors must be finite and of shape (N, D), got shape {vectors_ND.shape}")
+    vectors_ND = vectors_ND.astype(np.float32)
+    lengths_N = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    units_ND = vectors_ND / np.where(lengths_N > 0, lengths_N, 1)
+    rows_N = np.arange(len(units_ND))
+    ranks_U = np.full(len(targets_U), MISS, np.int64)
+    for first in range(0, len(targets_U), chunk):
+        last, target = last_U[first : first + chunk], targets_U[first : first + chunk]
+        cosine_UN = units_ND[last] @ units_ND.T
+        cosine_UN[np.arange(len(last)), last] = -np.inf
+        own_U = cosine_UN[np.arange(len(last)), target][:, None]
+        before_UN = (cosine_UN > own_U) | ((cosine_UN == own_U) & (rows_N < target[:, None]))
+        ranks_U[first : first + chunk] = np.where(last == target, MISS, before_UN.sum(axis=1))
+    return ranks_U

@@ -1,0 +1,223 @@
+"""How good a model's recommendations are: full ranking by constrained beam search, with baselines beside it.
+
+Shapes: U users, B users of a batch, K beams, L levels, N items.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pleach.decode import BeamSearch
+from pleach.errors import ArgumentError
+from pleach.index import Trie
+from pleach.model import Transformer
+from pleach.train.baselines import neighbour_ranks, popularity_ranks
+from pleach.train.data import Histories, InteractionLog
+from pleach.train.metrics import MISS, Estimate, Scores
+from pleach.train.report import Report, Unconstrained
+from pleach.train.split import Split
+from pleach.train.unconstrained import SidSet, unconstrained_search
+
+__all__ = ["Part", "Questions", "evaluate", "recall_on"]
+
+Part = Literal["valid", "test"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Questions:
+    """What is asked of a model: after these items, which one came next?
+
+    users: their numbers in the log. histories: what each took before, in the order of `users`. targets_U: what came next.
+    """
+
+    users: NDArray[np.int64]
+    histories: Histories
+    targets_U: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, split: Split, part: Part, *, sample: int | None = None, seed: int = 0) -> "Questions":
+        """Those of all users with a held-out item, or of a sample; the histories before the test hold the validation item."""
+        if part not in ("valid", "test"):
+            raise ArgumentError(f"part={part!r}: choose 'valid' or 'test'")
+        users = split.test_users() if part == "test" else split.valid_users()
+        if len(users) == 0:
+            raise ArgumentError("the split holds out no item: no user has three interactions")
+        if sample is not None and sample < len(users):
+            users = np.sort(np.random.default_rng(seed).choice(users, sample, replace=False))
+        histories = split.before_test() if part == "test" else split.train
+        targets_U = split.test_U if part == "test" else split.valid_U
+        return cls(users=users, histories=histories.of(users), targets_U=targets_U[users])
+
+    def batches(self, max_items: int, batch_users: int) -> Iterator[NDArray[np.int64]]:
+        """Places of `users`, those with histories of about one length together, so that little is padding."""
+        order_U = np.argsort(np.minimum(self.histories.lengths_U, max_items), kind="stable")
+        return (order_U[first : first + batch_users] for first in range(0, len(order_U), batch_users))
+
+
+def evaluate(
+    model: Transformer,
+    trie: Trie,
+    log: InteractionLog,
+    split: Split,
+    *,
+    part: Part = "test",
+    num_beams: int = 20,
+    scoring: Literal["full", "allowed"] = "full",
+    max_items: int = 20,
+    sample: int | None = None,
+    seed: int = 0,
+    text_vectors_ND: NDArray[np.floating] | None = None,
+    unconstrained_users: int = 2000,
+    batch_users: int = 128,
+    progress: Progress | None = None,
+) -> Report:
+    """Rank the whole catalogue for each user by constrained beam search, and see where the held-out item comes.
+
+    The standard protocol: one question a user, the history is everything before the held-out item (for the test the
+    validation item too), its last `max_items` items; every item of `trie` may be answered, items already seen included.
+    An item beyond the `num_beams` best SIDs counts as missed. Popularity is counted in the training part.
+
+    sample: ask that many users only, drawn by `seed`; None asks all. text_vectors_ND: a row for each of the log's items,
+    for the text-nearest-neighbour baseline. unconstrained_users: how many of the users are also answered by a beam search
+    without the trie, for its share of invalid SIDs and for the time of both; 0 leaves it out.
+    progress: called with (users done, users in all).
+
+    Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
+    """
+    begun = time.perf_counter()
+    if trie.codebook_sizes != model.vocabulary.codebook_sizes:
+        raise ArgumentError(
+            f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}: "
+            "build the index from the Semantic IDs that the model was trained on"
+        )
+    if num_beams < 1 or batch_users < 1 or max_items < 1:
+        raise ArgumentError(f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}: at least 1 each")
+    questions = Questions.of(split, part, sample=sample, seed=seed)
+    ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring=scoring, max_items=max_items)
+    users = len(questions.users)
+    compared_U = np.zeros(users, np.bool_)
+    compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
+    batches = list(questions.batches(max_items, batch_users))
+    # The compared users come first, in batches of their own, so that both searches are timed on the same prompts.
+    compared = [batch[compared_U[batch]] for batch in batches]
+    others = [batch[~compared_U[batch]] for batch in batches]
+    done = 0
+    for batch in [*_full(compared, batch_users), *_full(others, batch_users)]:
+        ask.batch(batch, unconstrained=bool(compared_U[batch[0]]))
+        done += len(batch)
+        if progress is not None:
+            progress(done, users)
+    last_U = questions.histories.items_E[questions.histories.ptr_U1[1:] - 1]
+    neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, questions.targets_U)
+    return Report(
+        part=part,
+        users=users,
+        items=trie.num_items,
+        num_beams=num_beams,
+        scoring=scoring,
+        max_items=max_items,
+        trie_version=trie.version,
+        model=Scores.of(ask.ranks_U),
+        popularity=Scores.of(popularity_ranks(split.train, questions.targets_U, num_items=log.num_items)),
+        text_neighbours=None if neighbours is None else Scores.of(neighbours),
+        unconstrained=ask.comparison(compared_U) if compared_U.any() else None,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def recall_on(
+    trie: Trie, log: InteractionLog, split: Split, *, max_items: int, sample: int, num_beams: int = 20, seed: int = 0
+) -> Callable[[Transformer], float]:
+    """What the trainer asks to choose its best weights: Recall@10 on validation items of a sample of users."""
+    questions = Questions.of(split, "valid", sample=sample, seed=seed)
+
+    def recall(model: Transformer) -> float:
+        ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring="full", max_items=max_items)
+        for batch in questions.batches(max_items, 128):
+            ask.batch(batch, unconstrained=False)
+        return Scores.of(ask.ranks_U).recall_10.mean
+
+    return recall
+
+
+class _Asking:
+    """Asks the questions batch by batch, and keeps the places of the right items and the time that it took."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        trie: Trie,
+        log: InteractionLog,
+        questions: Questions,
+        *,
+        num_beams: int,
+        scoring: Literal["full", "allowed"],
+        max_items: int,
+    ) -> None:
+        self._model, self._questions = model.eval(), questions
+        self._num_beams, self._max_items = num_beams, max_items
+        self._item_ids = log.item_ids
+        self._codes_NL = trie.codes_of(log.item_ids)
+        self._search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
+        self._exists = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
+        self.ranks_U = np.full(len(questions.users), MISS, np.int64)
+        self._free_ranks_U = np.full(len(questions.users), MISS, np.int64)
+        self._invalid_U = np.zeros(len(questions.users))
+        self._prompt_s = self._constrained_s = self._free_s = 0.0
+
+    def batch(self, places: NDArray[np.int64], *, unconstrained: bool) -> None:
+        """Answer the questions at `places`, by both searches on the same prompts where asked to."""
+        questions, search = self._questions, self._search
+        codes = [self._codes_NL[questions.histories[place][-self._max_items :]] for place in places.tolist()]
+        tokens_BT, lengths_B = self._model.vocabulary.prompts(codes)
+        begun = time.perf_counter()
+        device = self._model.device
+        rounds = self._model.start(torch.as_tensor(tokens_BT, device=device), torch.as_tensor(lengths_B, device=device))
+        prompted = time.perf_counter()
+        result = search.run(rounds.step_fn, batch_size=len(places))
+        searched = time.perf_counter()
+        for row, place in enumerate(places.tolist()):
+            found = np.flatnonzero(result.item_ids[row] == self._item_ids[questions.targets_U[place]])
+            self.ranks_U[place] = found[0] if len(found) else MISS
+        live_BK = np.asarray(result.scores) > -np.inf
+        if not self._exists.contains(np.asarray(result.codes)[live_BK]).all():
+            raise AssertionError("the constrained search answered a SID that is not in the index")
+        if unconstrained:
+            self._prompt_s += prompted - begun
+            self._constrained_s += searched - prompted
+            self._batch_unconstrained(places, rounds.step_fn)
+
+    def _batch_unconstrained(self, places: NDArray[np.int64], step_fn: Callable[..., torch.Tensor]) -> None:
+        begun = time.perf_counter()
+        found = unconstrained_search(step_fn, num_levels=self._codes_NL.shape[1], num_beams=self._num_beams)
+        codes_BKL = found[0].cpu().numpy()
+        self._free_s += time.perf_counter() - begun
+        B, K, L = codes_BKL.shape
+        self._invalid_U[places] = 1 - self._exists.contains(codes_BKL.reshape(B * K, L)).reshape(B, K).mean(axis=1)
+        target_B1L = self._codes_NL[self._questions.targets_U[places]][:, None]
+        right_BK = (codes_BKL == target_B1L).all(axis=-1)
+        self._free_ranks_U[places] = np.where(right_BK.any(axis=1), right_BK.argmax(axis=1), MISS)
+
+    def comparison(self, compared_U: NDArray[np.bool_]) -> Unconstrained:
+        """Both searches on the users that both have answered."""
+        return Unconstrained(
+            users=int(compared_U.sum()),
+            invalid=Estimate.of(self._invalid_U[compared_U]),
+            scores=Scores.of(self._free_ranks_U[compared_U]),
+            constrained=Scores.of(self.ranks_U[compared_U]),
+            prompt_s=self._prompt_s,
+            constrained_s=self._constrained_s,
+            unconstrained_s=self._free_s,
+        )
+
+
+def _full(batches: list[NDArray[np.int64]], batch_users: int) -> list[NDArray[np.int64]]:
+    """The same places in the same order, in batches that are full again."""
+    places = np.concatenate(batches) if batches else np.zeros(0, np.int64)
+    return [places[first : first + batch_users] for first in range(0, len(places), batch_users)]

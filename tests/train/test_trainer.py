@@ -1,0 +1,340 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pleach.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
+from pleach.model import Transformer, Vocabulary
+from pleach.semid.table import SidTable
+from pleach.train.checkpoint import Checkpoint
+from pleach.train.data import Histories, InteractionLog, log_of_tables
+from pleach.train.recipe import Budget, Recipe
+from pleach.train.split import leave_one_out
+from pleach.train.trainer import Moment, Trainer, codes_of_log, train
+
+SIZES = (4, 5, 2)
+TINY = Recipe(
+    budget=Budget(steps=12),
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    max_items=6,
+    batch_tokens=90,
+    learning_rate=1e-2,
+    precision="fp32",
+)
+
+
+def all_codes(sizes: tuple[int, ...] = SIZES) -> np.ndarray:
+    return np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
+
+
+def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
+    """Each user walks round the catalogue in steps of one: the next item follows from the last one."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 11, users)
+    ptr = np.concatenate([[0], np.cumsum(lengths)])
+    first = np.repeat(rng.integers(0, items, users), lengths)
+    place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
+    return Histories(ptr_U1=ptr, items_E=(first + place) % items, times_E=place)
+
+
+def trainer_of(recipe: Recipe = TINY, *, histories: Histories | None = None, **rest: object) -> Trainer:
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model = Transformer(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
+    return Trainer(model, walks(60) if histories is None else histories, all_codes(), recipe, **rest)
+
+
+def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def same(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> bool:
+    return these.keys() == those.keys() and all(torch.equal(these[name], those[name]) for name in these)
+
+
+def test_a_log_that_can_be_learned_is_learned():
+    recipe = dataclasses.replace(TINY, budget=Budget(steps=250), hidden_size=32, dropout=0.0, label_smoothing=0.0)
+    moments: list[Moment] = []
+    trainer = trainer_of(recipe)
+    trainer.run(progress=moments.append)
+    assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.05)
+    assert moments[-1].loss < 0.35 * moments[0].loss
+    codes = all_codes()
+    tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
+    with torch.inference_mode():
+        hidden_BTD = trainer.model(torch.as_tensor(tokens_BT))
+        first_code = trainer.model.head(hidden_BTD[:, -1], 0).argmax(-1)
+    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.9
+    assert not trainer.model.training
+
+
+def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before():
+    trainer = trainer_of(dataclasses.replace(TINY, dropout=0.0))
+    items_BT = torch.tensor([[3, 17, 5], [0, 39, 21]])
+    model, codes = trainer.model.eval(), all_codes()
+    nats = []
+    for items in items_BT.tolist():
+        for place in range(3):
+            for level in range(3):
+                before = [model.vocabulary.bos, *model.vocabulary.tokens(codes[items[: place + 1]]).reshape(-1)]
+                hidden = model(torch.tensor([before[: 1 + 3 * place + level]]))[0, -1]
+                log_p = torch.log_softmax(model.head(hidden, level).double(), -1)
+                right = codes[items[place], level]
+                nats.append(-0.95 * log_p[right] - 0.05 * log_p.mean())
+    by_hand = torch.stack(nats).sum() / items_BT.numel()
+    assert trainer.loss(items_BT).item() == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 11])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int):
+    whole = trainer_of()
+    whole.run()
+    begun = trainer_of()
+    for _ in range(stop):
+        begun.step()
+    begun.checkpoint().save(tmp_path / "checkpoint")
+    resumed = trainer_of(dataclasses.replace(TINY))
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    resumed.run()
+    assert same(weights_of(whole.model), weights_of(resumed.model))
+    assert dataclasses.replace(whole.place, seconds=0) == dataclasses.replace(resumed.place, seconds=0)
+    assert same(dict(whole.checkpoint().tensors), dict(resumed.checkpoint().tensors))
+
+
+def test_an_interrupted_run_leaves_a_checkpoint_that_ends_with_the_same_bits(tmp_path: Path):
+    whole = trainer_of()
+    whole.run()
+
+    def stop(moment: Moment) -> None:
+        if moment.step == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of().run(progress=stop, checkpoint=tmp_path / "checkpoint")
+    resumed = trainer_of()
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    assert resumed.place.step == 7
+    resumed.run()
+    assert same(weights_of(whole.model), weights_of(resumed.model))
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
+    first, second, other = trainer_of(), trainer_of(), trainer_of(dataclasses.replace(TINY, seed=1))
+    torch.manual_seed(123)
+    first.run()
+    torch.rand(7)
+    second.run()
+    other.run()
+    assert same(weights_of(first.model), weights_of(second.model))
+    assert not same(weights_of(first.model), weights_of(other.model))
+
+
+def test_training_leaves_torchs_global_generator_alone():
+    before = torch.get_rng_state()
+    trainer_of().run()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_budget_in_minutes_follows_the_clock_and_ends_on_time():
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.5
+        return now[0]
+
+    moments: list[Moment] = []
+    recipe = dataclasses.replace(TINY, budget=Budget(minutes=0.5))
+    trainer = trainer_of(recipe, clock=clock)
+    trainer.run(progress=moments.append)
+    assert 30 <= moments[-1].seconds <= 31
+    assert moments[-1].share == 1
+    rates = [moment.learning_rate for moment in moments]
+    peak = int(np.argmax(rates))
+    assert peak <= 0.1 * len(rates)
+    assert rates[peak] == pytest.approx(recipe.learning_rate, rel=0.01)
+    assert rates[-1] < 0.01 * recipe.learning_rate
+    assert all(np.diff(rates[peak:]) <= 0)
+    assert moments[len(moments) // 2].remaining_s == pytest.approx(15, abs=1)
+
+
+def test_a_budget_in_epochs_reads_the_log_so_many_times():
+    trainer = trainer_of(dataclasses.replace(TINY, budget=Budget(epochs=2)))
+    trainer.run()
+    assert (trainer.place.epoch, trainer.place.batch) == (2, 0)
+
+
+@pytest.mark.parametrize("budget", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 5, "epochs": 1.0}, {"epochs": float("nan")}])
+def test_a_budget_that_is_none_is_refused(budget: dict[str, float]):
+    with pytest.raises(ArgumentError):
+        Budget(**budget)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"dropout": 1.0},
+        {"batch_tokens": 0},
+        {"betas": (0.9, 1.0)},
+        {"betas": (0.9,)},
+        {"precision": "fp8"},
+        {"num_key_value_heads": 3},
+        {"seed": -1},
+        {"max_items": True},
+    ],
+)
+def test_a_recipe_out_of_range_is_refused(wrong: dict[str, object]):
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        Recipe(**wrong)
+
+
+def test_a_recipe_survives_json():
+    recipe = dataclasses.replace(TINY, betas=(0.8, 0.9))
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    with pytest.raises(CheckpointError):
+        Recipe.from_json('{"budget": 3}')
+
+
+def test_a_loss_that_is_not_a_number_is_a_named_error_and_changes_nothing():
+    trainer = trainer_of()
+    trainer.step()
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = float("nan")
+    before = weights_of(trainer.model)
+    with pytest.raises(TrainingError, match=r"at step 1 the loss is nan.*learning_rate"):
+        trainer.step()
+    after = weights_of(trainer.model)
+    assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in before)
+    assert trainer.place.step == 1
+
+
+def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path: Path):
+    recipe = dataclasses.replace(TINY, validations=3)
+    answers = iter([0.2, 0.5, 0.1])
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def validate(model: Transformer) -> float:
+        assert not model.training
+        seen.append(weights_of(model))
+        return next(answers)
+
+    trainer = trainer_of(recipe, validate=validate)
+    while len(seen) < 2:
+        trainer.step()
+        trainer._validate_if_due()
+    trainer.checkpoint().save(tmp_path / "checkpoint")
+    resumed = trainer_of(recipe, validate=validate)
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    resumed.run()
+    assert len(seen) == 3
+    assert same(weights_of(resumed.model), seen[1])
+    assert resumed.place.best_recall == 0.5
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
+    trainer = trainer_of()
+    trainer.step()
+    trainer.checkpoint().save(tmp_path / "checkpoint")
+    saved = Checkpoint.load(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="another log"):
+        trainer_of(histories=walks(60, seed=9)).resume(saved)
+    with pytest.raises(CheckpointError, match=r"learning_rate: 0.5, 0.01"):
+        trainer_of(dataclasses.replace(TINY, learning_rate=0.5)).resume(saved)
+    vocabulary = Vocabulary(codebook_sizes=(4, 5, 3))
+    other = Trainer(Transformer(TINY.model_config(vocabulary), vocabulary), walks(60), all_codes(), TINY)
+    with pytest.raises(CheckpointError, match=r"codebooks \(4, 5, 2\).*\(4, 5, 3\)"):
+        other.resume(saved)
+
+
+@pytest.mark.parametrize("file", ["run.json", "tensors.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
+def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, file: str, damage: str):
+    trainer_of().checkpoint().save(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{}")
+    with pytest.raises(CheckpointError):
+        Checkpoint.load(tmp_path / "checkpoint")
+
+
+def test_saving_over_a_checkpoint_leaves_the_newest_one_only(tmp_path: Path):
+    trainer = trainer_of()
+    for _ in range(3):
+        trainer.step()
+        trainer.checkpoint().save(tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert Checkpoint.load(tmp_path / "checkpoint").place.step == 3
+
+
+def test_sids_that_do_not_fit_are_refused():
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model = Transformer(TINY.model_config(vocabulary), vocabulary)
+    with pytest.raises(CodesError, match="item row 39, but only 30"):
+        Trainer(model, walks(60), all_codes()[:30], TINY)
+    with pytest.raises(CodesError):
+        Trainer(model, walks(60), all_codes((5, 4, 2)), TINY)
+
+
+def log_of(histories: list[list[str]]) -> InteractionLog:
+    rows = [(user, item, time) for user, items in enumerate(histories) for time, item in enumerate(items)]
+    users, items, times = zip(*rows, strict=True)
+    return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}))
+
+
+def sids_of(item_ids: list[str]) -> SidTable:
+    return SidTable(item_ids=np.array(item_ids), codes=all_codes()[: len(item_ids)], codebook_sizes=SIZES)
+
+
+def test_what_is_held_out_never_reaches_the_weights(tmp_path: Path):
+    items = [f"i{number:02}" for number in range(20)]
+    trained = [[items[(user + step) % 14] for step in range(2 + user % 4)] for user in range(16)]
+    everything = [[*items]]  # one user whose last two do not matter: it fixes the order of the items in both logs
+    one = log_of(everything + [[*history, "i14", "i15"] for history in trained])
+    two = log_of(everything + [[*history, "i16", "i17"] for history in trained])
+    splits = [leave_one_out(log) for log in (one, two)]
+    assert (splits[0].test_U != splits[1].test_U).sum() == len(trained)
+    models = [train(log, split, sids_of(items), TINY) for log, split in zip((one, two), splits, strict=True)]
+    assert same(weights_of(models[0]), weights_of(models[1]))
+
+
+def test_train_writes_a_model_that_reads_back_and_goes_on_where_it_was_stopped(tmp_path: Path):
+    items = [f"i{number:02}" for number in range(20)]
+    log = log_of([[items[(user + step) % 20] for step in range(3 + user % 5)] for user in range(40)])
+    split, sids = leave_one_out(log), sids_of(items)
+    whole = train(log, split, sids, TINY)
+
+    def stop(moment: Moment) -> None:
+        if moment.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(log, split, sids, TINY, tmp_path, progress=stop)
+    steps: list[int] = []
+    model = train(log, split, sids, TINY, tmp_path, resume=True, progress=lambda moment: steps.append(moment.step))
+    assert steps == list(range(6, 13))
+    assert same(weights_of(whole), weights_of(model))
+    read = Transformer.from_pretrained(tmp_path / "model")
+    assert same(weights_of(read), weights_of(model))
+    assert read.vocabulary == model.vocabulary
+
+
+def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
+    log = log_of([["b", "a", "c"]])
+    sids = sids_of(["c", "x", "a", "b"])
+    codes = codes_of_log(log, sids)
+    for item, code in zip(log.item_ids, codes, strict=True):
+        assert (code == sids.codes[list(sids.item_ids).index(item)]).all()
+    with pytest.raises(ItemIdError, match=r"1 of the log's 3 items .* 'b'"):
+        codes_of_log(log, sids_of(["a", "c"]))
+    with pytest.raises(ItemIdError):
+        codes_of_log(log, SidTable(item_ids=np.array([1, 2, 3]), codes=all_codes()[:3], codebook_sizes=SIZES))
