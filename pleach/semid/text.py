@@ -67,7 +67,7 @@ def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: 
     if not blocks:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
     weights_NW = csr_array(hstack(blocks))
-    rank = min(dims, len(items) - 1, weights_NW.shape[1] - 1)
+    rank = min(dims, len(items) - 1, sum(block.shape[1] for block in blocks) - 1)
     if rank < 1:
         return unit_rows(weights_NW.toarray())
     with one_thread():

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pleach.errors import ArgumentError, DataError
+from pleach.train.histories import Histories
 from pleach.train.tables import (
     TimeUnit,
     find_table,
@@ -33,71 +34,6 @@ Duplicates = Literal["drop", "keep"]
 Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]
 Unseen = Literal["keep", "drop"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Histories:
-    """What each user took, oldest first.
-
-    Think of it as a list of U arrays of item rows, stored end to end: those of user u are
-    `items_E[ptr_U1[u]:ptr_U1[u + 1]]`.
-
-    ptr_U1: int64, from 0 to E, never falling. items_E: int32, rows of the item table.
-    times_E: int64, microseconds since 1970 (UTC).
-
-    >>> h = Histories(ptr_U1=np.array([0, 2, 3]), items_E=np.array([4, 0, 1]), times_E=np.array([1, 2, 9]))
-    >>> len(h), h[0].tolist()
-    (2, [4, 0])
-    """
-
-    ptr_U1: NDArray[np.int64]
-    items_E: NDArray[np.int32]
-    times_E: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ptr_U1", np.ascontiguousarray(self.ptr_U1, dtype=np.int64))
-        object.__setattr__(self, "items_E", np.ascontiguousarray(self.items_E, dtype=np.int32))
-        object.__setattr__(self, "times_E", np.ascontiguousarray(self.times_E, dtype=np.int64))
-        ptr = self.ptr_U1
-        if ptr.ndim != 1 or len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != len(self.items_E) or (np.diff(ptr) < 0).any():
-            raise ArgumentError(f"ptr_U1 must rise from 0 to the {len(self.items_E):,} interactions")
-        if self.items_E.shape != self.times_E.shape:
-            raise ArgumentError(f"{self.items_E.shape} items but {self.times_E.shape} times: one time an interaction")
-        if len(self.items_E) and self.items_E.min() < 0:
-            raise ArgumentError(f"item row {self.items_E.min()} is negative")
-
-    def __len__(self) -> int:
-        """How many users."""
-        return len(self.ptr_U1) - 1
-
-    def __getitem__(self, user: int) -> NDArray[np.int32]:
-        """The items of one user, oldest first (a view)."""
-        if not -len(self) <= user < len(self):
-            raise IndexError(f"user {user} of {len(self)}")
-        user %= len(self)
-        return self.items_E[self.ptr_U1[user] : self.ptr_U1[user + 1]]
-
-    @property
-    def lengths_U(self) -> NDArray[np.int64]:
-        """How many interactions each user has."""
-        return np.diff(self.ptr_U1)
-
-    @property
-    def users_E(self) -> NDArray[np.int64]:
-        """The user of each interaction."""
-        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths_U)
-
-    def where(self, keep_E: NDArray[np.bool_]) -> "Histories":
-        """The same users with only the interactions marked in `keep_E` (users may become empty)."""
-        before_E1 = np.concatenate([[0], np.cumsum(keep_E)])
-        return Histories(ptr_U1=before_E1[self.ptr_U1], items_E=self.items_E[keep_E], times_E=self.times_E[keep_E])
-
-    def of(self, users: NDArray[np.integer]) -> "Histories":
-        """The histories of some users, in the order given."""
-        lengths = self.lengths_U[users]
-        ptr = np.concatenate([[0], np.cumsum(lengths)])
-        rows = np.arange(ptr[-1]) + np.repeat(self.ptr_U1[:-1][users] - ptr[:-1], lengths)
-        return Histories(ptr_U1=ptr, items_E=self.items_E[rows], times_E=self.times_E[rows])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +65,7 @@ class LogReport:
     interactions: int
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{field.name.replace('_', ' '):28} {getattr(self, field.name):>12,}" for field in fields(self)
-        )
+        return "\n".join(f"{field.name.replace('_', ' '):28} {getattr(self, field.name):>12,}" for field in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -239,9 +173,7 @@ def log_of_tables(
     null, not finite or unparsable, and for a log that is empty, or is after k_core.
     """
     columns = columns or Columns()
-    _check_choices(
-        time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core
-    )
+    _check_choices(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
     users = id_column(interactions, columns.user, "interactions")
     taken = id_column(interactions, columns.item, "interactions")
     times_E = times_of(interactions, columns.timestamp, time_unit)
@@ -359,9 +291,7 @@ def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) 
     return len(np.unique(users_E[1:][falls]))
 
 
-def _first_of_equals(
-    users_E: NDArray[np.int64], items_E: NDArray[np.int32], times_E: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _first_of_equals(users_E: NDArray[np.int64], items_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Marks the first of the rows that agree in user, item and time."""
     sort_E = np.lexsort((items_E, times_E, users_E))  # stable: the first of equals stays first
     same = np.ones(len(users_E) - 1 if len(users_E) else 0, np.bool_)
@@ -391,9 +321,7 @@ def _item_table(items: pa.Table, id_name: str, catalogue: pa.ChunkedArray, keep_
     """The items' attributes in the order of the catalogue, `item_id` first, null for items that were not listed."""
     others = [name for name in items.column_names if name != id_name]
     if "item_id" in others:
-        raise DataError(
-            f"the item id is the column {id_name!r}, but another column is called 'item_id': rename that one"
-        )
+        raise DataError(f"the item id is the column {id_name!r}, but another column is called 'item_id': rename that one")
     attributes = items.select(others)
     missing = len(catalogue) - len(items)
     if missing:
@@ -408,7 +336,5 @@ def _count_without_text(table: pa.Table) -> int:
     has_text = np.zeros(len(table), np.bool_)
     for field in table.schema:
         if field.name != "item_id" and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
-            has_text |= pc.fill_null(pc.greater(pc.utf8_length(table[field.name]), 0), False).to_numpy(
-                zero_copy_only=False
-            )
+            has_text |= pc.fill_null(pc.greater(pc.utf8_length(table[field.name]), 0), False).to_numpy(zero_copy_only=False)
     return int((~has_text).sum())

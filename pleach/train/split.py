@@ -26,9 +26,7 @@ class SplitReport:
     test_items_unseen_in_training: int
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{field.name.replace('_', ' '):32} {getattr(self, field.name):>12,}" for field in fields(self)
-        )
+        return "\n".join(f"{field.name.replace('_', ' '):32} {getattr(self, field.name):>12,}" for field in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

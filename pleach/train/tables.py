@@ -48,9 +48,7 @@ def read_table(path: Path, text_columns: tuple[str, ...]) -> pa.Table:
             table = pq.read_table(path)
         elif path.name.endswith((".csv", ".csv.gz")):
             types = {name: pa.string() for name in text_columns}
-            options = pacsv.ConvertOptions(
-                column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True
-            )
+            options = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
             parse = pacsv.ParseOptions(newlines_in_values=True)
             table = pacsv.read_csv(path, convert_options=options, parse_options=parse)
         else:
@@ -79,9 +77,7 @@ def id_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if values.null_count:
-        raise DataError(
-            f"{name!r} of {what} is null in {values.null_count:,} rows, first in row {_first(values.is_null()):,}"
-        )
+        raise DataError(f"{name!r} of {what} is null in {values.null_count:,} rows, first in row {_first(values.is_null()):,}")
     if pa.types.is_integer(values.type):
         try:
             return values.cast(pa.int64())
@@ -93,9 +89,7 @@ def id_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
         raise DataError(f"{name!r} of {what} is of type {values.type}: ids are whole numbers or text")
     empty = pc.equal(pc.utf8_length(values), 0)
     if pc.any(empty).as_py():
-        raise DataError(
-            f"{name!r} of {what} is empty in {pc.sum(empty).as_py():,} rows, first in row {_first(empty):,}"
-        )
+        raise DataError(f"{name!r} of {what} is empty in {pc.sum(empty).as_py():,} rows, first in row {_first(empty):,}")
     return values.cast(pa.large_string())
 
 
@@ -120,8 +114,7 @@ def same_kind(
         second = whole_numbers(second)
     if first.type != second.type:
         raise DataError(
-            f"item ids are of type {first.type} in the interactions but {second.type} in the items: "
-            "write both in one type"
+            f"item ids are of type {first.type} in the interactions but {second.type} in the items: write both in one type"
         )
     return first, second
 
