@@ -74,7 +74,7 @@ class BeamCache:
         requests, beams = slots_BKSGE.shape[:2]
         first_row_B = torch.arange(0, requests * beams, beams, device=new_BKGE.device)
         rows = (self._parents_BK + first_row_B[:, None]).flatten()
-        kept = slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, (requests, -1))
+        kept = slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
         return torch.cat((kept, new_BKGE[:, :, None]), 2)
 
 
@@ -87,10 +87,8 @@ def prefix_attention(
     B x H x K x T floats for the time of the call.
     """
     groups, size = key_BGET.shape[1:3]
-    per_group = query_BKHE.shape[2] // groups
-    # reshape, not flatten, for B = 0 or K = 0
-    tile = query_BKHE.unflatten(2, (groups, per_group)).permute(0, 2, 1, 3, 4)
-    tile = tile.reshape(len(query_BKHE), groups, query_BKHE.shape[1] * per_group, size)
+    query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
+    tile = query_BGKRE.flatten(2, 3)
     scores = torch.matmul(tile * size**-0.5, key_BGET).float()
     if padding_B11T is not None:
         scores.masked_fill_(padding_B11T, -torch.inf)
@@ -99,9 +97,8 @@ def prefix_attention(
     total = weights.sum(-1, keepdim=True)
     values = torch.matmul(weights.to(value_BGTE.dtype), value_BGTE).div_(total)
     lse = top.add_(total.log_())
-    unfolded = (groups, query_BKHE.shape[1], per_group)
-    values_BKHE = values.view(-1, *unfolded, size).transpose(1, 2).flatten(2, 3)
-    return values_BKHE, lse.view(-1, *unfolded).transpose(1, 2).flatten(2, 3)
+    values_BKHE = values.view(query_BGKRE.shape).transpose(1, 2).flatten(2, 3)
+    return values_BKHE, lse.view(query_BGKRE.shape[:-1]).transpose(1, 2).flatten(2, 3)
 
 
 def suffix_attention(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,15 +76,6 @@ class ModelConfig:
 
         What changes the model's computation is either understood or refused: CheckpointError names the field.
         """
-        try:
-            return cls._from_hf(hf, dropout)
-        except CheckpointError:
-            raise
-        except (TypeError, ValueError) as error:  # ArgumentError is one
-            raise CheckpointError(f"config.json cannot be used: {error}") from error
-
-    @classmethod
-    def _from_hf(cls, hf: Mapping[str, Any], dropout: float) -> "ModelConfig":
         if hf.get("model_type") != "qwen3":
             raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; pleach runs 'qwen3' models only")
         _refuse(hf, "attention_bias", (None, False))
@@ -94,8 +85,9 @@ class ModelConfig:
         _refuse(hf, "quantization_config", (None,))
         _refuse(hf, "rope_scaling", (None, {"rope_type": "default"}))
         _refuse(hf, "use_sliding_window", (None, False))
-        if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
-            raise CheckpointError(f"config.json has layer_types {hf['layer_types']}; pleach implements full_attention only")
+        kinds = hf.get("layer_types")
+        if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
+            raise CheckpointError(f"config.json has layer_types={kinds!r}; pleach implements full_attention only")
 
         # Left out of config.json, these have the value that transformers' Qwen3Config gives them, not pleach's default.
         absent: dict[str, Any] = {
@@ -112,7 +104,11 @@ class ModelConfig:
             raise CheckpointError(f"config.json lacks {', '.join(missing)}: it is not a whole Qwen3 config")
         if given["num_key_value_heads"] is None:  # written so for plain multi-head attention
             given["num_key_value_heads"] = given["num_attention_heads"]
-        return cls(**(given | {"rope_theta": _rope_theta(hf), "dropout": dropout}))
+        given |= {"rope_theta": _rope_theta(hf), "dropout": dropout}
+        try:
+            return cls(**given)
+        except ArgumentError as error:
+            raise CheckpointError(f"config.json cannot be used: {error}") from error
 
 
 def _refuse(hf: Mapping[str, Any], name: str, understood: tuple[Any, ...]) -> None:
@@ -120,18 +116,20 @@ def _refuse(hf: Mapping[str, Any], name: str, understood: tuple[Any, ...]) -> No
         raise CheckpointError(f"config.json has {name}={hf[name]!r}, which pleach does not implement: use a model without it")
 
 
-def _rope_theta(hf: Mapping[str, Any]) -> float:
+def _rope_theta(hf: Mapping[str, Any]) -> Any:
     """The base of the rotary frequencies: `rope_theta` up to transformers 4, inside `rope_parameters` since 5."""
-    parameters: dict[str, Any] = dict(hf.get("rope_parameters") or {})
-    kind = parameters.pop("rope_type", "default")
-    found = {float(theta) for theta in (hf.get("rope_theta"), parameters.pop("rope_theta", None)) if theta is not None}
-    if parameters.pop("partial_rotary_factor", 1.0) != 1.0 or kind != "default" or parameters:
+    parameters = hf.get("rope_parameters") or {}
+    plain = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0}
+    given = plain | parameters if isinstance(parameters, dict) else {"": parameters}
+    inside = given.get("rope_theta")
+    if given != plain | {"rope_theta": inside}:
         raise CheckpointError(
-            f"config.json has rope_parameters={hf['rope_parameters']!r}; "
-            "pleach implements rope_type 'default' over whole heads only"
+            f"config.json has rope_parameters={parameters!r}; pleach implements rope_type 'default' over whole heads only"
         )
-    if len(found) > 1:
+    found = [theta for theta in (hf.get("rope_theta"), inside) if theta is not None]
+    if len(found) == 2 and found[0] != found[1]:
         raise CheckpointError(
-            f"config.json names two values of rope_theta, {sorted(found)}: keep the one that the model was trained with"
+            f"config.json has rope_theta={found[0]!r} and, in rope_parameters, {found[1]!r}: "
+            "keep the one that the model was trained with"
         )
-    return found.pop() if found else 10_000.0
+    return found[0] if found else 10_000.0

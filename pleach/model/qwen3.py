@@ -78,10 +78,10 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, hidden_BTD: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
-        heads = (*hidden_BTD.shape[:-1], -1, self.head_dim)
-        query_BTHE = rotary(self.q_norm(self.q_proj(hidden_BTD).view(heads)))
-        key_BTGE = rotary(self.k_norm(self.k_proj(hidden_BTD).view(heads)))
-        value_BTGE = self.v_proj(hidden_BTD).view(heads)
+        heads = (-1, self.head_dim)
+        query_BTHE = rotary(self.q_norm(self.q_proj(hidden_BTD).unflatten(-1, heads)))
+        key_BTGE = rotary(self.k_norm(self.k_proj(hidden_BTD).unflatten(-1, heads)))
+        value_BTGE = self.v_proj(hidden_BTD).unflatten(-1, heads)
         return self.o_proj(attend(layer, query_BTHE, key_BTGE, value_BTGE).flatten(-2))
 
 

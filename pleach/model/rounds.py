@@ -50,7 +50,7 @@ class Rounds:
         from round to round. Dead beams may carry any legal code and parent. Calling with None starts the same prompts anew.
         Codes outside the level, parents that do not exist and a round too many raise ArgumentError.
         """
-        if codes_BK is None:
+        if codes_BK is None and parents_BK is None:
             self._restart()
             return self._head(self._last_BD, 0)
         codes_BK, parents_BK = self._checked(codes_BK, parents_BK)
@@ -68,7 +68,7 @@ class Rounds:
 
     def _checked(self, codes: Any, parents: Any) -> tuple[Tensor, Tensor]:
         device = self._lengths_B.device
-        codes_BK, parents_BK = (torch.as_tensor(x, device=device).to(torch.int64) for x in (codes, parents))
+        codes_BK, parents_BK = _integers("codes", codes, device), _integers("parents", parents, device)
         expected = f"(B={len(self._lengths_B)}, K)"
         if codes_BK.ndim != 2 or len(codes_BK) != len(self._lengths_B) or parents_BK.shape != codes_BK.shape:
             shapes = f"{tuple(codes_BK.shape)} and {tuple(parents_BK.shape)}"
@@ -84,3 +84,13 @@ class Rounds:
             if int(parents_BK.min()) < 0 or int(parents_BK.max()) >= self._width:
                 raise ArgumentError(f"the round before had the beams 0 to {self._width - 1:,}, got a parent outside")
         return codes_BK, parents_BK
+
+
+def _integers(name: str, values: Any, device: torch.device) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{name} must be integers (B, K): {error}") from error
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ArgumentError(f"{name} must be integers (B, K), not {tensor.dtype}")
+    return tensor.to(torch.int64)
