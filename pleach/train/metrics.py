@@ -3,7 +3,7 @@
 Shapes: U users.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import sqrt
 from typing import Any
 
@@ -84,7 +84,5 @@ class Scores:
     @classmethod
     def from_dict(cls, read: dict[str, Any]) -> "Scores":
         """What `dataclasses.asdict` made of scores."""
-        return cls(**{name: Estimate(**value) if isinstance(value, dict) else value for name, value in read.items()})
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        estimates = {name: Estimate(**value) for name, value in read.items() if name != "users"}
+        return cls(users=read["users"], **estimates)

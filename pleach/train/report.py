@@ -67,9 +67,12 @@ class Report:
             read: dict[str, Any] = json.loads(text)
             for name in ("model", "popularity", "text_neighbours"):
                 read[name] = read[name] and Scores.from_dict(read[name])
-            if free := read["unconstrained"]:
-                scores = {name: Scores.from_dict(free[name]) for name in ("scores", "constrained")}
-                read["unconstrained"] = Unconstrained(**{**free, **scores, "invalid": Estimate(**free["invalid"])})
+            free: dict[str, Any] | None = read["unconstrained"]
+            if free is not None:
+                free["invalid"] = Estimate(**free["invalid"])
+                for name in ("scores", "constrained"):
+                    free[name] = Scores.from_dict(free[name])
+                read["unconstrained"] = Unconstrained(**free)
             return cls(**read)
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `pleach evaluate`") from error

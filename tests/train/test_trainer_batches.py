@@ -27,7 +27,7 @@ def test_an_epoch_reads_every_short_history_once_and_whole():
 def test_a_long_history_is_cut_into_windows_that_make_every_item_a_target():
     rng = np.random.default_rng(0)
     for epoch in range(20):
-        lengths = rng.integers(0, 40, 30).tolist() + [1]
+        lengths = [*rng.integers(0, 40, 30).tolist(), 1]
         windows = [row for batch in batches_of(lengths).epoch(epoch) for row in batch]
         histories = histories_of(lengths)
         targets = {int(item) for window in windows for item in window[1:]}

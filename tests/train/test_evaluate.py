@@ -1,0 +1,227 @@
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from rich.console import Console
+
+from pleach.errors import ArgumentError, DataError, ItemIdError
+from pleach.index import Trie
+from pleach.model import Transformer, Vocabulary
+from pleach.semid.table import SidTable
+from pleach.train.data import InteractionLog, log_of_tables
+from pleach.train.evaluate import Questions, evaluate, recall_on
+from pleach.train.metrics import MISS, Scores
+from pleach.train.recipe import Budget, Recipe
+from pleach.train.report import Report
+from pleach.train.split import Split, leave_one_out
+from pleach.train.trainer import train
+from pleach.train.unconstrained import SidSet, unconstrained_search
+
+SIZES = (4, 5, 3)
+TINY = Recipe(
+    budget=Budget(steps=220),
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_items=6,
+    batch_tokens=180,
+    learning_rate=1e-2,
+    dropout=0.0,
+    precision="fp32",
+)
+
+
+def log_of(histories: list[list[int]]) -> InteractionLog:
+    rows = [(user, f"i{item:02}", time) for user, items in enumerate(histories) for time, item in enumerate(items)]
+    users, items, times = zip(*rows, strict=True)
+    listed = pa.table({"item_id": [f"i{item:02}" for item in range(30)]})
+    return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), listed)
+
+
+def walks(users: int, *, seed: int = 0) -> InteractionLog:
+    """Everybody walks round the catalogue, one item after the next."""
+    rng = np.random.default_rng(seed)
+    return log_of(
+        [[int(first + step) % 30 for step in range(length)] for first, length in rng.integers((0, 1), (30, 11), (users, 2))]
+    )
+
+
+def sids_of(log: InteractionLog, *, seed: int = 0) -> SidTable:
+    every = np.array(list(itertools.product(*map(range, SIZES))))
+    codes = every[np.random.default_rng(seed).permutation(len(every))[: log.num_items]]
+    return SidTable(item_ids=log.item_ids, codes=codes, codebook_sizes=SIZES)
+
+
+def trie_of(sids: SidTable) -> Trie:
+    return Trie.build(sids.codes, codebook_sizes=sids.codebook_sizes, item_ids=sids.item_ids)
+
+
+def model_of(seed: int = 0) -> Transformer:
+    """An untrained model with opinions: logits far enough apart that no two SIDs tie."""
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    config = dataclasses.replace(TINY.model_config(vocabulary), initializer_range=0.3)
+    return Transformer(config, vocabulary, torch.Generator().manual_seed(seed)).eval()
+
+
+@torch.inference_mode()
+def log_probabilities(model: Transformer, history_codes: np.ndarray, sids_ML: np.ndarray) -> np.ndarray:
+    """Teacher-forced log p of each SID after a history, in one row each and without any cache."""
+    prompt = [model.vocabulary.bos, *model.vocabulary.tokens(history_codes).reshape(-1)]
+    tokens_ML = model.vocabulary.tokens(sids_ML)
+    rows = torch.as_tensor(np.concatenate([np.tile(prompt, (len(sids_ML), 1)), tokens_ML[:, :-1]], axis=1))
+    hidden_MLD = model(rows)[:, len(prompt) - 1 :]
+    total = torch.zeros(len(sids_ML), dtype=torch.float64)
+    for level in range(sids_ML.shape[1]):
+        log_p = torch.log_softmax(model.head(hidden_MLD[:, level], level).double(), -1)
+        total += log_p[torch.arange(len(sids_ML)), torch.as_tensor(sids_ML[:, level])]
+    return total.numpy()
+
+
+@pytest.fixture(scope="module")
+def shop() -> tuple[InteractionLog, Split, SidTable, Trie]:
+    log = walks(80)
+    sids = sids_of(log)
+    return log, leave_one_out(log), sids, trie_of(sids)
+
+
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[InteractionLog, Split, SidTable, Trie], part: str):
+    log, split, sids, trie = shop
+    model, ranks, free_ranks, invalid = model_of(), [], [], []
+    every = np.array(list(itertools.product(*map(range, SIZES))))
+    exists = {tuple(code) for code in sids.codes.tolist()}
+    for items in (log.histories[user] for user in range(log.num_users)):
+        if len(items) < 3:
+            continue
+        back = 2 if part == "valid" else 1
+        history, target = items[:-back][-4:], items[-back]
+        scores = log_probabilities(model, sids.codes[history], sids.codes)
+        ranks.append(int((scores > scores[target]).sum()))
+        order = np.argsort(-log_probabilities(model, sids.codes[history], every))
+        free_ranks.append([tuple(every[row]) for row in order].index(tuple(sids.codes[target])))
+        invalid.append(np.mean([tuple(every[row].tolist()) not in exists for row in order]))
+    report = evaluate(model, trie, log, split, part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7)
+    assert report.model == Scores.of(np.array(ranks))
+    assert report.users == len(ranks)
+    assert report.unconstrained is not None
+    assert report.unconstrained.scores == Scores.of(np.array(free_ranks))
+    assert report.unconstrained.constrained == report.model
+    assert report.unconstrained.invalid.mean == pytest.approx(np.mean(invalid))
+
+
+def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_is_not(
+    shop: tuple[InteractionLog, Split, SidTable, Trie],
+):
+    log, split, sids, trie = shop
+    model = train(log, split, sids, TINY)
+    report = evaluate(model, trie, log, split, num_beams=10, max_items=6)
+    assert report.model.recall_1.mean > 0.85
+    assert report.model.ndcg_5.mean >= report.model.recall_1.mean
+    assert report.popularity.recall_1.mean < 0.2
+    assert report.text_neighbours is None
+    assert recall_on(trie, log, split, max_items=6, sample=30)(model) > 0.85
+
+
+def test_every_user_is_asked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    log, split, _, trie = shop
+    seen: list[tuple[int, int]] = []
+    settings = {"num_beams": 5, "max_items": 4}
+    whole = evaluate(model_of(), trie, log, split, **settings, unconstrained_users=0)
+    small = evaluate(
+        model_of(), trie, log, split, **settings, batch_users=3, unconstrained_users=20, progress=lambda *at: seen.append(at)
+    )
+    assert small.model == whole.model
+    assert whole.unconstrained is None
+    assert seen[-1] == (whole.users, whole.users)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    users = np.concatenate(list(Questions.of(split, "test").batches(4, 3)))
+    assert sorted(users.tolist()) == list(range(whole.users))
+
+
+def test_a_sample_is_drawn_by_its_seed(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    _, split, _, _ = shop
+    users = [Questions.of(split, "test", sample=12, seed=seed).users for seed in (0, 0, 1)]
+    assert len(np.unique(users[0])) == 12
+    assert (users[0] == users[1]).all()
+    assert (users[0] != users[2]).any()
+
+
+def test_the_question_of_the_test_holds_the_validation_item_and_never_the_answer(
+    shop: tuple[InteractionLog, Split, SidTable, Trie],
+):
+    log, split, _, _ = shop
+    for part, back in (("valid", 2), ("test", 1)):
+        questions = Questions.of(split, part)
+        for place, user in enumerate(questions.users):
+            assert questions.histories[place].tolist() == log.histories[user][:-back].tolist()
+            assert questions.targets_U[place] == log.histories[user][-back]
+
+
+def test_an_index_that_does_not_fit_is_refused(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    log, split, sids, trie = shop
+    other = Trie.build(sids.codes, codebook_sizes=(5, 5, 3), item_ids=sids.item_ids)
+    with pytest.raises(ArgumentError, match=r"\(5, 5, 3\).*\(4, 5, 3\)"):
+        evaluate(model_of(), other, log, split)
+    with pytest.raises(ItemIdError):
+        evaluate(model_of(), Trie.build(sids.codes[:9], codebook_sizes=SIZES, item_ids=sids.item_ids[:9]), log, split)
+    with pytest.raises(ArgumentError, match="part"):
+        evaluate(model_of(), trie, log, split, part="train")
+    with pytest.raises(ArgumentError, match="num_beams=0"):
+        evaluate(model_of(), trie, log, split, num_beams=0)
+
+
+def test_a_split_with_nothing_held_out_is_refused():
+    log = log_of([[1, 2], [3, 4]])
+    with pytest.raises(ArgumentError, match="three interactions"):
+        evaluate(model_of(), trie_of(sids_of(log)), log, leave_one_out(log))
+
+
+def test_a_report_survives_json_and_prints_every_figure(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    log, split, _, trie = shop
+    vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
+    report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, text_vectors_ND=vectors)
+    assert Report.from_json(report.to_json()) == report
+    assert json.loads(report.to_json())["model"]["recall_10"]["mean"] == report.model.recall_10.mean
+    with pytest.raises(DataError, match="not a report"):
+        Report.from_json('{"model": 1}')
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.table())
+    text = console.export_text()
+    assert report.text_neighbours is not None
+    assert report.unconstrained is not None
+    for scores in (report.model, report.popularity, report.text_neighbours, report.unconstrained.scores):
+        for estimate in scores.estimates.values():
+            assert str(estimate) in text
+    assert f"{report.unconstrained.invalid.mean:.2%}" in text
+
+
+def test_the_unconstrained_search_equals_an_enumeration_of_every_sid_when_it_is_wide_enough():
+    model = model_of(3)
+    every = np.array(list(itertools.product(*map(range, SIZES))))
+    history = np.array([[1, 2, 0], [3, 3, 1]])
+    scores = log_probabilities(model, history, every)
+    tokens_BT, lengths_B = model.vocabulary.prompts([history])
+    rounds = model.start(torch.as_tensor(tokens_BT), torch.as_tensor(lengths_B))
+    codes_BKL, scores_BK = unconstrained_search(rounds.step_fn, num_levels=3, num_beams=60)
+    order = np.argsort(-scores)
+    assert (codes_BKL[0].numpy() == every[order]).all()
+    np.testing.assert_allclose(scores_BK[0].numpy(), scores[order], atol=1e-4)
+
+
+def test_the_referee_knows_exactly_the_sids_of_the_set():
+    rng = np.random.default_rng(0)
+    sizes = (2**31, 3, 70_000)
+    codes = rng.integers(0, (40, 3, 50), (200, 3))
+    codes[:5, 0] = 2**31 - 1
+    asked = np.concatenate([codes, rng.integers(0, (40, 3, 50), (500, 3))])
+    known = {tuple(code) for code in codes.tolist()}
+    assert SidSet(codes, sizes).contains(asked).tolist() == [tuple(code) in known for code in asked.tolist()]
+    assert not SidSet(codes[:0], sizes).contains(asked).any()
+    assert MISS == -1
