@@ -1,0 +1,57 @@
+"""A bound on what a client can make the server hold: bytes of a body, and seconds until it is there."""
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pleach.serve.errors import answer
+
+
+class BoundedBody:
+    """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_s: float) -> None:
+        self._app, self._max_bytes, self._max_s = app, max_bytes, max_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._max_s):
+                body = await self._read(scope, receive)
+        except TimeoutError:
+            message = f"the body did not arrive within {self._max_s:g} s"
+            await answer(HTTPStatus.REQUEST_TIMEOUT, "RequestError", message, {"Connection": "close"})(scope, receive, send)
+            return
+        if body is None:
+            message = f"the body may have up to {self._max_bytes:,} bytes: send fewer ids"
+            refusal = answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestError", message, {"Connection": "close"})
+            await refusal(scope, receive, send)
+            return
+
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; None as soon as it is known to be too long."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_bytes:
+                return None
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b"".join(parts)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_bytes:
+                return None
+            if not message.get("more_body", False):
+                return b"".join(parts)

@@ -1,0 +1,111 @@
+"""Every failure as `{"error": {"type", "message"}}`, with the words of the PleachError where there is one."""
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from pleach.errors import (
+    ArgumentError,
+    ItemIdError,
+    OverloadedError,
+    PleachError,
+    RequestError,
+    UnknownRuleError,
+)
+
+log = logging.getLogger("pleach.serve")
+
+# What a request can be wrong about. Any other PleachError in a request's way is the server's fault.
+_ASKED_WRONGLY = (RequestError, UnknownRuleError, ItemIdError, ArgumentError)
+
+
+def status_of(error: Exception) -> int:
+    """503 for a server that is too busy, 422 for a request that cannot be answered, 500 for a fault of ours."""
+    if isinstance(error, OverloadedError):
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.UNPROCESSABLE_ENTITY if isinstance(error, _ASKED_WRONGLY) else HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def answer(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The one shape of an error."""
+    return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Teach an app to answer every failure in that shape."""
+    app.add_exception_handler(PleachError, _pleach)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _pleach(request: Request, error: Exception) -> JSONResponse:
+    status = status_of(error)
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+    busy = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return answer(status, type(error).__name__, str(error), {"Retry-After": "1"} if busy else None)
+
+
+async def _validation(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = error.errors()
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        reason = problems[0].get("ctx", {}).get("error", "it cannot be parsed")
+        return answer(HTTPStatus.BAD_REQUEST, "RequestError", f"the body has to be JSON, but: {reason}")
+    return answer(HTTPStatus.UNPROCESSABLE_ENTITY, "RequestError", describe(problems))
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message = f"there is nothing at {request.url.path[:100]}: see /docs for what there is"
+    else:
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+    return answer(error.status_code, "RequestError", message, dict(error.headers or {}))
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    return answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
+
+
+def describe(problems: Sequence[Any]) -> str:
+    """pydantic's findings in one line: where, what was expected, what came; the first three places."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        # An id may be a number or a text, and pydantic reports one problem for each: one is enough.
+        steps = [
+            str(step) for step in problem["loc"] if step not in ("body", "int", "str", "constrained-int", "constrained-str")
+        ]
+        place = ".".join(steps) or "the body"
+        if problem["type"] in ("model_attributes_type", "model_type", "missing"):
+            found.setdefault(place[:80], "expected a JSON object, sent with Content-Type: application/json")
+        elif problem["type"] == "extra_forbidden":
+            found.setdefault(place[:80], "there is no such field")
+        elif problem["loc"][-1:] in (("int",), ("str",)):
+            found.setdefault(place[:80], f"an item id is a whole number or text, not {_shown(problem.get('input'))}")
+        else:
+            found.setdefault(place[:80], f"{_lower(problem['msg'])}, not {_shown(problem.get('input'))}")
+    shown = [f"{place}: {what}" for place, what in list(found.items())[:3]]
+    if len(found) > 3:
+        shown.append(f"and {len(found) - 3:,} more")
+    return "; ".join(shown)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return "a number of more than 18 digits"
+    text = ascii(value) if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,127 @@
+"""What the server counts, in the words of Prometheus."""
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pleach.catalog import LoadReport
+from pleach.engine import Engine, Result
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_STAGES = ("prepare", "queue", "model", "constrain", "finish", "total")
+
+
+class Metrics:
+    """Counters of one server, with a registry of their own; the engine's state is read when somebody looks.
+
+    >>> metrics.observe("ok", 0.012); metrics.page()     # doctest: +SKIP
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(engine))
+        self._requests = Counter(
+            "pleach_requests", "Requests for recommendations by outcome", ["outcome"], registry=self._registry
+        )
+        self._latency = Histogram(
+            "pleach_request_seconds", "From body to answer, by outcome", ["outcome"], buckets=_SECONDS, registry=self._registry
+        )
+        self._stages = Histogram(
+            "pleach_stage_seconds", "Time of answered requests by stage", ["stage"], buckets=_SECONDS, registry=self._registry
+        )
+        self._batch = Histogram(
+            "pleach_batch_size", "Requests run together", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=self._registry
+        )
+        self._items = Counter("pleach_items", "Items answered", registry=self._registry)
+        self._short = Counter("pleach_short_answers", "Answers with fewer items than asked", registry=self._registry)
+        self._reloads = Counter("pleach_rule_reloads", "Reloads of the rules by outcome", ["outcome"], registry=self._registry)
+        for outcome in ("ok", "refused", "overloaded", "failed"):
+            self._requests.labels(outcome)
+        for outcome in ("ok", "failed"):
+            self._reloads.labels(outcome)
+
+    def observe(self, status: int, seconds: float) -> None:
+        """One request for recommendations was answered with an HTTP status, after some seconds."""
+        names = {2: "ok", 4: "refused"}
+        outcome = "overloaded" if status == 503 else names.get(status // 100, "failed")
+        self._requests.labels(outcome).inc()
+        self._latency.labels(outcome).observe(seconds)
+
+    def observe_result(self, result: Result, num_items: int) -> None:
+        """What a successful request went through; num_items is what it asked for."""
+        for stage in _STAGES:
+            self._stages.labels(stage).observe(getattr(result.timings, stage))
+        self._batch.observe(result.batch_size)
+        self._items.inc(result.num_valid)
+        if result.num_valid < num_items:
+            self._short.inc()
+
+    def observe_reload(self, report: LoadReport) -> None:
+        """The rules were loaded again."""
+        self._reloads.labels("ok" if report.ok else "failed").inc()
+
+    def page(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)
+
+
+class Counted:
+    """ASGI middleware: observes every request to one path, however it ends."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, path: str) -> None:
+        self._app, self._metrics, self._path = app, metrics, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != self._path:
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            self._metrics.observe(status, time.perf_counter() - began)
+
+
+class _State(Collector):
+    """Gauges that are looked up, not kept."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[GaugeMetricFamily | InfoMetricFamily]:
+        engine = self._engine
+        yield GaugeMetricFamily("pleach_queue_length", "Requests waiting", value=engine.queue_length)
+        yield GaugeMetricFamily("pleach_ready", "1 while requests are taken", value=float(engine.is_running))
+        yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(engine.trie))
+        yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": engine.trie.version})
+        if engine.catalog is None:
+            return
+        rules = engine.catalog.rules
+        yield GaugeMetricFamily("pleach_rules_generation", "Loads that changed the rules", value=rules.generation)
+        yield GaugeMetricFamily(
+            "pleach_items_not_in_index", "Items of the catalogue unknown to the index", value=rules.report.not_in_index
+        )
+        yield GaugeMetricFamily(
+            "pleach_items_not_in_catalogue", "Items of the index unknown to the catalogue", value=rules.report.not_in_catalogue
+        )
+        allowed = GaugeMetricFamily("pleach_rule_items", "Items that a rule allows", labels=["rule"])
+        stale = GaugeMetricFamily(
+            "pleach_rule_failed", "1 if the rule could not be evaluated when it was last tried", labels=["rule"]
+        )
+        for report in rules.report.rules:
+            allowed.add_metric([report.name], report.num_items)
+            stale.add_metric([report.name], float(report.error is not None))
+        yield allowed
+        yield stale
