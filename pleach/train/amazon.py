@@ -110,14 +110,18 @@ def _items_of(path: Path, wanted: set[str]) -> pa.Table:
 
 
 def _text(value: object, between: str = " ") -> str | None:
-    """A text, a number, or texts in lists (of lists), as one text; None where nothing is left."""
+    """A text, a number, or the different texts in lists (of lists), as one text; None where nothing is left."""
+    return between.join(dict.fromkeys(_words(value))) or None
+
+
+def _words(value: object) -> Iterator[str]:
     if isinstance(value, list):
-        parts = [_text(part, between) for part in cast("list[object]", value)]
-        return between.join(dict.fromkeys(part for part in parts if part)) or None
-    if value is None or isinstance(value, bool):
-        return None
-    text = str(value).strip()
-    return text if text and text != "None" else None
+        for part in cast("list[object]", value):
+            yield from _words(part)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        text = str(value).strip()
+        if text and text != "None":
+            yield text
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -178,10 +178,12 @@ def _times_of_text(values: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
             raise DataError(
                 f"{name!r} is {text!r} in row {row:,}: a time is a number of seconds or ISO 8601 (2014-07-23 10:00:00)"
             )
-    raise DataError(f"{name!r} mixes times with and without an offset from UTC: write all of them one way")
+    raise DataError(f"{name!r} mixes numbers, times with and times without an offset from UTC: write all of them one way")
 
 
 def _is_time(text: str) -> bool:
+    if text.lstrip("-").isdecimal():
+        return True
     for kind in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
         try:
             pa.scalar(text).cast(kind)

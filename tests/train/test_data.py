@@ -1,0 +1,296 @@
+"""The loader: what it reads, in which order, and what it says of rows that are not as they should be."""
+
+import datetime as dt
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.errors import ArgumentError, DataError, PleachError
+from pleach.train.data import Columns, load_log, log_of_tables
+
+ROWS = {
+    "user_id": ["b", "a", "b", "a", "b", "c"],
+    "item_id": ["x", "x", "y", "z", "x", "y"],
+    "timestamp": [30, 20, 10, 20, 20, 5],
+}
+ITEMS = {"item_id": ["z", "x", "y"], "title": ["zed", None, "why"], "price": [1.5, 2.0, None]}
+
+
+def write(directory: Path, kind: str, interactions: dict[str, list], items: dict[str, list] | None = None) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, columns in (("interactions", interactions), ("items", items)):
+        if columns is None:
+            continue
+        table = pa.table(columns)
+        if kind == "parquet":
+            pq.write_table(table, directory / f"{name}.parquet")
+        else:
+            pacsv.write_csv(table, directory / f"{name}.csv")
+            if kind == "csv.gz":
+                plain = directory / f"{name}.csv"
+                (directory / f"{name}.csv.gz").write_bytes(gzip.compress(plain.read_bytes()))
+                plain.unlink()
+    return directory
+
+
+def names(log, user: int) -> list:
+    return log.item_ids[log.histories[user]].tolist()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz"])
+def test_each_kind_of_file_gives_the_same_log(tmp_path, kind):
+    log = load_log(write(tmp_path / "data", kind, ROWS, ITEMS))
+    assert log.user_ids.tolist() == ["b", "a", "c"]
+    assert log.item_ids.tolist() == ["z", "x", "y"]
+    assert [names(log, user) for user in range(3)] == [["y", "x", "x"], ["x", "z"], ["y"]]
+    assert log.histories.times_E[:3].tolist() == [10_000_000, 20_000_000, 30_000_000]
+    assert log.items.column_names == ["item_id", "title", "price"]
+    assert log.items["title"].to_pylist() == ["zed", None, "why"]
+    assert log.report.items_without_text == 1
+    assert log.report.users_with_one_interaction == 1
+    assert log.report.users_out_of_order == 1
+
+
+def test_files_can_be_named_and_columns_called_anything(tmp_path):
+    table = pa.table({"who": [1, 1], "what": [7, 8], "when": [2, 1], "stars": [5, 5]})
+    pq.write_table(table, tmp_path / "clicks.parquet")
+    pq.write_table(pa.table({"sku": [7, 8], "name": ["a", "b"]}), tmp_path / "goods.parquet")
+    log = load_log(
+        interactions=tmp_path / "clicks.parquet",
+        items=tmp_path / "goods.parquet",
+        columns=Columns(user="who", item="what", timestamp="when", item_of_items="sku"),
+    )
+    assert log.item_ids.dtype == np.int64
+    assert names(log, 0) == [8, 7]
+    assert log.items.column_names == ["item_id", "name"]
+
+
+def test_equal_times_keep_the_order_of_the_file():
+    items = list(range(50))
+    log = log_of_tables(pa.table({"user_id": [1] * 50, "item_id": items[::-1], "timestamp": [9] * 50}))
+    assert names(log, 0) == items[::-1]
+
+
+def test_order_file_trusts_the_file_where_times_disagree():
+    table = pa.table({"user_id": [1, 2, 1], "item_id": [5, 6, 7], "timestamp": [9, 1, 3]})
+    assert names(log_of_tables(table, order="file"), 0) == [5, 7]
+    assert names(log_of_tables(table), 0) == [7, 5]
+
+
+def test_a_row_given_twice_counts_once_and_a_repeat_at_another_time_stays():
+    table = pa.table({"user_id": [1, 1, 1, 2], "item_id": [5, 5, 5, 5], "timestamp": [1, 1, 2, 1]})
+    log = log_of_tables(table)
+    assert [len(log.histories[user]) for user in range(2)] == [2, 1]
+    assert log.report.duplicates_dropped == 1
+    assert len(log_of_tables(table, duplicates="keep").histories[0]) == 3
+
+
+def test_an_item_that_is_not_listed_is_added_dropped_or_refused():
+    clicks = pa.table({"user_id": [1, 1, 2], "item_id": ["a", "new", "new"], "timestamp": [1, 2, 3]})
+    items = pa.table({"item_id": ["a"], "title": ["t"], "size": pa.array([3], pa.int8())})
+    kept = log_of_tables(clicks, items)
+    assert kept.item_ids.tolist() == ["a", "new"]
+    assert kept.items["title"].to_pylist() == ["t", None]
+    assert kept.report.unlisted_items == 1
+    dropped = log_of_tables(clicks, items, unlisted="drop")
+    assert dropped.user_ids.tolist() == [1]
+    assert dropped.report.unlisted_rows_dropped == 2
+    with pytest.raises(DataError, match="'new'"):
+        log_of_tables(clicks, items, unlisted="refuse")
+
+
+def test_an_item_that_nobody_took_stays_unless_asked():
+    clicks = pa.table({"user_id": [1], "item_id": ["b"], "timestamp": [1]})
+    items = pa.table({"item_id": ["a", "b"]})
+    kept = log_of_tables(clicks, items)
+    assert names(kept, 0) == ["b"]
+    assert (kept.num_items, kept.report.unseen_items) == (2, 1)
+    assert log_of_tables(clicks, items, unseen="drop").item_ids.tolist() == ["b"]
+
+
+def test_the_core_is_the_same_as_dropping_one_by_one():
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, 60, 400), rng.integers(0, 60, 400)
+    pairs = list(zip(users.tolist(), items.tolist(), range(400), strict=True))
+    log = log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": np.arange(400)}), k_core=5)
+    while True:
+        kept = [
+            row
+            for row in pairs
+            if sum(other[0] == row[0] for other in pairs) >= 5 and sum(other[1] == row[1] for other in pairs) >= 5
+        ]
+        if len(kept) == len(pairs):
+            break
+        pairs = kept
+    users_E = log.user_ids[log.histories.users_E]
+    found = zip(users_E.tolist(), log.item_ids[log.histories.items_E].tolist(), log.histories.times_E // 10**6, strict=True)
+    assert sorted(found) == sorted(pairs)
+    assert log.report.core_rows_dropped == 400 - len(pairs) > 0
+    assert log.num_items == len({row[1] for row in pairs})
+
+
+def test_a_core_of_nobody_is_an_error():
+    with pytest.raises(DataError, match="7-core"):
+        log_of_tables(pa.table(ROWS), k_core=7)
+
+
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        (pa.array([1, 2], pa.int32()), "s"),
+        (pa.array([1.0, 2.0]), "s"),
+        (pa.array([1000, 2000]), "ms"),
+        (pa.array([1_000_000, 2_000_000]), "us"),
+        (pa.array([1_000_000_000, 2_000_000_000]), "ns"),
+        (pa.array([1_000_000, 2_000_000], pa.timestamp("us")), "s"),
+        (pa.array([1, 2], pa.timestamp("s", tz="UTC")), "s"),
+        (pa.array(["1970-01-01 00:00:01", "1970-01-01T00:00:02"]), "s"),
+        (pa.array(["1970-01-01T01:00:01+01:00", "1970-01-01T00:00:02Z"]), "s"),
+        (pa.array(["1", "2"]), "s"),
+        (pa.array(["1", "2"]).dictionary_encode(), "s"),
+    ],
+)
+def test_times_of_every_kind_are_microseconds(times, unit):
+    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), time_unit=unit)
+    assert log.histories.times_E.tolist() == [1_000_000, 2_000_000]
+
+
+def test_dates_are_times_and_fractions_of_seconds_order_rows():
+    dates = pa.array([dt.date(1970, 1, 3), dt.date(1970, 1, 2)])
+    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": dates}))
+    assert log.histories.times_E.tolist() == [86_400_000_000, 172_800_000_000]
+    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": [0.75, 0.25]}))
+    assert (names(log, 0), log.histories.times_E.tolist()) == ([2, 1], [250_000, 750_000])
+
+
+def test_ids_with_leading_zeros_stay_text_in_csv(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n01,007,1\n1,7,2\n")
+    log = load_log(tmp_path)
+    assert log.item_ids.tolist() == ["007", "7"]
+    assert log.user_ids.tolist() == ["01", "1"]
+
+
+def test_plain_numbers_of_csv_agree_with_parquet(tmp_path):
+    pq.write_table(pa.table({"item_id": [7, 8], "title": ["a", "b"]}), tmp_path / "items.parquet")
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n1,8,1\n")
+    log = load_log(tmp_path)
+    assert (log.item_ids.tolist(), names(log, 0)) == ([7, 8], [8])
+
+
+def test_numbers_in_one_csv_and_text_in_the_other_agree_as_text(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n1,8,1\n")
+    (tmp_path / "items.csv").write_text("item_id,title\n8,a\nA9,b\n")
+    assert load_log(tmp_path).item_ids.tolist() == ["8", "A9"]
+
+
+BAD_TABLES = {
+    "no such column": ({"user_id": [1], "item_id": [1]}, "no column 'timestamp'"),
+    "null user": ({**ROWS, "user_id": ["a", None, "b", "b", "b", "b"]}, "null in 1 rows, first in row 1"),
+    "null item": ({**ROWS, "item_id": [None] * 6}, "null in 6 rows"),
+    "empty text": ({**ROWS, "item_id": ["", "x", "y", "z", "x", "y"]}, "empty in 1 rows, first in row 0"),
+    "null time": ({**ROWS, "timestamp": [1, 2, None, 4, 5, 6]}, "null in 1 rows, first in row 2"),
+    "no rows": ({"user_id": pa.array([], pa.int64()), "item_id": pa.array([], pa.int64()), "timestamp": []}, "no rows"),
+    "float ids": ({**ROWS, "item_id": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}, "of type double"),
+    "huge ids": ({**ROWS, "item_id": pa.array([2**63] * 6, pa.uint64())}, "beyond 64 bits"),
+    "words for times": ({**ROWS, "timestamp": ["1", "2", "tomorrow", "4", "5", "6"]}, "'tomorrow' in row 2"),
+    "NaN times": ({**ROWS, "timestamp": [1, 2, 3, float("nan"), 5, 6]}, "nan in row 3"),
+    "times in milliseconds": ({**ROWS, "timestamp": [1_400_000_000_000] * 6}, "time_unit='ms'"),
+    "logical times": ({**ROWS, "timestamp": [True] * 6}, "of type bool"),
+    "two kinds of offset": ({**ROWS, "timestamp": ["1970-01-01T00:00:01Z", *["1970-01-01"] * 5]}, "one way"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_a_bad_table_is_a_named_error(case):
+    columns, message = BAD_TABLES[case]
+    with pytest.raises(DataError, match=message):
+        log_of_tables(pa.table(columns))
+
+
+def test_an_item_listed_twice_is_an_error_that_names_both_rows():
+    items = pa.table({"item_id": ["x", "y", "x"]})
+    with pytest.raises(DataError, match="'x' in rows 0 and 2"):
+        log_of_tables(pa.table(ROWS), items)
+
+
+def test_ids_of_two_kinds_are_an_error():
+    with pytest.raises(DataError, match="in one type"):
+        log_of_tables(pa.table(ROWS), pa.table({"item_id": [1, 2]}))
+
+
+BAD_FILES = {
+    "empty": ("interactions.csv", b"", "empty"),
+    "header alone": ("interactions.csv", b"user_id,item_id,timestamp\n", "no rows"),
+    "ragged": ("interactions.csv", b"user_id,item_id,timestamp\n1,2,3\n1,2\n", "cannot be read"),
+    "not parquet": ("interactions.parquet", b"user_id,item_id,timestamp\n1,2,3\n", "cannot be read"),
+    "not gzip": ("interactions.csv.gz", b"user_id,item_id,timestamp\n1,2,3\n", "cannot be read"),
+    "column twice": ("interactions.csv", b"user_id,item_id,item_id,timestamp\n1,2,2,3\n", "more than once"),
+    "bytes": ("interactions.csv", bytes(range(128, 256)) * 4, "column"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_a_named_error(tmp_path, case):
+    name, content, message = BAD_FILES[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_log(tmp_path)
+
+
+def test_places_without_a_log_are_named(tmp_path):
+    with pytest.raises(DataError, match="no directory"):
+        load_log(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no interactions\.parquet"):
+        load_log(tmp_path)
+    with pytest.raises(DataError, match="there is no file"):
+        load_log(interactions=tmp_path / "clicks.csv")
+    (tmp_path / "clicks.json").write_text("{}")
+    with pytest.raises(DataError, match="neither"):
+        load_log(interactions=tmp_path / "clicks.json")
+    write(tmp_path, "csv", ROWS)
+    write(tmp_path, "parquet", ROWS)
+    with pytest.raises(DataError, match="keep one"):
+        load_log(tmp_path)
+
+
+def test_wrong_options_are_named():
+    with pytest.raises(ArgumentError, match="time_unit='minutes'"):
+        log_of_tables(pa.table(ROWS), time_unit="minutes")
+    with pytest.raises(ArgumentError, match="k_core=-1"):
+        log_of_tables(pa.table(ROWS), k_core=-1)
+    with pytest.raises(ArgumentError, match="directory"):
+        load_log()
+
+
+def test_histories_of_chosen_users_are_theirs():
+    histories = log_of_tables(pa.table(ROWS), pa.table(ITEMS)).histories
+    chosen = histories.of(np.array([2, 0, 2]))
+    assert [chosen[user].tolist() for user in range(3)] == [histories[user].tolist() for user in (2, 0, 2)]
+    with pytest.raises(IndexError):
+        histories[3]
+
+
+cell = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from(["", "a", "01", "1", "2014-01-01", "nan"]), st.floats())
+
+
+@given(st.lists(st.tuples(cell, cell, cell), max_size=6), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, header):
+    place = tmp_path_factory.mktemp("fuzz")
+    lines = ["user_id,item_id,timestamp"] if header else []
+    lines += [",".join("" if value is None else str(value) for value in row) for row in rows]
+    (place / "interactions.csv").write_text("\n".join(lines))
+    try:
+        log = load_log(place)
+    except PleachError as error:
+        assert str(error)
+    else:
+        assert log.report.interactions == len(log.histories.items_E) <= len(rows)
+        assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
