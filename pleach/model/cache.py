@@ -72,7 +72,7 @@ class BeamCache:
             return new_BKGE[:, :, None]
         assert self._parents_BK is not None, "follow() comes before the second attend()"
         requests, beams = slots_BKSGE.shape[:2]
-        first_row_B = torch.arange(0, requests * beams, beams, device=new_BKGE.device)
+        first_row_B = torch.arange(requests, device=new_BKGE.device) * beams
         rows = (self._parents_BK + first_row_B[:, None]).flatten()
         kept = slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
         return torch.cat((kept, new_BKGE[:, :, None]), 2)

@@ -26,6 +26,7 @@ class Transformer(nn.Module):
 
     vocab_size may exceed vocabulary.size (large models pad their embedding); it must not be smaller (ArgumentError).
 
+    >>> from pleach.model import Vocabulary
     >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
     >>> model = Transformer(ModelConfig(vocab_size=vocabulary.size), vocabulary)
     >>> tokens_BT, lengths_B = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])

@@ -191,6 +191,14 @@ def test_a_model_in_training_searches_without_dropout(make_model: MakeModel, gen
     assert torch.equal(training.step_fn(codes, codes), evaluating.step_fn(codes, codes))
 
 
+def test_a_round_without_beams_is_followed_by_none(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    nothing = torch.zeros(4, 0, dtype=torch.int64)
+    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 12)
+    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 9)
+
+
 @pytest.mark.parametrize(
     ("codes", "parents"),
     [

@@ -1,6 +1,7 @@
+import doctest
+import importlib
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,9 +154,8 @@ def test_a_vocabulary_larger_than_the_embedding_raises():
         Transformer(ModelConfig(vocab_size=10), Vocabulary(codebook_sizes=(8,)))
 
 
-def test_the_example_in_the_docstring_runs(tmp_path: Path):
-    vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
-    model = Transformer(ModelConfig(vocab_size=vocabulary.size), vocabulary)
-    tokens_BT, _ = vocabulary.prompts([[[17, 4, 99, 0], [3, 250, 12, 1]]])
-    hidden_BTD = model(torch.from_numpy(tokens_BT))
-    assert model.head(hidden_BTD[:, -1], level=0).shape == (1, 256)
+@pytest.mark.parametrize("name", ["vocabulary", "config", "transformer"])
+def test_the_examples_in_the_docstrings_run(name: str):
+    outcome = doctest.testmod(importlib.import_module(f"pleach.model.{name}"))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
