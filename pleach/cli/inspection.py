@@ -1,0 +1,96 @@
+"""What the files of a run hold, as tables."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pleach.cli.run import RunDirectory
+from pleach.errors import DataError
+from pleach.index import Trie
+from pleach.semid.table import SidTable
+
+__all__ = ["show_directory", "show_sids", "show_trie"]
+
+
+def show_trie(console: Console, path: Path) -> None:
+    """An index: bytes by part, levels, nodes of each level."""
+    trie = Trie.load(path)
+    table = Table(title=f"{path}  ·  index version {trie.version}", title_justify="left")
+    for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
+        table.add_column(name, justify="left" if name in ("part", "layout") else "right")
+    for number, level in enumerate(trie.levels):
+        firsts = 0 if level.firsts is None else level.firsts.nbytes
+        boundary = 0 if level.boundary is None else level.boundary.nbytes
+        table.add_row(
+            f"level {number}",
+            f"{level.size:,}",
+            f"{level.num_nodes:,}",
+            level.layout,
+            f"{level.codes.nbytes:,}",
+            f"{firsts:,}",
+            f"{boundary:,}",
+            f"{level.nbytes:,}",
+            f"{level.nbytes / max(1, len(trie)):.2f}",
+        )
+    table.add_section()
+    table.add_row("all levels", *[""] * 6, f"{trie.nbytes:,}", f"{trie.bytes_per_item:.2f}", style="bold")
+    items = trie.items.nbytes
+    table.add_row("item table", *[""] * 6, f"{items:,}", f"{items / max(1, len(trie)):.2f}")
+    table.add_row("file", *[""] * 6, f"{path.stat().st_size:,}", f"{path.stat().st_size / max(1, len(trie)):.2f}")
+    console.print(table)
+    console.print(f"{len(trie):,} items on {trie.num_leaves:,} leaves; a search reads the levels alone")
+
+
+def show_sids(console: Console, path: Path) -> None:
+    """A table of SIDs: how its codebooks are used, and how many items share a SID."""
+    sids = SidTable.load(path)
+    table = Table(title=f"{path}  ·  {len(sids):,} items", title_justify="left")
+    for name in ("level", "codebook", "used", "perplexity", "largest code"):
+        table.add_column(name, justify="left" if name == "level" else "right")
+    for level, size in enumerate(sids.codebook_sizes):
+        counts = np.bincount(sids.codes[:, level], minlength=size)
+        share = counts[counts > 0] / max(1, len(sids))
+        perplexity = float(np.exp(-(share * np.log(share)).sum()))
+        largest = f"{counts.max(initial=0) / max(1, len(sids)):.1%} of items"
+        table.add_row(str(level), f"{size:,}", f"{int((counts > 0).sum()):,}", f"{perplexity:,.1f}", largest)
+    console.print(table)
+    shared = np.unique(sids.codes, axis=0, return_counts=True)[1]
+    console.print(f"{int(shared[shared > 1].sum()):,} items share a SID with another")
+
+
+def show_directory(console: Console, path: Path) -> None:
+    """A model's directory, or everything in a run's."""
+    if (path / "config.json").exists():
+        show_model(console, path)
+        return
+    run = RunDirectory(path)
+    shown = False
+    for part, show in ((run.sids, show_sids), (run.model, show_model), (run.trie, show_trie)):
+        if part.exists():
+            show(console, part)
+            shown = True
+    if not shown:
+        raise DataError(f"{path} is neither a model's directory nor a run's: it has no config.json, sids.parquet or index")
+
+
+def show_model(console: Console, path: Path) -> None:
+    """A model: its shape, its vocabulary, its parameters."""
+    from pleach.model import Transformer
+
+    model = Transformer.from_pretrained(path)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    table = Table(title=f"{path}  ·  {parameters:,} parameters", title_justify="left", show_header=False)
+    table.add_column("setting")
+    table.add_column("value", justify="right")
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+        table.add_row(name, f"{getattr(model.config, name):,}")
+    table.add_row("vocabulary", f"{model.vocabulary.size:,} tokens")
+    table.add_row("levels", " x ".join(str(size) for size in model.vocabulary.codebook_sizes))
+    training = path.parent / "training.json"
+    if training.exists():
+        summary = json.loads(training.read_text(encoding="utf-8"))
+        table.add_row("trained", f"{summary['step']:,} steps in {summary['seconds'] / 60:.1f} minutes")
+    console.print(table)

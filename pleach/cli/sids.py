@@ -1,0 +1,112 @@
+"""`pleach fit-sids`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pleach.cli.run import RunDirectory, RunOption
+from pleach.cli.screen import Bar, done, next_step, stderr, stdout
+
+__all__ = ["fit_sids"]
+
+
+def fit_sids(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="Directory with interactions.* and items.*, or a file of reviews. [dim]The run itself[/dim]"
+        ),
+    ] = None,
+    run: RunOption = Path("runs/shop"),
+    kind: Annotated[
+        str, typer.Option("--format", help="tables (Parquet or CSV), amazon (JSON lines) or movielens.")
+    ] = "tables",
+    metadata: Annotated[Path | None, typer.Option("--metadata", help="Amazon: the file of the products.")] = None,
+    k_core: Annotated[
+        int, typer.Option("--core", help="Keep only users and items with so many interactions. [dim]All[/dim]")
+    ] = 0,
+    codebooks: Annotated[str, typer.Option("--codebooks", help="Codes of each level.")] = "256,256,256",
+    repair: Annotated[
+        str, typer.Option("--repair", help="Items with equal codes: an extra level, the nearest free code, or none.")
+    ] = "level",
+    text: Annotated[
+        str, typer.Option("--text", help="tfidf, none, or a sentence-transformers model (name or directory).")
+    ] = "tfidf",
+    behaviour: Annotated[
+        bool, typer.Option("--behaviour/--no-behaviour", help="Join what is taken together, in training sessions only.")
+    ] = True,
+    vectors: Annotated[
+        Path | None, typer.Option("--vectors", help="Your own vectors (.npy or .parquet) in place of text and behaviour.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same codes.")] = 0,
+) -> None:
+    """Give every item a Semantic ID: embed, quantise by residual k-means, tell collisions apart.
+
+    Items get their vectors from their text and from the training part of the log; what is held out is never read.
+    """
+    from dataclasses import asdict
+    from typing import get_args
+
+    from pleach.cli.sources import Format, Source
+    from pleach.errors import ArgumentError
+    from pleach.semid.embed import EmbeddingConfig, load_vectors
+    from pleach.semid.fit import QuantiserConfig, Repair
+    from pleach.semid.fit import fit_sids as fit
+    from pleach.train.split import leave_one_out
+
+    sizes = codebook_sizes(codebooks)
+    chosen = next((name for name in get_args(Repair) if name == repair), None)
+    if chosen is None:
+        raise ArgumentError(f"--repair {repair}: choose one of {', '.join(get_args(Repair))}")
+    form = next((name for name in get_args(Format) if name == kind), None)
+    if form is None:
+        raise ArgumentError(f"--format {kind}: choose one of {', '.join(get_args(Format))}")
+    here = RunDirectory(run)
+    source = Source(path=data or run, kind=form, items=metadata, k_core=k_core)
+    console = stdout()
+
+    began = time.perf_counter()
+    log = source.read()
+    split = leave_one_out(log)
+    source.save(here.source)
+    done(
+        console,
+        what=f"{source.path}: {log.num_users:,} users, {log.num_items:,} items, {log.report.interactions:,} interactions; "
+        f"{split.report.users_too_short:,} users are too short to be evaluated",
+        seconds=time.perf_counter() - began,
+    )
+
+    began = time.perf_counter()
+    own = None if vectors is None else load_vectors(vectors, log.item_ids)
+    embedding = None
+    if own is None:
+        embedding = EmbeddingConfig(text=text) if behaviour else EmbeddingConfig(text=text, behaviour_dims=0)
+    with Bar(stderr(), "reading") as bar:
+        made = fit(
+            log.items,
+            split.train if behaviour else None,
+            embedding=embedding,
+            vectors=own,
+            quantiser=QuantiserConfig(codebook_sizes=sizes, repair=chosen),
+            seed=seed,
+            progress=bar.show,
+        )
+    made.table.save(here.sids)
+    made.quantiser.save(here.quantiser)
+    console.print(str(made.report), style="dim")
+    levels = " x ".join(str(size) for size in made.table.codebook_sizes)
+    done(console, what=f"{here.sids}: {len(made.table):,} SIDs of {levels}", seconds=time.perf_counter() - began)
+    here.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})
+    here.add_to_report("fit-sids", asdict(made.report))
+    next_step(console, "pleach", "train", "--run", run)
+
+
+def codebook_sizes(text: str) -> tuple[int, ...]:
+    from pleach.errors import ArgumentError
+
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise ArgumentError(f"--codebooks {text!r}: whole numbers with commas between them, such as 256,256,256") from None

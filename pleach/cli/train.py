@@ -1,0 +1,102 @@
+"""`pleach train`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pleach.cli.run import RunDirectory, RunOption
+from pleach.cli.screen import Bar, done, next_step, stderr, stdout
+
+__all__ = ["train"]
+
+
+def train(
+    run: RunOption = Path("runs/shop"),
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Stop after so many minutes. [dim]10 if nothing is said[/dim]")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Or after so many passes over the log.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Decides the first weights, the order of the data, dropout.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 4,
+    width: Annotated[int, typer.Option("--width", help="Hidden size: a multiple of 32.")] = 128,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak.")] = None,
+    max_items: Annotated[int, typer.Option("--max-items", help="The longest history the model is shown.")] = 20,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
+) -> None:
+    """Train a model on the training part of the log: all but each customer's last two items.
+
+    Ctrl-C leaves a checkpoint; --resume goes on from it.
+    """
+    from dataclasses import replace
+
+    from pleach.cli.sources import Source
+    from pleach.errors import ArgumentError
+    from pleach.semid.table import SidTable
+    from pleach.train.recipe import Budget, Recipe
+    from pleach.train.split import leave_one_out
+    from pleach.train.trainer import Moment
+    from pleach.train.trainer import train as fit
+
+    if width % 32 or width < 32:
+        raise ArgumentError(f"--width {width}: a multiple of 32, the size of an attention head")
+    here = RunDirectory(run)
+    sids = SidTable.load(here.need(here.sids, "fit-sids"))
+    log = Source.load(here.need(here.source, "fit-sids")).read()
+    split = leave_one_out(log)
+    if minutes is None and epochs is None and steps is None:
+        minutes = 10.0
+    recipe = Recipe(
+        budget=Budget(minutes=minutes, epochs=epochs, steps=steps),
+        seed=seed,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
+        max_items=max_items,
+    )
+    if learning_rate is not None:
+        recipe = replace(recipe, learning_rate=learning_rate)
+
+    console = stdout()
+    began = time.perf_counter()
+    moments: list[Moment] = []
+
+    def show(moment: Moment) -> None:
+        moments[:] = [moment]
+        left = f"{moment.remaining_s / 60:.1f} min left" if moment.step > 20 else ""
+        recall = "" if moment.recall is None else f"recall@10 {moment.recall:.4f}  "
+        note = f"step {moment.step:,}  loss {moment.loss:.3f}  {recall}{moment.items_per_second:,.0f} items/s  {left}"
+        bar.show("training", moment.share, note)
+
+    try:
+        with Bar(stderr(), "training") as bar:
+            model = fit(log, split, sids, recipe, here.path, progress=show, resume=resume, device=device)
+    except KeyboardInterrupt:
+        console.print("Stopped; the checkpoint is kept.")
+        next_step(console, "pleach", "train", "--run", run, "--resume")
+        raise typer.Exit(130) from None
+    last = moments[0]
+    parameters = sum(weight.numel() for weight in model.parameters())
+    done(
+        console,
+        what=f"{here.model}: {parameters:,} parameters, {last.step:,} steps, {last.epochs:.1f} passes over "
+        f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f} nats an item",
+        seconds=time.perf_counter() - began,
+    )
+    here.add_to_report(
+        "train",
+        {
+            "parameters": parameters,
+            "steps": last.step,
+            "epochs": last.epochs,
+            "loss": last.loss,
+            "seconds": last.seconds,
+            "items_per_second": last.items_per_second,
+        },
+    )
+    next_step(console, "pleach", "evaluate", "--run", run)
