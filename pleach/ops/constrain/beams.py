@@ -79,6 +79,10 @@ class RequestFilter:
             )
         return cls(leaves=None if allowed is None else allowed.leaves, denied_D=denied, filter=allowed, denied_places=places)
 
+    def may_reach(self, num_leaves: int) -> bool:
+        """Whether any leaf at all is left."""
+        return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
+
     def allowed_places(self, begin: int, end: int) -> list[int]:
         """The allowed places among [begin, end)."""
         denied = set(self.denied_places[(self.denied_places >= begin) & (self.denied_places < end)].tolist())

@@ -4,9 +4,8 @@
         lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed")
         for each legal child that can still be among the best: score = beam score + logit - lse; keep the K best
 
-Three ways to meet a row's children, whichever is cheapest for it:
-    collect: walk the children of the range (few of them, or no threshold yet)
-    collect through the filter: walk the filter's leaves in the range (a filter that leaves few alive)
+Two ways to meet a row's children, whichever is cheaper for it:
+    collect: walk the children of the range; through a filter, one visit for each child that it leaves alive
     scan: walk the chunks of logits that beat the threshold and search each survivor among the children (a wide range)
 
 Shapes: B requests, K beams, V codes, L levels, W words, D denied leaves, C children of a row.
@@ -26,12 +25,12 @@ from numpy.typing import NDArray
 
 from pleach.errors import LogitsError
 from pleach.index import Trie
-from pleach.index.bits import array_at, next_set, prev_set, rank
+from pleach.index.bits import array_at, next_set, prev_set, rank, trailing_zeros
 from pleach.ops.constrain.beams import Beams, RequestFilter, Scoring
 from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, sum_exp
 from pleach.ops.constrain.select import compact, key_of, score_of
 
-__all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "step"]
+__all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "children", "step"]
 
 _LISTING, _COLUMN, _LEAVES = 0, 1, 2
 
@@ -41,6 +40,7 @@ class TrieArrays:
     """A trie's levels as the kernel reads them: (layout, codes, firsts, words, before, num_leaves) for each level."""
 
     levels: tuple[tuple[Any, ...], ...]
+    sizes: tuple[int, ...]
     num_leaves: int
     num_levels: int
 
@@ -74,7 +74,7 @@ def bind(trie: Trie) -> TrieArrays:
         )
         for level in trie.levels
     )
-    return TrieArrays(levels=levels, num_leaves=trie.num_leaves, num_levels=trie.num_levels)
+    return TrieArrays(levels=levels, sizes=trie.codebook_sizes, num_leaves=trie.num_leaves, num_levels=trie.num_levels)
 
 
 def bind_filters(arrays: TrieArrays, filters: Sequence[RequestFilter]) -> FilterArrays:
@@ -88,6 +88,21 @@ def bind_filters(arrays: TrieArrays, filters: Sequence[RequestFilter]) -> Filter
     denied_B1 = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
     denied = np.concatenate([np.empty(0, np.int64), *(one.denied_D for one in filters)])
     return FilterArrays(words_B=words_B, before_B=before_B, denied_B1=denied_B1, denied=denied, alive=tuple(filters))
+
+
+def children(
+    arrays: TrieArrays, level: int, lo_BK: NDArray[np.int64], hi_BK: NDArray[np.int64], filters: FilterArrays
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Every legal child of every range, ragged: see `pleach.ops.constrain.reference.children`, which this equals.
+
+    Cost: a few reads a child; memory for min(range, codebook) children a row at most.
+    """
+    most = int(np.minimum(hi_BK - lo_BK, arrays.sizes[level]).sum())
+    row_R1 = np.zeros(lo_BK.size + 1, np.int64)
+    code_C, lo_C, hi_C = (np.empty(most, np.int64) for _ in range(3))
+    on = (filters.words_B, filters.before_B, filters.denied_B1, filters.denied)
+    count = _children(arrays.levels[level], lo_BK, hi_BK, on, row_R1, code_C, lo_C, hi_C)
+    return row_R1, code_C[:count], lo_C[:count], hi_C[:count]
 
 
 def step(
@@ -164,55 +179,91 @@ def _alive(allowed, lo, hi):
 
 
 @njit(nogil=True)
-def _collect(level, allowed, lo, hi, alive, out_codes, out_places):
-    """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
-    layout, codes, firsts, words, before, num_leaves = level
-    has_filter, filter_words, _, denied_D = allowed
+def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
+    """`_collect` through a filter: one visit for each child that is alive, none for the others."""
+    layout, codes, _, words, before, _ = level
+    _, filter_words, _, denied_D = allowed
     count = 0
-    if has_filter and alive * 4 < hi - lo:  # few leaves are left: visit those instead of the children
-        leaf = next_set(filter_words, lo, hi)
-        while leaf < hi:
-            if denied_D.size > 0 and _denied_in(denied_D, leaf, leaf + 1) > 0:
-                leaf = next_set(filter_words, leaf + 1, hi)
-                continue
-            place = leaf
-            if layout == _LISTING:
-                place = rank(words, before, leaf + 1) - 1
-            elif layout == _COLUMN:
-                place = prev_set(words, leaf)
-            out_codes[count] = codes[place]
-            out_places[count] = place
-            count += 1
-            leaf = next_set(filter_words, _child_range(level, place)[1], hi)
-        return count
+    leaf = next_set(filter_words, lo, hi)
+    while leaf < hi:
+        if denied_D.size > 0 and _denied_in(denied_D, leaf, leaf + 1) > 0:
+            leaf = next_set(filter_words, leaf + 1, hi)
+            continue
+        place = leaf
+        if layout == _LISTING:
+            place = rank(words, before, leaf + 1) - 1
+        elif layout == _COLUMN:
+            place = prev_set(words, leaf)
+        out_codes[count] = codes[place]
+        out_places[count] = place
+        count += 1
+        leaf = next_set(filter_words, _child_range(level, place)[1], hi)
+    return count
+
+
+@njit(nogil=True)
+def _collect(level, allowed, lo, hi, out_codes, out_places):
+    """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
+    layout, codes, _, words, _, _ = level
+    has_filter, _, _, denied_D = allowed
+    if has_filter:
+        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
     begin, end = _children_bounds(level, lo, hi)
-    place = begin
-    while place < end:
-        after = place + 1 if layout != _COLUMN else next_set(words, place + 1, end)
-        keep = True
-        if alive < hi - lo:
-            child_lo, child_hi = _child_range(level, place)
-            keep = _alive(allowed, child_lo, child_hi) > 0
-        if keep:
-            out_codes[count] = codes[place]
-            out_places[count] = place
-            count += 1
-        place = after
+    count = 0
+    if layout == _COLUMN:
+        first, last = begin >> 6, (end - 1) >> 6
+        for word in range(first, last + 1):
+            bits = words[word]
+            if word == first:
+                bits &= ~np.uint64(0) << np.uint64(begin & 63)
+            if word == last:
+                bits &= ~np.uint64(0) >> np.uint64(63 - ((end - 1) & 63))
+            while bits != np.uint64(0):
+                place = (word << 6) + np.int64(trailing_zeros(bits))
+                bits &= bits - np.uint64(1)
+                out_codes[count] = codes[place]
+                out_places[count] = place
+                count += 1
+    else:
+        count = end - begin
+        for child in range(count):
+            out_codes[child] = codes[begin + child]
+            out_places[child] = begin + child
+    if denied_D.size > 0:
+        kept = 0
+        for child in range(count):
+            child_lo, child_hi = _child_range(level, out_places[child])
+            # Only a child with no more leaves than there are denied ones can be denied altogether.
+            if child_hi - child_lo > denied_D.size or _denied_in(denied_D, child_lo, child_hi) < child_hi - child_lo:
+                out_codes[kept], out_places[kept] = out_codes[child], out_places[child]
+                kept += 1
+        count = kept
     return count
 
 
 @njit(nogil=True)
 def _first_at_least(codes, begin, end, code):
-    """The first place of ascending codes[begin:end] whose code is at least `code`."""
+    """The first place of ascending codes[begin:end] whose code is at least `code`; no branch that could be mispredicted."""
     size = end - begin
-    while size > 0:
+    while size > 1:
         half = size >> 1
-        if codes[begin + half] < code:
-            begin += half + 1
-            size -= half + 1
-        else:
-            size = half
-    return begin
+        begin = begin + half if codes[begin + half - 1] < code else begin
+        size -= half
+    return begin + 1 if size == 1 and codes[begin] < code else begin
+
+
+@njit(nogil=True)
+def _scan_pays(row, chunks, least, children, alive, leaves):
+    """Whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's children.
+
+    A chunk costs about as much as 60 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
+    """
+    if alive * 4 < leaves or children * 16 < row.size:
+        return False
+    hot = 0
+    for chunk in range((row.size + CHUNK - 1) // CHUNK):
+        hot += chunks[chunk] >= least
+    return hot * 60 < min(children, row.size) + leaves // 64
 
 
 @njit(nogil=True)
@@ -226,13 +277,11 @@ def _log_sum_exp(row, chunks):
 
 
 @njit(nogil=True)
-def _scan(level, allowed, restricted, begin, end, row, base, lse, parent, chunks, candidates, count, threshold, num_beams):
+def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
     codes = level[1]
+    base, lse, parent = beam
     keys, parents, chosen, places, scratch = candidates
-    # `least` may let a chunk too many through; the comparison of scores below is exact.
-    least = threshold - base + lse
-    least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < least:
             continue
@@ -257,8 +306,9 @@ def _scan(level, allowed, restricted, begin, end, row, base, lse, parent, chunks
 
 
 @njit(nogil=True)
-def _offer(row, base, lse, parent, child_codes, child_places, candidates, count, threshold, num_beams):
+def _offer(row, beam, child_codes, child_places, candidates, count, threshold, num_beams):
     """Offer the collected children; returns (count, threshold)."""
+    base, lse, parent = beam
     keys, parents, chosen, places, scratch = candidates
     for child in range(child_codes.size):
         score = base + (row[child_codes[child]] - lse)
@@ -273,11 +323,38 @@ def _offer(row, base, lse, parent, child_codes, child_places, candidates, count,
     return count, threshold
 
 
+@njit(nogil=True)
+def _allowed_of(filters, request, num_leaves):
+    """One request's (has_filter, words, before, denied)."""
+    words_B, before_B, denied_B1, denied = filters
+    has_filter = words_B[request] != 0
+    num_words = num_leaves // 64 + 1 if has_filter else 0
+    words = array_at(words_B[request], num_words, np.uint64)
+    before = array_at(before_B[request], num_words, np.uint32)
+    return has_filter, words, before, denied[denied_B1[request] : denied_B1[request + 1]]
+
+
+@njit(cache=True, nogil=True)
+def _children(level, lo_BK, hi_BK, filters, row_R1, code_C, lo_C, hi_C):
+    """All rows' legal children; returns how many."""
+    count = 0
+    for b in range(lo_BK.shape[0]):
+        allowed = _allowed_of(filters, b, level[5])
+        for k in range(lo_BK.shape[1]):
+            lo, hi = lo_BK[b, k], hi_BK[b, k]
+            if lo < hi and _alive(allowed, lo, hi) > 0:
+                found = _collect(level, allowed, lo, hi, code_C[count:], lo_C[count:])
+                for child in range(count, count + found):
+                    lo_C[child], hi_C[child] = _child_range(level, lo_C[child])
+                count += found
+            row_R1[b * lo_BK.shape[1] + k + 1] = count
+    return count
+
+
 @njit(cache=True, nogil=True)
 def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_scores):
     """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf."""
     num_leaves = level[5]
-    filter_words_B, filter_before_B, denied_B1, denied = filters
     out_parent, out_code, out_lo, out_hi, num_valid_B = out
     batch_size, num_rows = lo_BK.shape
     num_codes, num_beams = logits_BKV.shape[2], out_scores.shape[1]
@@ -289,16 +366,9 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
     child_codes, child_places = np.empty(most, np.int64), np.empty(most, np.int64)
     child_logits = np.empty(most, np.float32)
     chunks = np.empty(num_codes // CHUNK + 1, np.float32)
-    num_words = num_leaves // 64 + 1
     nothing = np.float32(-np.inf)
     for b in range(batch_size):
-        has_filter = filter_words_B[b] != 0
-        allowed = (
-            has_filter,
-            array_at(filter_words_B[b], num_words if has_filter else 0, np.uint64),
-            array_at(filter_before_B[b], num_words if has_filter else 0, np.uint32),
-            denied[denied_B1[b] : denied_B1[b + 1]],
-        )
+        allowed = _allowed_of(filters, b, num_leaves)
         count, threshold = 0, nothing
         for k in range(num_rows):
             lo, hi, base = lo_BK[b, k], hi_BK[b, k], scores_BK[b, k]
@@ -315,15 +385,32 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
                     return b * num_rows + k
                 if top == nothing or base + (top - lse) <= threshold:
                     continue
-                begin, end = _children_bounds(level, lo, hi)
-                if threshold > nothing and (end - begin) * 16 > num_codes and alive * 4 >= hi - lo:
-                    count, threshold = _scan(
-                        level, allowed, alive < hi - lo, begin, end, row, base, lse, k, chunks, candidates, count, threshold, num_beams
-                    )  # fmt: skip
-                    continue
-                found = _collect(level, allowed, lo, hi, alive, child_codes, child_places)
+                beam = (base, lse, k)
+                if threshold > nothing:
+                    begin, end = _children_bounds(level, lo, hi)
+                    # `least` may let a chunk too many through; the scan compares scores exactly.
+                    least = threshold - base + lse
+                    least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
+                    if _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
+                        count, threshold = _scan(
+                            level,
+                            allowed,
+                            alive < hi - lo,
+                            begin,
+                            end,
+                            row,
+                            beam,
+                            chunks,
+                            least,
+                            candidates,
+                            count,
+                            threshold,
+                            num_beams,
+                        )
+                        continue
+                found = _collect(level, allowed, lo, hi, child_codes, child_places)
             else:
-                found = _collect(level, allowed, lo, hi, alive, child_codes, child_places)
+                found = _collect(level, allowed, lo, hi, child_codes, child_places)
                 for child in range(found):
                     child_logits[child] = row[child_codes[child]]
                 top, lse = _log_sum_exp(child_logits[:found], chunks)
@@ -331,8 +418,9 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
                     return b * num_rows + k
                 if top == nothing or base + (top - lse) <= threshold:
                     continue
+                beam = (base, lse, k)
             count, threshold = _offer(
-                row, base, lse, k, child_codes[:found], child_places[:found], candidates, count, threshold, num_beams
+                row, beam, child_codes[:found], child_places[:found], candidates, count, threshold, num_beams
             )
             if count >= 2 * num_beams or (threshold == nothing and count >= num_beams):
                 threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)

@@ -16,12 +16,12 @@ from pleach.errors import LogitsError
 from pleach.index import Trie
 from pleach.ops.constrain.beams import Beams, RequestFilter, Scoring
 
-__all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "step"]
+__all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "children", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrieArrays:
-    """The sorted table of SIDs, unpacked. codes_ML: int64. starts_LM: bool, whether a new prefix of length t + 1 starts there."""
+    """The sorted table of SIDs, unpacked. codes_ML: int64. starts_LM: bool, whether a prefix of length t + 1 starts there."""
 
     codes_ML: Tensor
     starts_LM: Tensor
@@ -58,6 +58,28 @@ def bind_filters(arrays: TrieArrays, filters: Sequence[RequestFilter]) -> Filter
     return FilterArrays(alive_BM=alive_BM.to(arrays.codes_ML.device))
 
 
+def children(
+    arrays: TrieArrays, level: int, lo_BK: Tensor, hi_BK: Tensor, filters: FilterArrays
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every legal child of every range, ragged: (row_R1, code_C, lo_C, hi_C).
+
+        for each range, row by row: the places inside it where a longer prefix starts, if a leaf under it is alive
+
+    row_R1: int64, where each of the B x K rows begins and, last, C. Ascending by code within a row.
+    """
+    rows: list[Tensor] = []
+    for request, beam in np.ndindex(*lo_BK.shape):
+        lo, hi = int(lo_BK[request, beam]), int(hi_BK[request, beam])
+        firsts_C = lo + arrays.starts_LM[level, lo:hi].nonzero().squeeze(1)
+        lasts_C = torch.cat([firsts_C[1:], firsts_C.new_full((min(1, len(firsts_C)),), hi)])
+        before_M1 = torch.nn.functional.pad(filters.alive_BM[request].cumsum(0), (1, 0))
+        alive_C = before_M1[lasts_C] > before_M1[firsts_C]
+        rows.append(torch.stack([arrays.codes_ML[firsts_C, level], firsts_C, lasts_C])[:, alive_C])
+    sizes = torch.tensor([0, *(row.shape[1] for row in rows)])
+    code_C, lo_C, hi_C = torch.cat([*rows, lo_BK.new_empty(3, 0)], dim=1)
+    return sizes.cumsum(0), code_C, lo_C, hi_C
+
+
 def step(
     arrays: TrieArrays,
     level: int,
@@ -91,37 +113,30 @@ def step(
         hi=torch.zeros(shape, dtype=torch.int64, device=device),
         num_valid=torch.zeros(shape[0], dtype=torch.int64, device=device),
     )
+    row_R1, code_C, lo_C, hi_C = children(arrays, level, lo_BK, hi_BK, filters)
     for request in range(shape[0]):
-        candidates: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
+        found: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
         for beam in range(lo_BK.shape[1]):
-            lo, hi = int(lo_BK[request, beam]), int(hi_BK[request, beam])
-            if lo >= hi or bool(torch.isneginf(scores_BK[request, beam])):
+            row = request * lo_BK.shape[1] + beam
+            mine_C = torch.arange(int(row_R1[row]), int(row_R1[row + 1]), device=device)
+            if len(mine_C) == 0 or bool(scores_BK[request, beam].isneginf()):
                 continue
             row_V = logits_BKV[request, beam]
-            firsts_C = lo + arrays.starts_LM[level, lo:hi].nonzero().squeeze(1)
-            lasts_C = torch.cat([firsts_C[1:], firsts_C.new_tensor([hi])])
-            before_M1 = torch.nn.functional.pad(filters.alive_BM[request].cumsum(0), (1, 0))
-            keep_C = before_M1[lasts_C] > before_M1[firsts_C]
-            firsts_C, lasts_C = firsts_C[keep_C], lasts_C[keep_C]
-            codes_C = arrays.codes_ML[firsts_C, level]
-            if len(codes_C) == 0:
-                continue
-            read = row_V if scoring == "full" else row_V[codes_C]
+            read = row_V if scoring == "full" else row_V[code_C[mine_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError(
                     f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, "
                     f"or -inf for a code that must not be taken; look at the model's output"
                 )
-            scores_C = scores_BK[request, beam] + (row_V[codes_C] - read.logsumexp(0))
-            live_C = ~(scores_C.isneginf() | scores_C.isnan())
-            parents_C = torch.full_like(codes_C, beam)
-            candidates.append((scores_C[live_C], parents_C[live_C], codes_C[live_C], firsts_C[live_C], lasts_C[live_C]))
-        if not candidates:
+            scores_C = scores_BK[request, beam] + (row_V[code_C[mine_C]] - read.logsumexp(0))
+            live_C = scores_C > -torch.inf  # neither -inf nor, in a row of nothing else, NaN
+            found.append((scores_C[live_C], torch.full_like(mine_C, beam)[live_C], mine_C[live_C]))
+        if not found:
             continue
-        scores_C, parents_C, codes_C, firsts_C, lasts_C = (torch.cat(parts) for parts in zip(*candidates, strict=True))
+        scores_C, parents_C, mine_C = (torch.cat(parts) for parts in zip(*found, strict=True))
         best = scores_C.argsort(descending=True, stable=True)[:num_beams]  # they stand in (parent, code) order already
-        count = len(best)
+        count, mine_C = len(best), mine_C[best]
         out.scores[request, :count], out.parent[request, :count] = scores_C[best], parents_C[best]
-        out.code[request, :count], out.lo[request, :count] = codes_C[best], firsts_C[best]
-        out.hi[request, :count], out.num_valid[request] = lasts_C[best], count
+        out.code[request, :count], out.lo[request, :count] = code_C[mine_C], lo_C[mine_C]
+        out.hi[request, :count], out.num_valid[request] = hi_C[mine_C], count
     return out
