@@ -201,7 +201,6 @@ def test_whatever_stands_in_a_file_it_loads_or_is_named(tmp_path_factory, conten
     for arguments in ((place / "any.json",), (place / "any.json", place / "any.json")):
         try:
             log = load_amazon(*arguments)
-        except PleachError as error:
-            assert str(error)
-        else:
-            assert log.num_users >= 1
+        except PleachError:
+            continue
+        assert log.num_users >= 1

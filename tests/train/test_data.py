@@ -289,8 +289,7 @@ def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, h
     (place / "interactions.csv").write_text("\n".join(lines))
     try:
         log = load_log(place)
-    except PleachError as error:
-        assert str(error)
-    else:
-        assert log.report.interactions == len(log.histories.items_E) <= len(rows)
-        assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
+    except PleachError:
+        return
+    assert log.report.interactions == len(log.histories.items_E) <= len(rows)
+    assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
