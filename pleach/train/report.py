@@ -74,7 +74,7 @@ class Report:
                     free[name] = Scores.from_dict(free[name])
                 read["unconstrained"] = Unconstrained(**free)
             return cls(**read)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `pleach evaluate`") from error
 
     def table(self) -> Table:
