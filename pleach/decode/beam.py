@@ -6,7 +6,7 @@ Shapes: B requests, K beams, V codes of a level, L levels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -83,14 +83,17 @@ class BeamSearch:
             logits = step_fn(codes_BK, parents_BK)
             sample = logits if sample is None else sample
             shape = (batch_size, lo_BK.shape[1], self.index.levels[level].size)
-            state: Any = (lo_BK, hi_BK, scores_BK, check_logits(logits, level, shape))
+            lo, hi, scores, logits_BKV = lo_BK, hi_BK, scores_BK, check_logits(logits, level, shape)
             if self.backend == "reference":
-                state = tuple(backends.to_torch(array) for array in state)
+                lo, hi, scores, logits_BKV = (backends.to_torch(array) for array in (lo, hi, scores, logits_BKV))
             # More beams than nodes of the level would only be dead weight for the model.
             beams = self._ops.step(
                 self._arrays,
                 level,
-                *state,
+                lo,
+                hi,
+                scores,
+                logits_BKV,
                 bound,
                 num_beams=min(width, self.index.levels[level].num_nodes),
                 scoring=self.scoring,

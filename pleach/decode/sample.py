@@ -87,10 +87,10 @@ class Sampler:
             sample = logits if sample is None else sample
             shape = (batch_size, lo_BK.shape[1], self.index.levels[level].size)
             logits_RV = check_logits(logits, level, shape).reshape(-1, shape[2])
-            ranges: Any = (lo_BK, hi_BK)
+            lo, hi = lo_BK, hi_BK
             if self.backend == "reference":
-                ranges = tuple(backends.to_torch(array) for array in ranges)
-            ragged = self._ops.children(self._arrays, level, *ranges, bound)
+                lo, hi = backends.to_torch(lo), backends.to_torch(hi)
+            ragged = self._ops.children(self._arrays, level, lo, hi, bound)
             row_R1, code_C, lo_C, hi_C = (backends.to_numpy(array) for array in ragged)
             row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))
             log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, level)
