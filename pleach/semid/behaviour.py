@@ -56,7 +56,7 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
     """Vectors that are near for items taken near each other: U sqrt(S) of the truncated SVD of the positive PMI.
 
     What is passed as `sessions` is all that these vectors ever see: pass the training part of a split.
-    Rows have length 1, or 0 for an item that no session has beside another. float32 (N, min(dims, N - 1)).
+    Rows have length 1, or 0 for an item that no session has beside another. float32 (N, min(dims, N)).
     Raises DataError where no session has two different items. (Levy and Goldberg, 2014.)
     """
     if dims < 1:
@@ -65,7 +65,7 @@ def behaviour_vectors(sessions: Sessions, num_items: int, *, dims: int, window: 
     if pmi_NN.nnz == 0:
         raise DataError("no session has two different items in it: there is no behaviour to learn vectors from")
     with one_thread():
-        left_ND, strength_D, _ = randomized_svd(pmi_NN, min(dims, num_items - 1), n_iter=5, random_state=seed)  # pyright: ignore[reportArgumentType]
+        left_ND, strength_D, _ = randomized_svd(pmi_NN, min(dims, num_items), n_iter=5, random_state=seed)  # pyright: ignore[reportArgumentType]
     vectors_ND = left_ND * np.sqrt(strength_D)
     vectors_ND[np.diff(pmi_NN.indptr) == 0] = 0  # the SVD leaves dust in empty rows
     return unit_rows(vectors_ND)

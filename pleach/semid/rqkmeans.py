@@ -16,7 +16,7 @@ from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from pleach.errors import ArgumentError, CheckpointError, DataError
-from pleach.semid.arrays import check_vectors, one_thread
+from pleach.semid.arrays import check_finite, check_vectors, one_thread
 
 __all__ = ["Progress", "ResidualKMeans"]
 
@@ -145,14 +145,13 @@ class ResidualKMeans:
 
 
 def check_numbers(vectors_ND: NDArray[np.floating], dims: int) -> NDArray[np.float32]:
-    """Vectors to encode: finite numbers of `dims` dimensions (none, one or equal vectors are fine here)."""
+    """Vectors to encode: finite numbers of `dims` dimensions (none, one or equal ones are fine here)."""
     vectors = np.asarray(vectors_ND)
     if vectors.ndim != 2 or vectors.shape[1] != dims or not np.issubdtype(vectors.dtype, np.number):
         raise DataError(f"vectors of shape {vectors.shape} ({vectors.dtype}): this quantiser takes (N, {dims}) numbers")
     with np.errstate(over="ignore"):
         vectors = vectors.astype(np.float32)
-    if not np.isfinite(vectors).all():
-        raise DataError(f"vector {int(np.argmin(np.isfinite(vectors).all(axis=1))):,} has NaN or infinite numbers")
+    check_finite(vectors, "the table of vectors")
     return vectors
 
 

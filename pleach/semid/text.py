@@ -50,7 +50,7 @@ def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: 
     """TF-IDF of the items' words, one weighting per column, brought to `dims` dimensions by a truncated SVD.
 
     Each column is a text of its own, so that a brand of one word is not drowned by a title of twenty. Rows have length 1,
-    or 0 where an item has no known word. float32 (N, min(dims, words)). Seconds for 20,000 items on one core.
+    or 0 where an item has no known word. float32 (N, at most dims). Seconds for 20,000 items on one core.
     Raises DataError where no item has a word. (Latent semantic analysis, Deerwester et al., 1990.)
     """
     if dims < 1:
@@ -67,9 +67,9 @@ def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: 
     if not blocks:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
     weights_NW = csr_array(hstack(blocks))
-    rank = min(dims, len(items) - 1, sum(block.shape[1] for block in blocks) - 1)
-    if rank < 1:
+    if weights_NW.shape[1] <= dims:  # nothing to bring down
         return unit_rows(weights_NW.toarray())
+    rank = min(dims, len(items))
     with one_thread():
         return unit_rows(TruncatedSVD(rank, n_iter=5, random_state=seed).fit_transform(weights_NW))
 

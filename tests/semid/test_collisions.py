@@ -1,0 +1,67 @@
+"""Repairs: whatever the collisions, repaired SIDs are unique, and nothing moves that need not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.errors import ArgumentError, CodesError
+from pleach.semid.collisions import add_level, group_sizes, move_to_free_codes
+
+tables = st.integers(0, 20).flatmap(
+    lambda rows: st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=rows, max_size=rows)
+)
+
+
+@given(tables, st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_level_more_makes_sids_unique_and_keeps_their_codes(rows, seed):
+    codes = np.array(rows, np.int64).reshape(-1, 2)
+    priority = np.random.default_rng(seed).integers(0, 3, len(codes))
+    wider, size = add_level(codes, priority)
+    assert (wider[:, :2] == codes).all()
+    assert len(np.unique(wider, axis=0)) == len(codes)
+    assert size == max(1, group_sizes(codes).max(initial=0))
+    assert (wider[:, 2] < size).all()
+    for i in range(len(codes)):
+        for j in range(len(codes)):
+            if (codes[i] == codes[j]).all() and (priority[i], -i) > (priority[j], -j):
+                assert wider[i, 2] < wider[j, 2]
+
+
+@given(st.integers(0, 16), st.integers(4, 8), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_free_codes_make_sids_unique_and_keep_their_first_codes(rows, size, seed):
+    rng = np.random.default_rng(seed)
+    last = rng.normal(size=(rng.integers(1, size + 1), 3)).astype(np.float32)
+    codes = np.column_stack([np.arange(rows) % 4, rng.integers(0, len(last), rows)]).astype(np.int64)
+    residuals = rng.normal(size=(rows, 3)).astype(np.float32)
+    moved = move_to_free_codes(codes, (4, size), residuals, last)
+    assert (moved[:, 0] == codes[:, 0]).all()
+    assert len(np.unique(moved, axis=0)) == rows
+    assert (moved[:, 1] < size).all()
+
+
+def test_the_nearest_item_keeps_the_code_and_the_other_takes_the_nearest_free_one():
+    last = np.array([[0.0], [1.0], [5.0]], np.float32)
+    codes = np.array([[0, 0], [0, 0], [1, 2]])
+    residuals = np.array([[0.3], [0.1], [5.0]], np.float32)
+    assert move_to_free_codes(codes, (2, 3), residuals, last).tolist() == [[0, 1], [0, 0], [1, 2]]
+
+
+def test_sids_without_collisions_stay():
+    codes = np.array([[0, 0], [0, 1], [1, 0]])
+    residuals = np.zeros((3, 1), np.float32)
+    assert (move_to_free_codes(codes, (2, 2), residuals, np.zeros((2, 1), np.float32)) == codes).all()
+    assert add_level(codes)[0][:, 2].tolist() == [0, 0, 0]
+
+
+def test_more_items_than_free_codes_is_an_error():
+    codes = np.zeros((4, 2), np.int64)
+    with pytest.raises(CodesError, match=r"4 items share the codes \(0,\)"):
+        move_to_free_codes(codes, (1, 3), np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32))
+
+
+def test_priorities_of_another_length_are_an_error():
+    with pytest.raises(ArgumentError, match="2 priorities for 3 items"):
+        add_level(np.zeros((3, 1), np.int64), np.zeros(2))

@@ -1,0 +1,129 @@
+"""fit_sids: one call from items and sessions to unique SIDs and an honest report."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pleach.errors import ArgumentError, CodesError, DataError
+from pleach.semid.embed import EmbeddingConfig
+from pleach.semid.fit import QuantiserConfig, fit_sids
+from pleach.train.data import load_log
+from pleach.train.split import leave_one_out
+
+DATA = Path(os.environ.get("PLEACH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SMALL = QuantiserConfig(codebook_sizes=(4, 4))
+
+
+def items(count: int = 60) -> pa.Table:
+    rng = np.random.default_rng(0)
+    words = np.array(["red", "blue", "shoe", "boot", "tea", "green", "silk", "old", "new"])
+    return pa.table(
+        {"item_id": [f"i{n}" for n in range(count)], "title": [" ".join(rng.choice(words, 4)) for _ in range(count)]}
+    )
+
+
+@pytest.mark.parametrize("repair", ["level", "free", "none"])
+def test_every_repair_gives_codes_that_fit_and_two_make_them_unique(repair):
+    config = QuantiserConfig(codebook_sizes=(4, 32), repair=repair)
+    fit = fit_sids(items(), None, quantiser=config, seed=1)
+    distinct = len(np.unique(fit.table.codes, axis=0))
+    assert distinct == (60 if repair != "none" else fit.report.distinct_sids)
+    assert fit.table.num_levels == (3 if repair == "level" else 2)
+    assert fit.table.item_ids.tolist() == items()["item_id"].to_pylist()
+    assert fit.report.colliding_items > 0
+    assert (fit.report.moved_items > 0) == (repair == "free")
+
+
+def test_the_report_counts_what_the_codes_show():
+    fit = fit_sids(items(), None, quantiser=SMALL)
+    encoded = fit.table.codes[:, :2]
+    _, sizes = np.unique(encoded, axis=0, return_counts=True)
+    report = fit.report
+    assert report.distinct_sids == len(sizes)
+    assert report.colliding_items == sizes[sizes > 1].sum()
+    assert report.largest_group == sizes.max() == fit.table.codebook_sizes[2]
+    shares = np.bincount(encoded[:, 0], minlength=4) / 60
+    assert report.levels[0].codes_used == (shares > 0).sum()
+    assert report.levels[0].perplexity == pytest.approx(np.exp(-(shares[shares > 0] * np.log(shares[shares > 0])).sum()))
+    assert 1 > report.levels[0].unexplained > report.levels[1].unexplained > 0
+    assert np.isnan(report.levels[2].unexplained)
+    for part in ("60 items", "perplexity", "title", "repair='level'"):
+        assert part in str(report)
+
+
+def test_the_most_popular_of_colliding_items_is_number_nought():
+    table = pa.table({"item_id": [1, 2, 3], "title": ["a tea", "a tea", "a tea cup"]})
+
+    class Taken:
+        ptr_U1 = np.array([0, 3])
+        items_E = np.array([1, 2, 1], np.int32)
+
+    config = QuantiserConfig(codebook_sizes=(1,))
+    fit = fit_sids(table, Taken(), embedding=EmbeddingConfig(text_dims=2, behaviour_dims=0), quantiser=config)
+    assert fit.table.codes[:, 1].tolist() == [2, 0, 1]
+
+
+def test_own_vectors_take_the_place_of_an_embedding():
+    vectors = np.random.default_rng(2).normal(size=(60, 5))
+    fit = fit_sids(items(), None, vectors=vectors, quantiser=SMALL)
+    assert (fit.table.codes[:, :2] == fit.quantiser.encode(vectors)).all()
+    assert fit.report.text_columns == ()
+
+
+def test_equal_seeds_give_equal_codes():
+    codes = [fit_sids(items(), None, quantiser=SMALL, seed=seed).table.codes for seed in (4, 4, 5)]
+    assert (codes[0] == codes[1]).all()
+    assert codes[0].shape != codes[2].shape or (codes[0] != codes[2]).any()
+
+
+def test_one_item_has_a_sid():
+    fit = fit_sids(pa.table({"item_id": ["a"], "title": ["red shoe"]}), None)
+    assert fit.table.codes.tolist() == [[0, 0, 0, 0]]
+
+
+def test_progress_is_told_from_start_to_end():
+    told: list[tuple[str, float]] = []
+    fit_sids(items(), None, quantiser=SMALL, progress=lambda what, share: told.append((what, share)))
+    assert told[0] == ("embedding items", 0.0)
+    assert told[-1] == ("residual k-means", 1.0)
+
+
+def test_what_cannot_be_fitted_is_named():
+    vectors = np.random.default_rng(3).normal(size=(60, 5))
+    with pytest.raises(DataError, match="59 vectors for 60 items"):
+        fit_sids(items(), None, vectors=vectors[:59])
+    with pytest.raises(DataError, match="the same vector"):
+        fit_sids(items(), None, vectors=np.ones((60, 5)))
+    with pytest.raises(ArgumentError, match="not both"):
+        fit_sids(items(), None, vectors=vectors, embedding=EmbeddingConfig())
+    with pytest.raises(DataError, match="item_id and one row"):
+        fit_sids(items().slice(0, 0), None)
+    with pytest.raises(DataError, match="item_id and one row"):
+        fit_sids(items().drop_columns(["item_id"]), None)
+    with pytest.raises(DataError, match="the same vector"):
+        fit_sids(pa.table({"item_id": [1, 2], "title": ["tea", "tea"]}), None)
+    with pytest.raises(CodesError, match="repair='level'"):
+        fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), repair="free"))
+    with pytest.raises(ArgumentError, match="repair='both'"):
+        QuantiserConfig(repair="both")
+    with pytest.raises(ArgumentError, match="codebook_sizes"):
+        QuantiserConfig(codebook_sizes=())
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_beauty_has_few_collisions_and_used_codebooks_in_under_a_minute():
+    if not (DATA / "amazon_beauty").is_dir():
+        pytest.skip("amazon_beauty is not beside the checkout, and PLEACH_DATA does not name it")
+    log = load_log(DATA / "amazon_beauty")
+    start = time.process_time()
+    report = fit_sids(log.items, leave_one_out(log).train).report
+    assert time.process_time() - start < 60
+    assert report.largest_group <= 32
+    assert report.colliding_items < 0.2 * report.items
+    assert all(level.codes_used == 256 for level in report.levels[:3])
+    assert min(level.perplexity for level in report.levels[:3]) > 80

@@ -1,0 +1,206 @@
+"""Residual k-means: what its codes mean, what it does with too few vectors, and that it keeps its word on disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pleach.errors import ArgumentError, CheckpointError, DataError, PleachError
+from pleach.semid.rqkmeans import ResidualKMeans
+
+
+def clusters(seed: int, rows: int = 300, dims: int = 8) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(12, dims))[rng.integers(0, 12, rows)] + 0.2 * rng.normal(size=(rows, dims))
+
+
+def test_every_code_is_the_nearest_centroid_to_what_is_left():
+    vectors = clusters(0)
+    quantiser = ResidualKMeans(codebook_sizes=(16, 8, 4), seed=0).fit(vectors)
+    codes = quantiser.encode(vectors)
+    residual = vectors.astype(np.float64)
+    for level, centroids in enumerate(quantiser.centroids):
+        distances = np.linalg.norm(residual[:, None] - centroids[None], axis=2)
+        chosen = distances[np.arange(len(vectors)), codes[:, level]]
+        np.testing.assert_allclose(chosen, distances.min(axis=1), rtol=1e-5, atol=1e-5)
+        residual -= centroids[codes[:, level]]
+
+
+def test_every_level_brings_the_vectors_nearer():
+    vectors = clusters(1)
+    quantiser = ResidualKMeans(codebook_sizes=(8, 8, 8), seed=0).fit(vectors)
+    codes = quantiser.encode(vectors)
+    errors = [((vectors - quantiser.decode(codes[:, :levels])) ** 2).sum() for levels in (1, 2, 3)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] < ((vectors - vectors.mean(axis=0)) ** 2).sum()
+
+
+def test_the_first_code_of_separate_clusters_is_the_cluster():
+    rng = np.random.default_rng(2)
+    town = np.repeat(np.arange(5), 20)
+    vectors = 100 * np.eye(5)[town] + rng.normal(size=(100, 5))
+    codes = ResidualKMeans(codebook_sizes=(5, 4), seed=0).fit(vectors).encode(vectors)
+    assert len(np.unique(np.column_stack([town, codes[:, 0]]), axis=0)) == 5
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_other_centroids():
+    vectors = clusters(3)
+    first, again, other = (ResidualKMeans(codebook_sizes=(16, 16), seed=seed).fit(vectors) for seed in (5, 5, 6))
+    assert all((a == b).all() for a, b in zip(first.centroids, again.centroids, strict=True))
+    assert any(a.shape != b.shape or (a != b).any() for a, b in zip(first.centroids, other.centroids, strict=True))
+
+
+def test_the_global_random_state_is_neither_read_nor_moved():
+    vectors = clusters(4)
+    before = np.random.get_state()[1].copy()
+    first = ResidualKMeans(codebook_sizes=(8,), seed=0).fit(vectors)
+    assert (np.random.get_state()[1] == before).all()
+    np.random.seed(99)
+    assert (ResidualKMeans(codebook_sizes=(8,), seed=0).fit(vectors).centroids[0] == first.centroids[0]).all()
+
+
+def test_save_and_load_are_bit_equal(tmp_path):
+    vectors = clusters(5)
+    quantiser = ResidualKMeans(codebook_sizes=(16, 8), seed=3).fit(vectors)
+    quantiser.save(tmp_path / "sids")
+    loaded = ResidualKMeans.load(tmp_path / "sids")
+    assert (loaded.codebook_sizes, loaded.seed) == ((16, 8), 3)
+    assert all((a == b).all() for a, b in zip(quantiser.centroids, loaded.centroids, strict=True))
+    assert (loaded.encode(vectors) == quantiser.encode(vectors)).all()
+
+
+def test_fewer_vectors_than_codes_leaves_dead_codes_and_exact_reconstruction():
+    vectors = clusters(6, rows=10)
+    quantiser = ResidualKMeans(codebook_sizes=(256, 256), seed=0).fit(vectors)
+    codes = quantiser.encode(vectors)
+    assert len(np.unique(codes[:, 0])) == 10
+    assert len(np.unique(codes[:, 1])) == 1
+    np.testing.assert_allclose(quantiser.decode(codes), vectors, atol=1e-6)
+
+
+def test_one_vector_and_equal_vectors_beside_another_are_fine():
+    assert ResidualKMeans(codebook_sizes=(4,)).fit(np.ones((1, 3))).encode(np.ones((1, 3))).tolist() == [[0]]
+    vectors = np.array([[0.0, 0.0]] * 50 + [[1.0, 1.0]])
+    codes = ResidualKMeans(codebook_sizes=(8, 8)).fit(vectors).encode(vectors)
+    assert len(np.unique(codes[:50], axis=0)) == 1
+    assert (codes[50] != codes[0]).any()
+
+
+def test_many_equal_vectors_leave_dead_codes_without_a_warning():
+    vectors = np.repeat(np.eye(3), 200, axis=0)
+    quantiser = ResidualKMeans(codebook_sizes=(64,), seed=0).fit(vectors)
+    assert len(np.unique(quantiser.encode(vectors))) == 3
+
+
+def test_new_vectors_are_encoded_alone_as_in_company():
+    vectors = clusters(7)
+    quantiser = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit(vectors[:200])
+    together = quantiser.encode(vectors)
+    assert together[250:251].tolist() == quantiser.encode(vectors[250:251]).tolist()
+    assert quantiser.encode(vectors[:0]).shape == (0, 2)
+
+
+def test_progress_rises_to_one():
+    seen: list[float] = []
+    ResidualKMeans(codebook_sizes=(4, 4), seed=0).fit(clusters(8), lambda what, share: seen.append(share))
+    assert seen == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.full((5, 2), np.nan), "NaN, infinite numbers .* first in row 0"),
+        (np.array([[0.0, 1.0], [np.inf, 1.0]]), "first in row 1"),
+        (np.array([[0.0, 1.0], [1e200, 1.0]]), "first in row 1"),
+        (np.ones((5, 2)), "the same vector"),
+        (np.zeros((0, 2)), "at least one item"),
+        (np.zeros((3, 0)), "at least one item"),
+        (np.zeros(3), r"of shape \(3,\)"),
+        (np.array([["a", "b"]]), "one row of numbers"),
+        (np.ones((2, 2), complex), "one row of numbers"),
+    ],
+)
+def test_vectors_that_cannot_be_fitted_are_named(vectors, message):
+    with pytest.raises(DataError, match=message):
+        ResidualKMeans(codebook_sizes=(4,)).fit(vectors)
+
+
+def test_vectors_that_cannot_be_encoded_are_named():
+    quantiser = ResidualKMeans(codebook_sizes=(4,)).fit(clusters(9))
+    with pytest.raises(DataError, match="takes"):
+        quantiser.encode(np.zeros((2, 3)))
+    with pytest.raises(DataError, match=r"NaN.* first in row 1"):
+        quantiser.encode(np.array([[0.0] * 8, [np.nan] * 8]))
+    with pytest.raises(ArgumentError, match="no centroids yet"):
+        ResidualKMeans().encode(np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (4, -1), (2,) * 17])
+def test_codebooks_out_of_range_are_named(sizes):
+    with pytest.raises(ArgumentError, match="codebook_sizes"):
+        ResidualKMeans(codebook_sizes=sizes)
+
+
+def damaged(place: Path, how: str) -> None:
+    settings_file, arrays = place / "quantiser.json", place / "centroids.safetensors"
+    if how == "no settings":
+        settings_file.unlink()
+    elif how == "no centroids":
+        arrays.unlink()
+    elif how == "cut":
+        arrays.write_bytes(arrays.read_bytes()[:-40])
+    elif how == "not json":
+        settings_file.write_text("{")
+    elif how == "a list":
+        settings_file.write_text("[]")
+    else:
+        changes = {
+            "another format": {"format": "x"},
+            "newer": {"version": 2},
+            "more levels": {"codebook_sizes": [8, 8, 8]},
+            "smaller codebook": {"codebook_sizes": [8, 1]},
+            "sizes of text": {"codebook_sizes": "88"},
+            "seed of text": {"seed": "one"},
+        }
+        settings_file.write_text(json.dumps({**json.loads(settings_file.read_text()), **changes[how]}))
+
+
+DAMAGES = [
+    "no settings",
+    "no centroids",
+    "cut",
+    "not json",
+    "a list",
+    "another format",
+    "newer",
+    "more levels",
+    "smaller codebook",
+]
+
+
+@pytest.mark.parametrize("how", [*DAMAGES, "seed of text"])
+def test_a_damaged_directory_is_named(tmp_path, how):
+    ResidualKMeans(codebook_sizes=(8, 8), seed=0).fit(clusters(10)).save(tmp_path)
+    damaged(tmp_path, how)
+    with pytest.raises(CheckpointError):
+        ResidualKMeans.load(tmp_path)
+
+
+@given(
+    hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.floats(width=16) | st.floats()),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+)
+@settings(max_examples=50, deadline=None)
+def test_whatever_the_numbers_codes_fit_their_codebooks_or_the_fault_is_named(vectors, sizes):
+    try:
+        quantiser = ResidualKMeans(codebook_sizes=tuple(sizes), seed=0).fit(vectors)
+    except PleachError:
+        return
+    codes = quantiser.encode(vectors)
+    assert codes.shape == (len(vectors), len(sizes))
+    assert (codes >= 0).all()
+    assert (codes < np.array([len(centroids) for centroids in quantiser.centroids])).all()

@@ -1,0 +1,78 @@
+"""The table of SIDs: what it holds, on disk and in memory, and what it refuses."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pleach.errors import CheckpointError, CodesError, ItemIdError
+from pleach.semid.table import SidTable
+
+CODES = np.array([[0, 1, 9], [3, 0, 2]])
+
+
+@pytest.mark.parametrize("item_ids", [np.array(["B01", "ü"]), np.array([5, -3]), np.array([1, 2], np.uint8)])
+def test_save_and_load_are_equal(tmp_path, item_ids):
+    table = SidTable(item_ids=item_ids, codes=CODES.astype(np.uint16), codebook_sizes=(4, 2, 300))
+    table.save(tmp_path / "run" / "sids.parquet")
+    loaded = SidTable.load(tmp_path / "run" / "sids.parquet")
+    assert (loaded.item_ids == item_ids).all()
+    assert loaded.item_ids.dtype.kind == ("U" if item_ids.dtype.kind == "U" else "i")
+    assert (loaded.codes == CODES).all()
+    assert loaded.codes.dtype == np.int64
+    assert loaded.codebook_sizes == (4, 2, 300)
+    assert (len(loaded), loaded.num_levels) == (2, 3)
+
+
+def test_an_empty_table_is_a_table(tmp_path):
+    SidTable(item_ids=np.empty(0, np.int64), codes=np.empty((0, 2), np.int64), codebook_sizes=(3, 3)).save(
+        tmp_path / "s.parquet"
+    )
+    assert SidTable.load(tmp_path / "s.parquet").codes.shape == (0, 2)
+
+
+def test_any_reader_of_parquet_sees_plain_columns(tmp_path):
+    SidTable(item_ids=np.array(["a", "b"]), codes=CODES, codebook_sizes=(4, 2, 10)).save(tmp_path / "s.parquet")
+    table = pq.read_table(tmp_path / "s.parquet")
+    assert table.column_names == ["item_id", "code_0", "code_1", "code_2"]
+    assert table["code_2"].to_pylist() == [9, 2]
+
+
+@pytest.mark.parametrize(
+    ("item_ids", "codes", "sizes", "error", "message"),
+    [
+        (["a", "b"], CODES, (4, 2, 9), CodesError, "'a'.* has code 9 at level 2, outside \\[0, 9\\)"),
+        (["a", "b"], -CODES, (4, 2, 10), CodesError, "outside"),
+        (["a", "b"], CODES, (4, 2), CodesError, "3 levels, codebook_sizes 2"),
+        (["a", "b"], CODES / 2, (4, 2, 10), CodesError, "whole numbers"),
+        (["a", "b"], CODES[0], (4, 2, 10), CodesError, "shape"),
+        (["a", "b"], np.empty((2, 0), np.int64), (), CodesError, "levels"),
+        (["a"], CODES, (4, 2, 10), CodesError, "one row an item"),
+        (["a", "a"], CODES, (4, 2, 10), ItemIdError, "'a'.* more than one row"),
+        ([1.0, 2.0], CODES, (4, 2, 10), ItemIdError, "whole numbers or text"),
+    ],
+)
+def test_what_is_not_a_table_of_sids_is_named(item_ids, codes, sizes, error, message):
+    with pytest.raises(error, match=message):
+        SidTable(item_ids=np.array(item_ids), codes=codes, codebook_sizes=sizes)
+
+
+def test_files_that_are_not_tables_of_sids_are_named(tmp_path):
+    path = tmp_path / "s.parquet"
+    with pytest.raises(CheckpointError, match="fit-sids"):
+        SidTable.load(path)
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(CheckpointError, match="fit-sids"):
+        SidTable.load(path)
+    pq.write_table(pa.table({"item_id": ["a"]}), path)
+    with pytest.raises(CheckpointError, match="not one that"):
+        SidTable.load(path)
+    for sizes in ("[3, 3]", "[]", "3", "{"):
+        table = pa.table({"item_id": ["a"], "code_0": [1]}).replace_schema_metadata({"pleach.codebook_sizes": sizes})
+        pq.write_table(table, path)
+        with pytest.raises(CheckpointError, match="does not hold"):
+            SidTable.load(path)
+    table = pa.table({"item_id": ["a"], "code_0": [7]}).replace_schema_metadata({"pleach.codebook_sizes": "[3]"})
+    pq.write_table(table, path)
+    with pytest.raises(CodesError, match="outside"):
+        SidTable.load(path)
