@@ -6,16 +6,16 @@ Shapes: U users, B users of a batch, K beams, L levels, N items.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pleach.decode import BeamSearch
+from pleach.decode import BeamSearch, SearchResult
 from pleach.errors import ArgumentError
 from pleach.index import Trie
-from pleach.model import Transformer
+from pleach.model import Rounds, Transformer
 from pleach.train.baselines import neighbour_ranks, popularity_ranks
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.metrics import MISS, Estimate, Scores
@@ -26,6 +26,7 @@ from pleach.train.unconstrained import SidSet, unconstrained_search
 __all__ = ["Part", "Questions", "evaluate", "recall_on"]
 
 Part = Literal["valid", "test"]
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -109,7 +110,7 @@ def evaluate(
     others = [batch[~compared_U[batch]] for batch in batches]
     done = 0
     for batch in [*_full(compared, batch_users), *_full(others, batch_users)]:
-        ask.batch(batch, unconstrained=bool(compared_U[batch[0]]))
+        ask.batch(batch, compared=bool(compared_U[batch[0]]))
         done += len(batch)
         if progress is not None:
             progress(done, users)
@@ -140,7 +141,7 @@ def recall_on(
     def recall(model: Transformer) -> float:
         ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring="full", max_items=max_items)
         for batch in questions.batches(max_items, 128):
-            ask.batch(batch, unconstrained=False)
+            ask.batch(batch, compared=False)
         return Scores.of(ask.ranks_U).recall_10.mean
 
     return recall
@@ -169,39 +170,57 @@ class _Asking:
         self.ranks_U = np.full(len(questions.users), MISS, np.int64)
         self._free_ranks_U = np.full(len(questions.users), MISS, np.int64)
         self._invalid_U = np.zeros(len(questions.users))
-        self._prompt_s = self._constrained_s = self._free_s = 0.0
+        self._seconds: dict[str, float] = {}
+        self._turns = 0
 
-    def batch(self, places: NDArray[np.int64], *, unconstrained: bool) -> None:
-        """Answer the questions at `places`, by both searches on the same prompts where asked to."""
-        questions, search = self._questions, self._search
-        codes = [self._codes_NL[questions.histories[place][-self._max_items :]] for place in places.tolist()]
-        tokens_BT, lengths_B = self._model.vocabulary.prompts(codes)
+    def batch(self, places: NDArray[np.int64], *, compared: bool) -> None:
+        """Answer the questions at `places`; compared: by both searches on the same prompts, in turn, with their times."""
+        codes = [self._codes_NL[self._questions.histories[place][-self._max_items :]] for place in places.tolist()]
+        tokens_BT, lengths_B = (
+            torch.as_tensor(array, device=self._model.device) for array in self._model.vocabulary.prompts(codes)
+        )
+        if compared and not self._seconds:  # the first call of either search compiles or loads its kernels: not its time
+            once = self._model.start(tokens_BT[:1], lengths_B[:1])
+            self._constrained(once, 1)
+            self._unconstrained(once)
+        if not compared:
+            self._note(places, self._constrained(self._model.start(tokens_BT, lengths_B), len(places)))
+            return
+        rounds = self._timed("prompt", lambda: self._model.start(tokens_BT, lengths_B))
+        free_first = self._turns % 2 == 1
+        self._turns += 1
+        if free_first:
+            self._note_free(places, self._timed("unconstrained", lambda: self._unconstrained(rounds)))
+        self._note(places, self._timed("constrained", lambda: self._constrained(rounds, len(places))))
+        if not free_first:
+            self._note_free(places, self._timed("unconstrained", lambda: self._unconstrained(rounds)))
+
+    def _timed(self, name: str, work: Callable[[], T]) -> T:
         begun = time.perf_counter()
-        device = self._model.device
-        rounds = self._model.start(torch.as_tensor(tokens_BT, device=device), torch.as_tensor(lengths_B, device=device))
-        prompted = time.perf_counter()
-        result = search.run(rounds.step_fn, batch_size=len(places))
-        searched = time.perf_counter()
+        done = work()
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
+        return done
+
+    def _constrained(self, rounds: Rounds, batch_size: int) -> SearchResult:
+        return self._search.run(rounds.step_fn, batch_size=batch_size)
+
+    def _unconstrained(self, rounds: Rounds) -> NDArray[np.int64]:
+        num_levels = self._codes_NL.shape[1]
+        codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=num_levels, num_beams=self._num_beams)
+        return codes_BKL.cpu().numpy()
+
+    def _note(self, places: NDArray[np.int64], result: SearchResult) -> None:
         for row, place in enumerate(places.tolist()):
-            found = np.flatnonzero(result.item_ids[row] == self._item_ids[questions.targets_U[place]])
+            found = np.flatnonzero(result.item_ids[row] == self._item_ids[self._questions.targets_U[place]])
             self.ranks_U[place] = found[0] if len(found) else MISS
         live_BK = np.asarray(result.scores) > -np.inf
         if not self._exists.contains(np.asarray(result.codes)[live_BK]).all():
             raise AssertionError("the constrained search answered a SID that is not in the index")
-        if unconstrained:
-            self._prompt_s += prompted - begun
-            self._constrained_s += searched - prompted
-            self._batch_unconstrained(places, rounds.step_fn)
 
-    def _batch_unconstrained(self, places: NDArray[np.int64], step_fn: Callable[..., torch.Tensor]) -> None:
-        begun = time.perf_counter()
-        found = unconstrained_search(step_fn, num_levels=self._codes_NL.shape[1], num_beams=self._num_beams)
-        codes_BKL = found[0].cpu().numpy()
-        self._free_s += time.perf_counter() - begun
+    def _note_free(self, places: NDArray[np.int64], codes_BKL: NDArray[np.int64]) -> None:
         B, K, L = codes_BKL.shape
         self._invalid_U[places] = 1 - self._exists.contains(codes_BKL.reshape(B * K, L)).reshape(B, K).mean(axis=1)
-        target_B1L = self._codes_NL[self._questions.targets_U[places]][:, None]
-        right_BK = (codes_BKL == target_B1L).all(axis=-1)
+        right_BK = (codes_BKL == self._codes_NL[self._questions.targets_U[places]][:, None]).all(axis=2)
         self._free_ranks_U[places] = np.where(right_BK.any(axis=1), right_BK.argmax(axis=1), MISS)
 
     def comparison(self, compared_U: NDArray[np.bool_]) -> Unconstrained:
@@ -211,9 +230,9 @@ class _Asking:
             invalid=Estimate.of(self._invalid_U[compared_U]),
             scores=Scores.of(self._free_ranks_U[compared_U]),
             constrained=Scores.of(self.ranks_U[compared_U]),
-            prompt_s=self._prompt_s,
-            constrained_s=self._constrained_s,
-            unconstrained_s=self._free_s,
+            prompt_s=self._seconds["prompt"],
+            constrained_s=self._seconds["constrained"],
+            unconstrained_s=self._seconds["unconstrained"],
         )
 
 
