@@ -76,7 +76,7 @@ class Recipe:
     seed: int = 0
     hidden_size: int = 128
     intermediate_size: int = 384
-    num_hidden_layers: int = 4
+    num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int = 4
     head_dim: int = 32
