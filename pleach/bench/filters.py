@@ -1,0 +1,73 @@
+"""`bench filters`: the filtered step against the unfiltered one, and against an index rebuilt on the filter's items.
+
+Same shape as `bench step`. The beams under a filter must equal those of the rebuilt index before any speed is printed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pleach.bench.rows import interleaved, spread
+from pleach.bench.step import B, K, L, V
+from pleach.bench.workloads import random_codes, random_logits
+from pleach.index import Filter, Trie
+from pleach.ops.constrain import cpu, request_filters
+
+__all__ = ["SELECTIVITIES", "measure"]
+
+SELECTIVITIES = (0.5, 0.1, 0.01, 0.0001)
+
+
+def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters, measured): microseconds a step by selectivity, and how long a filter takes to make."""
+    rng = np.random.default_rng(seed)
+    codes = random_codes(rng, distribution, num_items, V, L)
+    logits = [random_logits(rng, B, 1 if level == 0 else K, V) for level in range(L)]
+    trie = Trie.build(codes, [V] * L)
+    masks = {f"{share:g}": rng.random(num_items) < share for share in SELECTIVITIES}
+    runs: dict[str, Any] = {"none": _search(trie, None, logits)}
+    for name, mask in masks.items():
+        chosen = trie.filter(mask)
+        runs[name] = _search(trie, chosen, logits)
+        rebuilt = Trie.build(codes[mask], [V] * L)
+        runs[f"{name} rebuilt"] = _search(rebuilt, None, logits)
+        for filtered, alone in zip(runs[name](), runs[f"{name} rebuilt"](), strict=True):
+            np.testing.assert_array_equal(filtered, alone)
+    # 64 requests with 64 filters against 64 requests that share one.
+    many = [trie.filter(np.roll(masks["0.01"], shift)) for shift in range(64)]
+    wide = [np.repeat(one[:1], 64, axis=0) for one in logits]
+    runs["64 requests, one filter"] = _search(trie, [many[0]] * 64, wide)
+    runs["64 requests, 64 filters"] = _search(trie, many, wide)
+    seconds = interleaved(runs, repeats)
+    steps = {name: spread([one / L for one in taken]) for name, taken in seconds.items()}
+    base = steps["none"]["p50"]
+    making = interleaved({"mask": lambda: trie.filter(masks["0.01"]), "and": lambda: many[0] & many[1]}, max(3, repeats // 4))
+    measured = {
+        "step_us": steps,
+        "over_unfiltered": {name: round(steps[name]["p50"] / base, 2) for name in masks},
+        "different_over_shared": round(steps["64 requests, 64 filters"]["p50"] / steps["64 requests, one filter"]["p50"], 3),
+        "filter_ms": {name: spread(taken, 1e-3) for name, taken in making.items()},
+        "repeats": repeats,
+    }
+    parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L, "threads": 1}
+    return parameters, measured
+
+
+def _search(trie: Trie, chosen: Filter | list[Filter] | None, logits: list[Any]) -> Any:
+    batch_size = len(logits[0])
+    arrays = cpu.bind(trie)
+    filters = cpu.bind_filters(arrays, request_filters(trie, batch_size, chosen, None))
+
+    def run() -> tuple[Any, Any]:
+        lo = np.zeros((batch_size, 1), np.int64)
+        hi, scores = np.full((batch_size, 1), trie.num_leaves), np.zeros((batch_size, 1), np.float32)
+        taken: list[Any] = []
+        for level in range(L):
+            beams = cpu.step(arrays, level, lo, hi, scores, logits[level], filters, num_beams=K, scoring="full")
+            lo, hi, scores = beams.lo, beams.hi, beams.scores
+            taken.append(np.stack([beams.parent, beams.code]))
+        return np.stack(taken), scores
+
+    return run
