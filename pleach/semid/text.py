@@ -67,7 +67,7 @@ def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: 
     if not blocks:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
     weights_NW = csr_array(hstack(blocks))
-    if weights_NW.shape[1] <= dims:  # nothing to bring down
+    if sum(block.shape[1] for block in blocks) <= dims:  # nothing to bring down
         return unit_rows(weights_NW.toarray())
     rank = min(dims, len(items))
     with one_thread():

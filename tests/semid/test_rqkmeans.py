@@ -104,6 +104,14 @@ def test_new_vectors_are_encoded_alone_as_in_company():
     assert quantiser.encode(vectors[:0]).shape == (0, 2)
 
 
+def test_very_many_vectors_go_by_mini_batches_with_the_same_promises():
+    vectors = clusters(11, rows=200_000, dims=3)
+    first, again = (ResidualKMeans(codebook_sizes=(12, 4), seed=1).fit(vectors) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first.centroids, again.centroids, strict=True))
+    left = vectors - first.decode(first.encode(vectors)[:, :1])
+    assert (left**2).sum() < 0.2 * ((vectors - vectors.mean(axis=0)) ** 2).sum()
+
+
 def test_progress_rises_to_one():
     seen: list[float] = []
     ResidualKMeans(codebook_sizes=(4, 4), seed=0).fit(clusters(8), lambda what, share: seen.append(share))
