@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pleach.errors import CheckpointError, CodesError, ItemIdError, TrainingError
+from pleach.index import Trie
 from pleach.model import Transformer, Vocabulary
 from pleach.semid.table import SidTable
 from pleach.train.batches import Batches
 from pleach.train.checkpoint import Checkpoint, Place, fingerprint
 from pleach.train.data import Histories, InteractionLog
+from pleach.train.evaluate import recall_on
 from pleach.train.recipe import Precision, Recipe
 from pleach.train.split import Split
 
@@ -264,14 +266,14 @@ def train(
     *,
     progress: Progress | None = None,
     resume: bool = False,
-    validate: Callable[[Transformer], float] | None = None,
     device: torch.device | str = "cpu",
 ) -> Transformer:
     """Train a model on the training part of a split, and save it.
 
     Writes `directory/model` (readable by transformers and by `Transformer.from_pretrained`) and `directory/training.json`;
     while it runs, `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
-    directory=None writes nothing. What is held out for validation and test is never read.
+    directory=None writes nothing. What is held out is never trained on; with `recipe.validations`, recall on the
+    validation items of a sample of users chooses among the weights of the run, and the test items are never read.
 
     Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
     another log or another recipe, TrainingError when the loss stops being a number.
@@ -280,7 +282,12 @@ def train(
     vocabulary = Vocabulary(codebook_sizes=sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = Transformer(recipe.model_config(vocabulary), vocabulary, generator, device=device)
-    trainer = Trainer(model, split.train, codes_of_log(log, sids), recipe, validate=validate)
+    codes_NL = codes_of_log(log, sids)
+    validate = None
+    if recipe.validations:
+        trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
+        validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
+    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate)
     if directory is None:
         trainer.run(progress=progress)
         return model

@@ -24,7 +24,7 @@ from pleach.train.unconstrained import SidSet, unconstrained_search
 
 SIZES = (4, 5, 3)
 TINY = Recipe(
-    budget=Budget(steps=220),
+    budget=Budget(steps=150),
     hidden_size=32,
     intermediate_size=64,
     num_hidden_layers=2,
@@ -121,7 +121,7 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     shop: tuple[InteractionLog, Split, SidTable, Trie],
 ):
     log, split, sids, trie = shop
-    model = train(log, split, sids, TINY)
+    model = train(log, split, sids, dataclasses.replace(TINY, validations=1, validation_users=20))
     report = evaluate(model, trie, log, split, num_beams=10, max_items=6)
     assert report.model.recall_1.mean > 0.85
     assert report.model.ndcg_5.mean >= report.model.recall_1.mean
