@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pleach.cli.run import RunDirectory
 from pleach.cli.sources import Source
@@ -47,20 +48,17 @@ def scoring_of(text: str) -> Scoring:
 
 def show(console: Console, engine: Engine, request: Request, result: Result) -> None:
     """The answer as a table with titles and facts, and everything that should not pass unsaid below it."""
-    table = Table(title=f"Next, {'under ' + ' and '.join(request.rules) if request.rules else 'under no rule'}")
-    for name, justify in (
-        ("", "right"),
-        ("item", "left"),
-        ("title", "left"),
-        ("", "left"),
-        ("SID", "left"),
-        ("score", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    words = f"under {' and '.join(request.rules)}" if request.rules else "under no rule"
+    table = Table(title=f"Next, {words}", title_justify="left")
+    table.add_column("", justify="right", style="dim")
+    for name in ("item", "title", "SID"):
+        table.add_column(name, overflow="fold")
+    table.add_column("score", justify="right")
     rows = rows_of(engine, result.item_ids)
     for place, (row, sid, score) in enumerate(zip(rows, result.sids, result.scores, strict=True), 1):
         codes = " ".join(str(code) for code in sid)
-        table.add_row(str(place), str(row["item_id"]), title_of(row), facts_of(row), codes, f"{score:.2f}")
+        title = Text.assemble(title_of(row), "\n", (facts_of(row), "dim"))
+        table.add_row(str(place), str(row["item_id"]), title, codes, f"{score:.2f}")
     console.print(table)
     if result.num_valid < request.num_items:
         console.print(f"{result.num_valid} items: no more are allowed.")

@@ -64,6 +64,7 @@ def fit_sids(
     if form is None:
         raise ArgumentError(f"--format {kind}: choose one of {', '.join(get_args(Format))}")
     here = RunDirectory(run)
+    quantiser = QuantiserConfig(codebook_sizes=sizes, repair=chosen)
     source = Source(path=data or run, kind=form, items=metadata, k_core=k_core)
     console = stdout()
 
@@ -89,7 +90,7 @@ def fit_sids(
             split.train if behaviour else None,
             embedding=embedding,
             vectors=own,
-            quantiser=QuantiserConfig(codebook_sizes=sizes, repair=chosen),
+            quantiser=quantiser,
             seed=seed,
             progress=bar.show,
         )

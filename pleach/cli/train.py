@@ -1,5 +1,6 @@
 """`pleach train`."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +22,7 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides the first weights, the order of the data, dropout.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
-    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 4,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 2,
     width: Annotated[int, typer.Option("--width", help="Hidden size: a multiple of 32.")] = 128,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak.")] = None,
     max_items: Annotated[int, typer.Option("--max-items", help="The longest history the model is shown.")] = 20,
@@ -78,7 +79,8 @@ def train(
             model = fit(log, split, sids, recipe, here.path, progress=show, resume=resume, device=device)
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
-        next_step(console, "pleach", "train", "--run", run, "--resume")
+        words = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
+        next_step(console, "pleach", *words)
         raise typer.Exit(130) from None
     last = moments[0]
     parameters = sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,132 @@
+"""The command line: helpful when asked, plain when something is wrong."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pleach.cli import app
+from pleach.errors import DataError
+
+COMMANDS = ("fit-sids", "train", "evaluate", "build", "recommend", "serve", "inspect", "make-shop", "demo")
+ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def call(*words: str | Path):
+    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
+
+
+def test_help_lists_every_command_and_loads_no_heavy_room():
+    code = (
+        "import sys, pleach; before = set(sys.modules); from pleach.cli import app; "
+        "print(sorted({'torch', 'numba', 'duckdb', 'pyarrow', 'sklearn', 'scipy', 'fastapi'} & set(sys.modules) - before))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
+    listed = call("--help")
+    assert listed.exit_code == 0
+    assert all(command in listed.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself_and_its_options(command: str):
+    shown = call(command, "--help")
+    assert shown.exit_code == 0
+    options = [line for line in shown.stdout.splitlines() if re.match(r"│ +(\* +)?--", line) and "--help" not in line]
+    assert options or command == "inspect"
+    for line in options:
+        words = line.strip("│* ").split("  ")
+        assert len([word for word in words if word.strip()]) >= 2, f"{command}: no help for {line}"
+
+
+def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):
+    result = call("inspect", tmp_path / "nothing.pleach")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: there is no ")
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_debug_shows_where_the_mistake_was_found(tmp_path: Path):
+    result = call("--debug", "inspect", tmp_path / "nothing.pleach")
+    assert isinstance(result.exception, DataError)
+
+
+def test_version_is_the_packages():
+    assert call("--version").stdout.startswith("pleach 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train",), "pleach fit-sids --run"),
+        (("evaluate",), "pleach fit-sids --run"),
+        (("build",), "pleach fit-sids --run"),
+        (("recommend", "--history", "a"), "pleach train --run"),
+        (("serve",), "pleach train --run"),
+    ],
+)
+def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: tuple[str, ...], message: str):
+    result = call(*words, "--run", tmp_path)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fit-sids", "--format", "xml"), "choose one of tables, amazon, movielens"),
+        (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
+        (("fit-sids", "--codebooks", "0,4"), "at least one code"),
+        (("fit-sids", "--repair", "glue"), "choose one of level, free, none"),
+        (("fit-sids", "--metadata", "meta.json"), "goes with --format amazon"),
+        (("fit-sids",), "holds no interactions.parquet"),
+        (("fit-sids", "--data", "nowhere/at/all"), "there is no directory nowhere/at/all"),
+        (("train", "--width", "33"), "multiple of 32"),
+        (("evaluate", "--scoring", "fulll"), "full or allowed"),
+        (("evaluate", "--part", "train"), "test or valid"),
+        (("evaluate", "--users", "0"), "at least one"),
+        (("recommend",), "--history A,B,C or --user U"),
+        (("recommend", "--history", "a", "--user", "b"), "--history A,B,C or --user U"),
+    ],
+)
+def test_settings_out_of_range_say_what_was_expected(tmp_path: Path, words: tuple[str, ...], message: str):
+    result = call(*words, "--run", tmp_path)
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_make_shop_never_replaces_tables_silently(tmp_path: Path):
+    words = ("make-shop", "--out", tmp_path, "--items", "60", "--users", "5")
+    assert call(*words).exit_code == 0
+    before = (tmp_path / "items.parquet").read_bytes()
+    refused = call(*words, "--seed", "1")
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert (tmp_path / "items.parquet").read_bytes() == before
+    assert call(*words, "--seed", "1", "--force").exit_code == 0
+    assert (tmp_path / "items.parquet").read_bytes() != before
+
+
+def test_make_shop_ends_with_what_to_run_next(tmp_path: Path):
+    result = call("make-shop", "--out", tmp_path, "--items", "60", "--users", "5")
+    assert result.stdout.splitlines()[-1].startswith("Next: pleach fit-sids --data ")
+
+
+@pytest.mark.parametrize("name", ["index.pleach", "sids.parquet"])
+def test_inspecting_a_foreign_file_says_what_it_is_not(tmp_path: Path, name: str):
+    foreign = tmp_path / name
+    foreign.write_bytes(b"not one of ours " * 10)
+    result = call("inspect", foreign)
+    assert result.exit_code == 2
+    assert str(foreign) in result.stderr.replace("\n", "")
+
+
+def test_inspecting_an_empty_directory_says_what_it_is_not(tmp_path: Path):
+    result = call("inspect", tmp_path)
+    assert result.exit_code == 2
+    assert "neither a model's directory nor a run's" in result.stderr
