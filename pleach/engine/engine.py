@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -142,9 +142,14 @@ class Engine:
         return self._accepting and self._worker is not None and self._worker.is_alive()
 
     def start(self) -> None:
-        """Start the worker. An engine starts once; `with engine:` starts and stops it."""
+        """Warm up and start the worker. An engine starts once; `with engine:` starts and stops it.
+
+        Warming up runs a search of each kind, so that no request waits for a kernel to be compiled: up to a minute on a
+        machine's first run, then a fraction of a second.
+        """
         if self._worker is not None:
             raise ArgumentError("this engine was started before: make another one")
+        self.recommend(Request(num_items=1, num_beams=1, scoring=scoring) for scoring in get_args(Scoring))
         self._worker = threading.Thread(target=self._work, name="pleach-engine", daemon=True)
         self._worker.start()
 

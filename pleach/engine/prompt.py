@@ -5,6 +5,7 @@ Shapes: n items of a history, L levels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ class Prompt:
     """A request's ids, read: codes (n, L) int64 of the history's known items, oldest first, and the known denied ids."""
 
     codes: NDArray[np.int64]
-    deny: list[ItemId]
+    deny: NDArray[Any] | None
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
 
@@ -48,7 +49,8 @@ class Reader:
         deny, ignored_deny = self._split("deny_item_ids", request.deny_item_ids)
         newest = known[max(0, len(known) - self._max_items) :]
         codes = self._trie.codes_of(newest) if newest else np.empty((0, self._trie.num_levels), np.int64)  # type: ignore[arg-type]
-        return Prompt(codes=codes, deny=list(dict.fromkeys(deny)), ignored_history=ignored_history, ignored_deny=ignored_deny)
+        denied = np.array(deny) if deny else None
+        return Prompt(codes=codes, deny=denied, ignored_history=ignored_history, ignored_deny=ignored_deny)
 
     def _split(self, name: str, ids: Sequence[ItemId]) -> tuple[list[ItemId], tuple[ItemId, ...]]:
         """(known ids in their order, unknown ids in theirs)."""

@@ -1,0 +1,108 @@
+"""A small real shop: random weights, an index with shared SIDs, a catalogue in DuckDB."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pleach.index import Trie
+from pleach.model import ModelConfig, Transformer, Vocabulary
+
+if TYPE_CHECKING:
+    from pleach.catalog import Catalog
+    from pleach.engine import Engine
+
+# pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
+
+SIZES = (8, 8, 4)
+ITEM_IDS = [f"é{i}" for i in range(160)]
+RULES = {"cheap": "price < 20", "in_stock": "stock > 0", "none": "price > 1e9", "rare": "price = 7"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shop:
+    model: Transformer
+    trie: Trie
+    codes_NL: np.ndarray
+    rows: list[dict[str, Any]]
+
+    def allowed(self, rules: tuple[str, ...] = (), deny: tuple[Any, ...] = ()) -> set[Any]:
+        """What the rules mean, in Python."""
+        meaning: dict[str, Callable[[dict[str, Any]], bool]] = {
+            "cheap": lambda row: row["price"] < 20,
+            "in_stock": lambda row: row["stock"] > 0,
+            "none": lambda row: False,
+            "rare": lambda row: row["price"] == 7,
+        }
+        return {row["item_id"] for row in self.rows if all(meaning[rule](row) for rule in rules)} - set(deny)
+
+    @torch.inference_mode()
+    def scores(self, history: list[Any], allowed: set[Any], scoring: str) -> dict[Any, float]:
+        """Every allowed item scored by itself, teacher-forced, in float64: no search, no index."""
+        place = {row["item_id"]: i for i, row in enumerate(self.rows)}
+        legal = {tuple(self.codes_NL[place[one], :t].tolist()) for one in allowed for t in range(1, 4)}
+        known = [self.codes_NL[place[one]] for one in history if one in place]
+        scores: dict[Any, float] = {}
+        for one in allowed:
+            codes = self.codes_NL[place[one]]
+            tokens_BT, _ = self.model.vocabulary.prompts([np.array([*known, codes])])
+            hidden = self.model(torch.from_numpy(tokens_BT))[0]
+            scores[one] = 0.0
+            for level in range(3):
+                logits = self.model.head(hidden[-4 + level], level).double().numpy()
+                among = range(SIZES[level])
+                if scoring == "allowed":
+                    among = [code for code in among if (*codes[:level].tolist(), code) in legal]
+                scores[one] += logits[codes[level]] - math.log(sum(math.exp(logits[code]) for code in among))
+        return scores
+
+
+@pytest.fixture(scope="session")
+def shop() -> Shop:
+    rng = np.random.default_rng(3)
+    codes_NL = np.stack([rng.integers(0, size, len(ITEM_IDS)) for size in SIZES], axis=1)
+    codes_NL[5] = codes_NL[6] = codes_NL[7]
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    config = ModelConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=40,
+        initializer_range=0.5,
+    )
+    model = Transformer(config, vocabulary, generator=torch.Generator().manual_seed(1)).eval()
+    rows = [{"item_id": one, "title": f"thing {i}", "price": float(i % 40), "stock": i % 3} for i, one in enumerate(ITEM_IDS)]
+    return Shop(model=model, trie=Trie.build(codes_NL, SIZES, item_ids=ITEM_IDS), codes_NL=codes_NL, rows=rows)
+
+
+@pytest.fixture(scope="session")
+def catalog_file(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pleach.catalog import Catalog
+
+    path = tmp_path_factory.mktemp("engine") / "shop.duckdb"
+    Catalog.create(path, pa.Table.from_pylist(shop.rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def catalog(shop: Shop, catalog_file: Path) -> "Catalog":
+    from pleach.catalog import Catalog
+
+    return Catalog.open(catalog_file, shop.trie, RULES)
+
+
+@pytest.fixture
+def engine(shop: Shop, catalog: "Catalog") -> "Engine":
+    from pleach.engine import Engine
+
+    return Engine(shop.model, shop.trie, catalog)

@@ -1,0 +1,384 @@
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.catalog import Catalog
+from pleach.engine import Engine, Limits, Request
+from pleach.errors import (
+    ArgumentError,
+    CheckpointError,
+    ItemIdError,
+    LogitsError,
+    OverloadedError,
+    RequestError,
+    UnknownRuleError,
+)
+from pleach.index import Trie
+from pleach.model import Transformer
+
+HISTORY = ("é3", "é14", "é15")
+ALL_RULES = [(), ("cheap",), ("in_stock",), ("cheap", "in_stock"), ("rare",), ("none",), ("none", "cheap")]
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def held(model: Transformer) -> Generator[threading.Event]:
+    """While open, the model's forward passes wait; the event is set once one does. Closing lets them go on."""
+    began, go = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        began.set()
+        assert go.wait(20)
+
+    hook = model.model.register_forward_pre_hook(wait)
+    try:
+        yield began
+    finally:
+        hook.remove()
+        go.set()
+
+
+def one(engine: Engine, **fields):
+    return engine.recommend([Request(**fields)])[0]
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("rules", ALL_RULES)
+def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, engine, rules, scoring):
+    deny = ("é7", "é47", "é2", "é2")
+    allowed = shop.allowed(rules, deny)
+    scores = shop.scores(list(HISTORY), allowed, scoring)
+    result = one(engine, history=HISTORY, rules=rules, deny_item_ids=deny, num_items=12, num_beams=256, scoring=scoring)
+    best = sorted(scores.values(), reverse=True)[:12]
+    assert result.num_valid == len(result.item_ids) == len(result.sids) == len(result.scores) == min(12, len(allowed))
+    assert len(set(result.item_ids)) == result.num_valid
+    np.testing.assert_allclose(result.scores, best, atol=1e-4)
+    np.testing.assert_allclose(result.scores, [scores[item] for item in result.item_ids], atol=1e-4)
+    assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.sids)
+
+
+def test_items_that_share_a_sid_come_together_with_one_score(shop, engine):
+    result = one(engine, num_items=160, num_beams=160)
+    at = [result.item_ids.index(f"é{i}") for i in (5, 6, 7)]
+    assert max(at) - min(at) == 2
+    assert len({result.scores[place] for place in at}) == 1
+    assert set(result.item_ids) == shop.allowed()
+
+
+def test_unknown_ids_of_a_history_are_left_out_and_reported(engine):
+    strange = ("nobody", "é3\0", "\ud800", "é" * 100_000, "")
+    plain = one(engine, history=HISTORY)
+    mixed = one(engine, history=("nobody", *HISTORY[:2], *strange[1:], HISTORY[2]))
+    assert (mixed.item_ids, mixed.scores) == (plain.item_ids, plain.scores)
+    assert mixed.ignored_history == strange
+    assert (mixed.num_history_used, plain.num_history_used) == (3, 3)
+
+
+def test_a_history_of_unknown_items_is_answered_like_none_and_says_so(engine):
+    unknown, none = one(engine, history=("x", "y")), one(engine)
+    assert unknown.item_ids == none.item_ids
+    assert unknown.num_history_used == 0
+    assert unknown.ignored_history == ("x", "y")
+
+
+def test_a_history_longer_than_the_model_keeps_its_newest_items_and_says_so(shop, engine):
+    long = tuple(f"é{i % 160}" for i in range(500))
+    result = one(engine, history=long)
+    assert result.num_history_used == shop.model.config.max_position_embeddings // 3 - 1
+    assert result.item_ids == one(engine, history=long[-result.num_history_used :]).item_ids
+
+
+def test_an_item_may_come_twice_in_a_history(shop, engine):
+    twice = ("é3", "é3", "é4")
+    result = one(engine, history=twice, num_items=1, num_beams=256)
+    assert result.num_history_used == 3
+    assert result.scores[0] == pytest.approx(max(shop.scores(list(twice), shop.allowed(), "full").values()), abs=1e-4)
+
+
+def test_unknown_denied_ids_change_nothing_and_are_reported(engine):
+    first = one(engine, history=HISTORY).item_ids[0]
+    result = one(engine, history=HISTORY, deny_item_ids=(first, "gone", first))
+    assert first not in result.item_ids
+    assert result.ignored_deny == ("gone",)
+    assert one(engine, history=HISTORY, deny_item_ids=("gone",)).item_ids[0] == first
+
+
+def test_beams_below_the_items_asked_for_are_raised_to_them(engine):
+    result = one(engine, num_items=50, num_beams=2)
+    assert (result.num_beams, result.num_valid) == (50, 50)
+    assert one(engine, num_items=5).num_beams == 20
+    assert one(engine, num_items=40).num_beams == 40
+    assert one(engine, num_items=5, num_beams=7).num_beams == 7
+
+
+def test_ids_of_the_other_kind_are_an_error(shop, engine):
+    with pytest.raises(ItemIdError, match="history holds 3, but this index knows its items by text such as 'é0'"):
+        engine.recommend([Request(history=(3,))])
+    with pytest.raises(ItemIdError, match="deny_item_ids holds 3"):
+        engine.recommend([Request(deny_item_ids=(3,))])
+    numbers = Engine(shop.model, Trie.build(shop.codes_NL, shop.trie.codebook_sizes))
+    result = one(numbers, history=(3, 2**70, -1, 14), deny_item_ids=(2**63,))
+    assert (result.num_history_used, result.ignored_history, result.ignored_deny) == (2, (2**70, -1), (2**63,))
+    assert all(type(item) is int for item in result.item_ids)
+    with pytest.raises(ItemIdError, match="history holds 'a', but this index knows its items by whole numbers such as 0"):
+        numbers.recommend([Request(history=("a",))])
+
+
+def test_rules_without_a_catalogue_and_unknown_rules_are_errors(shop, engine):
+    with pytest.raises(UnknownRuleError, match="no catalogue"):
+        Engine(shop.model, shop.trie).recommend([Request(rules=("cheap",))])
+    with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'; the rules of this catalogue are: cheap, in_stock"):
+        engine.recommend([Request(rules=("cheap", "fresh"))])
+    assert one(Engine(shop.model, shop.trie)).rules_generation is None
+
+
+def test_requests_answered_together_are_answered_as_if_alone(engine):
+    requests = [
+        Request(history=HISTORY[: i % 4], rules=rules, num_items=1 + i, num_beams=20 + i % 2, scoring=scoring)
+        for scoring in ("full", "allowed")
+        for i, rules in enumerate(ALL_RULES)
+    ]
+    together = engine.recommend(requests)
+    assert {result.batch_size for result in together} != {1}
+    for request, result in zip(requests, together, strict=True):
+        alone = engine.recommend([request])[0]
+        assert result.item_ids == alone.item_ids
+        np.testing.assert_allclose(result.scores, alone.scores, atol=1e-5)
+
+
+def test_a_request_over_a_limit_is_refused(shop):
+    engine = Engine(shop.model, shop.trie, limits=Limits(max_items=5, max_beams=30))
+    with pytest.raises(RequestError, match="num_items has to be from 1 to 5, not 6"):
+        engine.recommend([Request(num_items=6)])
+    with pytest.raises(ArgumentError, match="num_beams has to be from 1 to 30"):
+        Engine(shop.model, shop.trie, limits=Limits(max_items=5, max_beams=30), num_beams=31)
+
+
+def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
+    with pytest.raises(CheckpointError, match=r"the model's codebooks are \(8, 8, 4\), but the index has \(8, 8, 5\)"):
+        Engine(shop.model, Trie.build(shop.codes_NL, (8, 8, 5)))
+
+
+def test_an_empty_index_gives_empty_answers(shop):
+    engine = Engine(shop.model, Trie.build(np.empty((0, 3), np.int64), (8, 8, 4)))
+    result = one(engine, history=(1, 2))
+    assert (result.num_valid, result.item_ids, result.ignored_history) == (0, (), (1, 2))
+
+
+def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalog_file, tmp_path):
+    shop.model.save_pretrained(tmp_path / "model")
+    shop.trie.save(tmp_path / "index.pleach")
+    loaded = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalog_file, {"cheap": "price < 20"})
+    fields = {"history": HISTORY, "rules": ("cheap",)}
+    assert one(loaded, **fields).item_ids == one(engine, **fields).item_ids
+    with pytest.raises(ArgumentError, match="rules need a catalogue"):
+        Engine.load(tmp_path / "model", tmp_path / "index.pleach", rules={"cheap": "price < 20"})
+
+
+def test_submit_answers_like_recommend_and_says_where_the_time_went(engine):
+    with engine:
+        result = engine.submit(Request(history=HISTORY)).result(20)
+    assert result.item_ids == one(engine, history=HISTORY).item_ids
+    timings = result.timings
+    assert min(timings.prepare, timings.queue, timings.model, timings.constrain, timings.finish) >= 0
+    assert timings.model > 0
+    assert timings.total == pytest.approx(timings.prepare + timings.queue + timings.model + timings.constrain + timings.finish)
+
+
+def test_an_engine_that_is_not_running_refuses(engine):
+    with pytest.raises(OverloadedError, match="not running"):
+        engine.submit(Request())
+    with engine:
+        assert engine.is_running
+        with pytest.raises(ArgumentError, match="started before"):
+            engine.start()
+    assert not engine.is_running
+    with pytest.raises(OverloadedError, match="not running"):
+        engine.submit(Request())
+
+
+def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
+    engine = Engine(shop.model, shop.trie, catalog, max_queue=2)
+    with engine:
+        with held(shop.model) as began:
+            running = engine.submit(Request())
+            assert began.wait(20)
+            waiting = [engine.submit(Request()) for _ in range(2)]
+            assert engine.queue_length == 2
+            with pytest.raises(OverloadedError, match="2 requests are waiting already"):
+                engine.submit(Request())
+        assert [future.result(20).num_valid for future in (running, *waiting)] == [10, 10, 10]
+        assert [future.result().batch_size for future in (running, *waiting)] == [1, 2, 2]
+
+
+def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalog):
+    clock = Clock()
+    engine = Engine(shop.model, shop.trie, catalog, timeout_s=5, clock=clock)
+    with engine:
+        with held(shop.model) as began:
+            running = engine.submit(Request())
+            assert began.wait(20)
+            late = engine.submit(Request())
+            clock.now += 3
+            in_time = engine.submit(Request())
+            clock.now += 3
+        with pytest.raises(OverloadedError, match="no turn within 5 s"):
+            late.result(20)
+        assert in_time.result(20).timings.queue == 3
+        assert running.result(20).timings.model == 6
+
+
+def test_a_cancelled_request_is_not_run(shop, engine):
+    with engine:
+        with held(shop.model) as began:
+            running = engine.submit(Request())
+            assert began.wait(20)
+            gone, stays = engine.submit(Request()), engine.submit(Request())
+            assert gone.cancel()
+        assert stays.result(20).batch_size == 1
+        with pytest.raises(CancelledError):
+            gone.result(1)
+        assert running.result(1).num_valid == 10
+
+
+def test_stop_answers_what_waits(shop, engine):
+    engine.start()
+    with held(shop.model) as began:
+        futures = [engine.submit(Request(num_items=1 + i)) for i in range(30)]
+        assert began.wait(20)
+        stopper = threading.Thread(target=engine.stop)
+        stopper.start()
+    stopper.join(20)
+    assert [future.result(1).num_valid for future in futures] == [1 + i for i in range(30)]
+
+
+def test_stop_refuses_what_does_not_fit_the_grace(shop, engine):
+    engine.start()
+    with held(shop.model) as began:
+        running = engine.submit(Request())
+        assert began.wait(20)
+        waiting = engine.submit(Request())
+        engine.stop(grace_s=0.01)
+        with pytest.raises(OverloadedError, match="stopped before"):
+            waiting.result(1)
+    assert running.result(20).num_valid == 10
+
+
+def test_a_model_of_nan_fails_its_batch_by_name_and_the_next_is_answered(shop, engine):
+    weight = shop.model.model.norm.weight
+    with engine:
+        good = weight.detach().clone()
+        try:
+            with torch.no_grad():
+                weight.fill_(float("nan"))
+            with pytest.raises(LogitsError):
+                engine.submit(Request()).result(20)
+        finally:
+            with torch.no_grad():
+                weight.copy_(good)
+        assert engine.submit(Request()).result(20).num_valid == 10
+
+
+def test_an_unforeseen_failure_reaches_its_requests_and_the_next_is_answered(shop, engine):
+    def fail(*_: object) -> None:
+        raise MemoryError("out of it")
+
+    with engine:
+        hook = shop.model.model.register_forward_pre_hook(fail)
+        with pytest.raises(MemoryError):
+            engine.submit(Request()).result(20)
+        hook.remove()
+        assert engine.submit(Request()).result(20).num_valid == 10
+
+
+def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp_path):
+    path = tmp_path / "shop.duckdb"
+    path.write_bytes(catalog_file.read_bytes())
+    catalog = Catalog.open(path, shop.trie, {"cheap": "price < 20"})
+    with Engine(shop.model, shop.trie, catalog) as engine:
+        before = engine.submit(Request(rules=("cheap",), num_items=100)).result(20)
+        with held(shop.model) as began:
+            blocker = engine.submit(Request())
+            assert began.wait(20)
+            early = engine.submit(Request(rules=("cheap",), num_items=100))
+            with duckdb.connect(str(path)) as connection:
+                connection.execute("UPDATE items SET price = 39 - price")
+            assert catalog.reload().ok
+            late = engine.submit(Request(rules=("cheap",), num_items=100))
+        assert set(early.result(20).item_ids) == set(before.item_ids) == shop.allowed(("cheap",))
+        assert set(late.result(20).item_ids) == shop.allowed() - shop.allowed(("cheap",))
+        assert (early.result().rules_generation, late.result().rules_generation) == (1, 2)
+        assert early.result().batch_size == late.result().batch_size == 2
+        assert blocker.result(20).num_valid == 10
+
+
+def test_many_threads_each_get_answers_of_their_own_rules(shop, engine):
+    wrong: list[object] = []
+
+    def ask(number: int) -> None:
+        rng = np.random.default_rng(number)
+        for _ in range(12):
+            rules = ALL_RULES[rng.integers(len(ALL_RULES))]
+            deny = tuple(f"é{i}" for i in rng.integers(0, 160, 40))
+            allowed = shop.allowed(rules, deny)
+            num_items = int(rng.integers(1, 60))
+            request = Request(history=deny[:3], rules=rules, deny_item_ids=deny, num_items=num_items, num_beams=60)
+            result = engine.submit(request).result(30)
+            if not set(result.item_ids) <= allowed or result.num_valid != min(num_items, len(allowed)):
+                wrong.append((request, result))
+
+    with engine:
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert wrong == []
+
+
+ids = st.one_of(st.sampled_from([f"é{i}" for i in range(170)]), st.text(max_size=8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(ids, max_size=20), st.lists(ids, max_size=200), st.sampled_from(ALL_RULES), st.integers(1, 200),
+    st.sampled_from(["full", "allowed"]),
+)  # fmt: skip
+def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history, deny, rules, num_items, scoring):
+    engine = Engine(shop.model, shop.trie, catalog)
+    request = Request(history=history, deny_item_ids=deny, rules=rules, num_items=num_items, scoring=scoring)
+    result = engine.recommend([request])[0]
+    allowed = shop.allowed(rules, tuple(deny))
+    assert set(result.item_ids) <= allowed
+    assert len(set(result.item_ids)) == len(result.item_ids) == result.num_valid == min(num_items, len(allowed))
+    assert list(result.scores) == sorted(result.scores, reverse=True)
+    assert result.ignored_history == tuple(one for one in history if one not in shop.allowed())
+
+
+def test_the_worker_sleeps_while_nothing_waits(engine):
+    with engine:
+        engine.submit(Request()).result(20)
+        worker = next(thread for thread in threading.enumerate() if thread.name == "pleach-engine")
+        before = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - before < 0.1
+        assert worker.is_alive()
+    assert not worker.is_alive()
