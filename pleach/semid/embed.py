@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pleach.errors import ArgumentError, DataError
-from pleach.semid.arrays import check_vectors
+from pleach.semid.arrays import check_vectors, one_thread, unit_rows
 from pleach.semid.behaviour import Sessions, behaviour_vectors
 from pleach.semid.text import sentence_vectors, text_columns, text_vectors
 
@@ -32,6 +32,12 @@ class EmbeddingConfig:
     behaviour_dims: how many dimensions co-occurrence gets; 0 leaves behaviour out.
     window: how many places apart two items of a session may stand to count as taken together.
     behaviour_weight: the length of the behaviour part beside a text part of length 1.
+    neighbours: an item without behaviour (a new one) borrows that of so many items of the nearest text; 0 leaves zeros.
+
+    The weight was chosen on the validation items of Amazon Beauty (a small decoder trained for a few minutes, 3 x 256
+    codes): Recall@10 rises from 0.061 at a weight of 0.5 to 0.067 at 0.7 and 0.069 at 1.5. Bringing the joined vectors
+    down to 64 dimensions evens the codebooks out (perplexities 218, 215, 189 in place of 195, 137, 99) and halves the
+    collisions, but the codes say less of what comes next: 0.069 where the wide vectors had 0.077 after equal steps.
     """
 
     text: str = "tfidf"
@@ -39,14 +45,16 @@ class EmbeddingConfig:
     text_dims: int = 256
     behaviour_dims: int = 128
     window: int = 5
-    behaviour_weight: float = 0.7
+    behaviour_weight: float = 1.5
+    neighbours: int = 10
 
     def __post_init__(self) -> None:
         if not self.text:
             raise ArgumentError("text='': choose 'tfidf', 'none' or a sentence-transformers model")
-        if self.text_dims < 1 or self.behaviour_dims < 0 or self.window < 1:
+        if self.text_dims < 1 or self.behaviour_dims < 0 or self.window < 1 or self.neighbours < 0:
             raise ArgumentError(
-                f"text_dims={self.text_dims}, behaviour_dims={self.behaviour_dims}, window={self.window}: at least 1, 0 and 1"
+                f"text_dims={self.text_dims}, behaviour_dims={self.behaviour_dims}, window={self.window}, "
+                f"neighbours={self.neighbours}: at least 1, 0, 1 and 0"
             )
         if not 0 < self.behaviour_weight < float("inf"):
             raise ArgumentError(f"behaviour_weight={self.behaviour_weight}: a positive number (behaviour_dims=0 leaves it out)")
@@ -59,7 +67,7 @@ class Embedding:
     """The items' vectors, and what went into them.
 
     vectors_ND: float32. text_columns: the columns read (empty: no text, or a matrix of the user's own).
-    items_without_text, items_without_behaviour: how many items have zeros in that part (all N where the part is left out).
+    items_without_text, items_without_behaviour: how many items have none of their own (all N where it is left out).
     """
 
     vectors_ND: NDArray[np.float32]
@@ -90,6 +98,8 @@ def embed(items: pa.Table, sessions: Sessions | None, *, config: EmbeddingConfig
     if sessions is not None and config.behaviour_dims:
         behaviour_ND = behaviour_vectors(sessions, len(items), dims=config.behaviour_dims, window=config.window, seed=seed)
         without_behaviour = _count_empty(behaviour_ND)
+        if parts and config.neighbours:
+            behaviour_ND = _lend(parts[0], behaviour_ND, config.neighbours)
         parts.append(behaviour_ND * np.float32(config.behaviour_weight))
     if not parts:
         raise DataError(
@@ -151,6 +161,28 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], place: Path) -> NDA
     if len(widths) != 1 or any(number is None for row in rows for number in row or ()):
         raise DataError(f"{place}: every vector needs the same number of numbers, without nulls; widths {sorted(widths)[:5]}")
     return np.asarray(rows)
+
+
+def _lend(
+    text_ND: NDArray[np.float32], behaviour_ND: NDArray[np.float32], neighbours: int, *, block: int = 1024
+) -> NDArray[np.float32]:
+    """Behaviour for items that have none: the mean over the items of the nearest text, weighted by how near they are.
+
+    Without it new items would lie together, apart from everything they resemble, and share codes of their own.
+    """
+    has_text_N, known_N = text_ND.any(axis=1), behaviour_ND.any(axis=1)
+    lenders, borrowers = np.flatnonzero(known_N & has_text_N), np.flatnonzero(~known_N & has_text_N)
+    lent_ND = behaviour_ND.copy()
+    if len(lenders) == 0:
+        return lent_ND
+    with one_thread():
+        for start in range(0, len(borrowers), block):
+            rows = borrowers[start : start + block]
+            nearness = np.maximum(text_ND[rows] @ text_ND[lenders].T, 0)
+            nearest = np.argsort(-nearness, axis=1, kind="stable")[:, :neighbours]
+            weights = np.take_along_axis(nearness, nearest, axis=1)
+            lent_ND[rows] = unit_rows((weights[:, :, None] * behaviour_ND[lenders[nearest]]).sum(axis=1))
+    return lent_ND
 
 
 def _count_empty(vectors_ND: NDArray[np.float32]) -> int:

@@ -70,11 +70,38 @@ def test_equal_seeds_give_equal_bits():
 def test_parts_have_the_lengths_that_the_weight_says():
     items = shop().append_column("price", pa.array([1.0] * 40))
     sessions = sessions_of([list(range(38)), list(range(37, -1, -2))])
-    made = embed(items, sessions, config=EmbeddingConfig(text_dims=6, behaviour_dims=5, behaviour_weight=0.25))
+    made = embed(items, sessions, config=EmbeddingConfig(text_dims=6, behaviour_dims=5, behaviour_weight=0.25, neighbours=0))
     np.testing.assert_allclose(np.linalg.norm(made.vectors_ND[:, :6], axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(made.vectors_ND[:38, 6:], axis=1), 0.25, rtol=1e-5)
     assert (made.vectors_ND[38:, 6:] == 0).all()
     assert (made.items_without_text, made.items_without_behaviour, made.text_columns) == (0, 2, ("title",))
+
+
+def test_a_new_item_borrows_the_behaviour_of_items_of_the_nearest_text():
+    titles = [
+        "red shoe",
+        "red silk shoe",
+        "red boot",
+        "green tea",
+        "old green tea",
+        "tea",
+        "new red shoe",
+        "new green tea",
+        "?",
+    ]
+    items = pa.table({"item_id": range(9), "title": titles})
+    sessions = sessions_of([[0, 1, 2]] * 4 + [[3, 4, 5]] * 4)
+    config = EmbeddingConfig(text_dims=20, behaviour_dims=2, neighbours=2)
+    made = embed(items, sessions, config=config)
+    behaviour = made.vectors_ND[:, -2:] / config.behaviour_weight
+    alike = behaviour @ behaviour.T
+    assert alike[6, :3].min() > 0.9 > 0.1 > np.abs(alike[6, 3:6]).max()
+    assert alike[7, 3:6].min() > 0.9 > 0.1 > np.abs(alike[7, :3]).max()
+    np.testing.assert_allclose(np.linalg.norm(behaviour[6:8], axis=1), 1, rtol=1e-5)
+    assert (behaviour[8] == 0).all()
+    assert made.items_without_behaviour == 3
+    apart = embed(items, sessions, config=EmbeddingConfig(text_dims=20, behaviour_dims=2, neighbours=0))
+    assert (apart.vectors_ND[6:, -2:] == 0).all()
 
 
 def test_pmi_counts_pairs_within_the_window_as_a_plain_loop_does():
