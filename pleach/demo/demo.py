@@ -66,9 +66,11 @@ class Demo:
         self._say("Semantic IDs", "Every item gets a few codes, coarse to fine, from its text and from what is taken with it.")
         self._step("fit-sids", "--data", str(data), *options, "--seed", str(self.seed))
         self._say("A model", "A small transformer learns which codes come next.")
-        self._step("train", *options, "--minutes", f"{minutes:g}", "--seed", str(self.seed))
-        self._say("Is it any good?", "Every customer's last item was held out. The whole catalogue is ranked.")
-        self._step("evaluate", *options)
+        size = ["--width", "64", "--learning-rate", "0.003"] if self.data is None else []
+        self._step("train", *options, "--minutes", f"{minutes:g}", *size, "--seed", str(self.seed))
+        self._say("Is it any good?", "The last item of each customer was held out; the whole catalogue is ranked to find it again.")
+        sample = ["--users", "5000"] if self.data is None else []
+        self._step("evaluate", *options, *sample)
         self._say("The index", "Which codes are items. It is the only thing that the search may walk on.")
         self._step("build", *options)
 

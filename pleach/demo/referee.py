@@ -21,7 +21,7 @@ class Referee:
     def __init__(self, items: pa.Table) -> None:
         self._connection = duckdb.connect(":memory:")
         self._connection.register("source", items)
-        self._connection.execute("CREATE TABLE items AS SELECT * FROM source")
+        self._connection.execute("CREATE TABLE items AS SELECT * FROM source").fetchall()
         self._connection.unregister("source")
 
     def rows(self, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
@@ -38,13 +38,13 @@ class Referee:
     def allowed(self, predicates: Sequence[str]) -> int:
         """How many items of the whole table obey all predicates."""
         every = " AND ".join(f"({predicate})" for predicate in predicates) or "TRUE"
-        row = self._connection.execute(f"SELECT count(*) FROM items WHERE {every}").fetchone()
-        assert row is not None
-        return int(row[0])
+        # DuckDB wants a result read to its end before the next question.
+        ((count,),) = self._connection.execute(f"SELECT count(*) FROM items WHERE {every}").fetchall()
+        return int(count)
 
     def set_stock(self, item_id: Any, stock: int) -> None:
         """Note on the list what was changed in the shop."""
-        self._connection.execute("UPDATE items SET stock = ? WHERE item_id = ?", [stock, item_id])
+        self._connection.execute("UPDATE items SET stock = ? WHERE item_id = ?", [stock, item_id]).fetchall()
 
     def _select(self, predicate: str, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
         wanted = pa.table({"item_id": pa.array(list(dict.fromkeys(item_ids)))}) if item_ids else None
@@ -52,6 +52,6 @@ class Referee:
             return []
         self._connection.register("wanted", wanted)
         query = f"SELECT * FROM items WHERE ({predicate}) AND item_id IN (SELECT item_id FROM wanted)"
-        rows = self._connection.execute(query).to_arrow_table().to_pylist()
+        rows = self._connection.sql(query).to_arrow_table().to_pylist()
         self._connection.unregister("wanted")
         return rows

@@ -183,7 +183,7 @@ class Visit:
         if "stock" not in self.log.items.column_names or not items:
             return None
         with duckdb.connect(str(self.run / "catalogue.duckdb")) as catalogue:
-            catalogue.execute("UPDATE items SET stock = 0 WHERE item_id = ?", [items[0]])
+            catalogue.execute("UPDATE items SET stock = 0 WHERE item_id = ?", [items[0]]).fetchall()
         self.referee.set_stock(items[0], 0)
         self.console.print(
             Text.assemble("        catalogue.duckdb: ", (title_of(self.referee.rows(items[:1])[0]), "green"), " sells out")
