@@ -41,7 +41,7 @@ class ResidualKMeans:
 
     A level never has more live codes than there are distinct residuals: codes beyond are dead and never given. The same
     vectors and seed give the same bits (k-means runs on one thread). `fit` costs about 20 * N * D * sum(codebook_sizes)
-    multiplications: 5 seconds for 12,000 items, 384 dimensions and 3 x 256 codes on one core; by mini-batches from
+    multiplications: 15 seconds for 12,000 items, 384 dimensions and 3 x 256 codes on one core; by mini-batches from
     200,000 items on. (Residual quantisation: TIGER, section 3.1; with k-means in place of an autoencoder: OneRec, QARM.)
 
     >>> vectors = np.random.default_rng(0).normal(size=(50, 4))
