@@ -1,13 +1,14 @@
 """`bench gpu` (`make gpu`): the constrained step in plain torch on a GPU, parity first, then its time.
 
-There is no GPU kernel in pleach yet: what runs here is `ops.constrain.reference`, one small request at a time, so that the first
-kernel finds a harness, a parity check on the device and a baseline. Without a CUDA device it says so and exits with 2.
+There is no GPU kernel in pleach yet: what runs here is `ops.constrain.reference`, on a small shape, so that the first kernel
+finds a harness, a parity check on the device and a baseline. Without a CUDA device it says so and exits with 2.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,18 +46,15 @@ def _measure(distribution: str, num_items: int = 100_000, repeats: int = 20) -> 
     milliseconds: list[float] = []
     for level in range(L):
         expected = cpu.step(on_cpu, level, lo, hi, scores, logits[level], cpu_filters, num_beams=K, scoring="full")
-        state = [torch.from_numpy(array).cuda() for array in (lo, hi, scores, logits[level])]
-
-        def run(level: int = level, state: list[torch.Tensor] = state) -> Any:
-            return reference.step(on_gpu, level, *state, gpu_filters, num_beams=K, scoring="full")  # pyright: ignore[reportCallIssue]
-
-        found = run()
+        lo_BK, hi_BK, scores_BK, logits_BKV = (torch.from_numpy(one).cuda() for one in (lo, hi, scores, logits[level]))
+        run = partial(reference.step, on_gpu, level, lo_BK, hi_BK, scores_BK, logits_BKV, gpu_filters)
+        found = run(num_beams=K, scoring="full")
         torch.testing.assert_close(found.scores.cpu(), torch.from_numpy(expected.scores), rtol=1e-5, atol=1e-4)
         np.testing.assert_array_equal(found.num_valid.cpu().numpy(), expected.num_valid)
         for _ in range(repeats):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            run()
+            run(num_beams=K, scoring="full")
             end.record()
             torch.cuda.synchronize()
             milliseconds.append(begin.elapsed_time(end))

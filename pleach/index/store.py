@@ -123,6 +123,8 @@ def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple
         _expect(codes, code_dtype(size), num_leaves if firsts is None else num_nodes)
         if firsts is not None:
             _expect(firsts, np.uint32, num_nodes)
+        if boundary is None and num_nodes != num_leaves:
+            raise ValueError(f"level {number} has {num_nodes} nodes on {num_leaves} leaves and no boundary")
         levels.append(Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary))
     order_N, first_M1 = tensors["items.order"], tensors.get("items.first")
     _expect(order_N, np.uint32, num_items)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.errors import ArgumentError, ForeignFilterError
+from pleach.errors import ArgumentError, ForeignFilterError, IndexFileError
 from pleach.index import bits, store
 from pleach.index.build import build_levels, check_codes
 from pleach.index.filters import Filter
@@ -80,6 +80,17 @@ class Trie:
         """
         levels, items, num_leaves, version = store.load(Path(path))
         return cls(levels=levels, items=items, num_leaves=num_leaves, version=version)
+
+    def verify(self) -> None:
+        """Read every array and raise IndexFileError where they are not those that the version was computed from.
+
+        `load` trusts the arrays and reads none of them; after a copy over an unreliable path, check once. Cost: one read.
+        """
+        found = _fingerprint(self.levels, self.items)
+        if found != self.version:
+            raise IndexFileError(
+                f"the index says that it is version {self.version}, but its arrays hash to {found}: copy it again"
+            )
 
     def filter(self, mask: NDArray[np.bool_] | Sequence[bool] | None = None, *, item_ids: ItemIds | None = None) -> Filter:
         """The set of items where `mask` is true (the caller's item order), or of the given ids.
@@ -173,7 +184,11 @@ class Trie:
 def _fingerprint(levels: Sequence[Level], items: ItemTable) -> str:
     """Sixteen hex digits that change with any SID, order or id. Cost: one read of all arrays."""
     state = 0
-    for array in [*(level.codes for level in levels), items.order_N, items.first_M1, items.ids]:
+    arrays: list[NDArray[np.generic] | None] = [items.order_N, items.first_M1, items.ids]
+    for level in levels:
+        arrays += [level.codes, level.firsts]
+        arrays += [] if level.boundary is None else [level.boundary.words_W, level.boundary.before_W]
+    for array in arrays:
         raw = np.empty(0, np.uint8) if array is None else np.ascontiguousarray(array).view(np.uint8)
         whole = len(raw) // 8 * 8
         tail = np.zeros(8, np.uint8)

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach import Filter, Trie
+from pleach.errors import FilterError, ForeignFilterError, ItemIdError
+
+
+def shop(num_items: int, duplicates: bool, seed: int = 0) -> tuple[Trie, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 3 if duplicates else 1000, (num_items, 3))
+    ids = rng.permutation(num_items * 3)[:num_items]
+    return Trie.build(codes, [1000] * 3, ids), ids
+
+
+def members(chosen: Filter) -> set[int]:
+    return {int(item) for item in chosen.item_ids()}
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 200), st.booleans(), st.integers(0, 2**32))
+def test_filters_obey_the_laws_of_sets(num_items: int, duplicates: bool, seed: int) -> None:
+    trie, ids = shop(num_items, duplicates, seed)
+    rng = np.random.default_rng(seed)
+    masks = [rng.random(num_items) < share for share in rng.random(3)]
+    a, b, c = (trie.filter(mask) for mask in masks)
+    sets = [set(ids[mask].tolist()) for mask in masks]
+    assert [members(one) for one in (a, b, c)] == sets
+    assert members(a & b) == sets[0] & sets[1]
+    assert members(a | b) == sets[0] | sets[1]
+    assert members(a - b) == sets[0] - sets[1]
+    assert members(~a) == set(ids.tolist()) - sets[0]
+    assert a & (b | c) == (a & b) | (a & c)
+    assert ~(a | b) == ~a & ~b
+    assert a - b == a & ~b
+    assert len(a) + len(~a) == num_items
+    assert a == trie.filter(item_ids=list(sets[0]))
+    assert all((int(item) in a) == (int(item) in sets[0]) for item in ids)
+    assert "nope" not in a
+    assert bool(a) == bool(sets[0])
+
+
+def test_a_leaf_is_alive_while_one_of_its_items_is() -> None:
+    trie = Trie.build([[0, 0], [0, 0], [1, 1]], [2, 2], ["a", "b", "c"])
+    assert trie.filter(item_ids=["a"]).leaves.positions().tolist() == [0]
+    assert trie.filter(item_ids=["b", "c"]).leaves.positions().tolist() == [0, 1]
+    assert (trie.filter(item_ids=["a"]) - trie.filter(item_ids=["a"])).leaves.count == 0
+
+
+def test_the_empty_filter() -> None:
+    trie, _ = shop(20, False)
+    assert len(trie.filter(item_ids=[])) == 0
+    assert len(trie.filter(np.zeros(20, np.bool_))) == 0
+    assert not trie.filter(item_ids=[])
+
+
+def test_an_empty_index_has_filters_too() -> None:
+    trie = Trie.build(np.empty((0, 2), np.int64), [4, 4])
+    assert len(trie.filter([])) == 0
+    assert len(~trie.filter(item_ids=[])) == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [([True], "expected \\(20,\\)"), (np.ones((20, 1), np.bool_), "expected \\(20,\\)"), (np.ones(20), "expected bool")],
+)
+def test_a_mask_that_is_not_one_is_refused(mask: object, message: str) -> None:
+    trie, _ = shop(20, False)
+    with pytest.raises(FilterError, match=message):
+        trie.filter(mask)  # type: ignore[arg-type]
+
+
+def test_unknown_ids_are_refused_by_name() -> None:
+    trie, _ = shop(20, False)
+    with pytest.raises(ItemIdError, match="1 of 1 item ids are unknown, 987654 among them"):
+        trie.filter(item_ids=[987654])
+
+
+def test_filters_of_two_indexes_do_not_mix() -> None:
+    one, _ = shop(20, False, 1)
+    other, _ = shop(20, False, 2)
+    with pytest.raises(ForeignFilterError, match="two indexes"):
+        _ = one.filter(np.ones(20, np.bool_)) & other.filter(np.ones(20, np.bool_))
+    with pytest.raises(ForeignFilterError, match="make it again with"):
+        one.own_filter(other.filter(np.ones(20, np.bool_)))

@@ -1,0 +1,38 @@
+"""The float64 brute-force oracle: enumerates a tiny catalogue, with no trie, no ranges and no bitmaps.
+
+For every round it lists every (parent, code) whose prefix is the prefix of an allowed item, scores it in float64 and sorts by
+(score desc, parent asc, code asc). Every backend has to give these beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Prefix = tuple[int, ...]
+LogitsOf = Callable[[int, Prefix], np.ndarray]
+
+
+def log_sum_exp(values: np.ndarray) -> float:
+    top = values.max(initial=-np.inf)
+    return -np.inf if top == -np.inf else float(top + np.log(np.exp(values - top).sum()))
+
+
+def search(
+    allowed_sids: Sequence[Prefix], logits_of: LogitsOf, widths: Sequence[int], scoring: str
+) -> list[list[tuple[float, int, Prefix]]]:
+    """The beams after each round: (score, parent, prefix), best first. `logits_of(level, prefix)` is the model."""
+    beams: list[tuple[float, int, Prefix]] = [(0.0, 0, ())]
+    rounds: list[list[tuple[float, int, Prefix]]] = []
+    for level, width in enumerate(widths):
+        prefixes = {sid[: level + 1] for sid in allowed_sids}
+        candidates: list[tuple[float, int, Prefix]] = []
+        for parent, (score, _, prefix) in enumerate(beams):
+            logits = logits_of(level, prefix).astype(np.float64)
+            legal = [code for code in range(len(logits)) if (*prefix, code) in prefixes]
+            normal = log_sum_exp(logits) if scoring == "full" else log_sum_exp(logits[legal])
+            candidates += [(score + logits[code] - normal, parent, (*prefix, code)) for code in legal if logits[code] > -np.inf]
+        beams = sorted(candidates, key=lambda one: (-one[0], one[1], one[2][-1]))[:width]
+        rounds.append(beams)
+    return rounds
