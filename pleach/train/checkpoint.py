@@ -89,8 +89,9 @@ class Checkpoint:
     def load(cls, directory: str | Path) -> "Checkpoint":
         """Read what `save` wrote. Raises CheckpointError where it is missing, cut short or of another format."""
         directory = Path(directory)
-        if not directory.exists() and directory.with_name(f"{directory.name}.old").exists():
-            directory = directory.with_name(f"{directory.name}.old")  # it was stopped between the two renames of `save`
+        former = directory.with_name(f"{directory.name}.old")
+        if former.exists() and not directory.exists():
+            directory = former  # `save` was stopped between its two renames
         try:
             content: Any = json.loads((directory / "run.json").read_text(encoding="utf-8"))
             tensors = load_file(directory / "tensors.safetensors")
@@ -113,6 +114,19 @@ class Checkpoint:
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"{directory / 'run.json'} lacks {error}: train from the start") from error
+
+    @staticmethod
+    def exists(directory: str | Path) -> bool:
+        """Whether there is something for `load` to read."""
+        directory = Path(directory)
+        return directory.exists() or directory.with_name(f"{directory.name}.old").exists()
+
+    @staticmethod
+    def remove(directory: str | Path) -> None:
+        """Delete what `save` wrote, if anything."""
+        directory = Path(directory)
+        for name in (directory.name, f"{directory.name}.old", f"{directory.name}.partial"):
+            shutil.rmtree(directory.with_name(name), ignore_errors=True)
 
     def of(self, kind: str) -> dict[str, Tensor]:
         """The tensors of one kind, by the parameter's name."""

@@ -1,7 +1,7 @@
 """How a model is trained: one frozen table of settings, and the shape of the learning rate."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from math import cos, pi
 from typing import Any, Literal, get_args
 
@@ -76,7 +76,7 @@ class Recipe:
     seed: int = 0
     hidden_size: int = 128
     intermediate_size: int = 384
-    num_hidden_layers: int = 2
+    num_hidden_layers: int = 1
     num_attention_heads: int = 4
     num_key_value_heads: int = 4
     head_dim: int = 32
@@ -84,7 +84,7 @@ class Recipe:
     dropout: float = 0.1
     max_items: int = 20
     batch_tokens: int = 1024
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup: float = 0.03
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
@@ -152,10 +152,6 @@ class Recipe:
         """The settings in which two recipes differ, as "name: this, that"."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return [f"{name}: {mine}, {theirs}" for name, mine, theirs in pairs if mine != theirs]
-
-    def with_budget(self, budget: Budget) -> "Recipe":
-        """The same recipe for a shorter or longer run."""
-        return replace(self, budget=budget)
 
 
 def _check_whole(name: str, value: Any, *, low: int) -> None:

@@ -270,8 +270,8 @@ def train(
 ) -> Transformer:
     """Train a model on the training part of a split, and save it.
 
-    Writes `directory/model` (readable by transformers and by `Transformer.from_pretrained`) and `directory/training.json`;
-    while it runs, `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
+    Writes `directory/model` (readable by transformers and by `Transformer.from_pretrained`), `directory/training.json`, and
+    once a minute `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
     directory=None writes nothing. What is held out is never trained on; with `recipe.validations`, recall on the
     validation items of a sample of users chooses among the weights of the run, and the test items are never read.
 
@@ -293,7 +293,9 @@ def train(
         return model
     directory = Path(directory)
     saved = directory / "checkpoint"
-    if resume and saved.exists():
+    if not resume:
+        Checkpoint.remove(saved)  # else a later resume could go on with a run that this one replaces
+    elif Checkpoint.exists(saved):
         trainer.resume(Checkpoint.load(saved))
     trainer.run(progress=progress, checkpoint=saved)
     model.save_pretrained(directory / "model")

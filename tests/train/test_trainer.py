@@ -276,6 +276,13 @@ def test_saving_over_a_checkpoint_leaves_the_newest_one_only(tmp_path: Path):
     assert Checkpoint.load(tmp_path / "checkpoint").place.step == 3
 
 
+def test_a_save_that_was_stopped_between_its_renames_is_found(tmp_path: Path):
+    trainer_of().checkpoint().save(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.old")
+    assert Checkpoint.exists(tmp_path / "checkpoint")
+    assert Checkpoint.load(tmp_path / "checkpoint").place.step == 0
+
+
 def test_sids_that_do_not_fit_are_refused():
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model = Transformer(TINY.model_config(vocabulary), vocabulary)
@@ -326,6 +333,8 @@ def test_train_writes_a_model_that_reads_back_and_goes_on_where_it_was_stopped(t
     read = Transformer.from_pretrained(tmp_path / "model")
     assert same(weights_of(read), weights_of(model))
     assert read.vocabulary == model.vocabulary
+    train(log, split, sids, dataclasses.replace(TINY, seed=5, budget=Budget(steps=1)), tmp_path)
+    assert not Checkpoint.exists(tmp_path / "checkpoint")  # nothing of the former run is left to go on with
 
 
 def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
