@@ -34,6 +34,8 @@ def status_of(error: Exception) -> int:
 
 def answer(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The one shape of an error."""
+    # A field's name may hold what UTF-8 cannot: half of a surrogate pair, which JSON can spell.
+    message = message.encode("utf-8", "backslashreplace").decode()
     return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
 
 
@@ -79,16 +81,15 @@ def describe(problems: Sequence[Any]) -> str:
     """pydantic's findings in one line: where, what was expected, what came; the first three places."""
     found: dict[str, str] = {}
     for problem in problems:
-        # An id may be a number or a text, and pydantic reports one problem for each: one is enough.
-        steps = [
-            str(step) for step in problem["loc"] if step not in ("body", "int", "str", "constrained-int", "constrained-str")
-        ]
+        # body.history.3.int and body.history.3.str: an id may be either, pydantic reports both, one is enough.
+        of_an_id = len(problem["loc"]) == 4
+        steps = [str(step) for step in problem["loc"][1:3] if step != ""]
         place = ".".join(steps) or "the body"
         if problem["type"] in ("model_attributes_type", "model_type", "missing"):
             found.setdefault(place[:80], "expected a JSON object, sent with Content-Type: application/json")
         elif problem["type"] == "extra_forbidden":
             found.setdefault(place[:80], "there is no such field")
-        elif problem["loc"][-1:] in (("int",), ("str",)):
+        elif of_an_id:
             found.setdefault(place[:80], f"an item id is a whole number or text, not {_shown(problem.get('input'))}")
         else:
             found.setdefault(place[:80], f"{_lower(problem['msg'])}, not {_shown(problem.get('input'))}")

@@ -6,12 +6,23 @@ the same things in the same words. `publish_limits` writes those limits into the
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pleach.engine import ItemId, Limits, Request, Result
 from pleach.errors import RequestError
 
-Ids = list[Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True)]]
+
+def _whole_text(text: str) -> str:
+    # JSON can spell half of a surrogate pair, which is no text: nothing could be answered with it.
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("text has to be whole characters") from error
+    return text
+
+
+Ids = list[Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)]]
 
 
 class RecommendBody(BaseModel):

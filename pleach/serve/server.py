@@ -79,9 +79,7 @@ class Server:
 
     def _started(self) -> None:
         trie = self.engine.trie
-        self._announce(
-            f"pleach answers at {self.url} from {len(trie):,} items (index {trie.version}); {self.url}/docs says how"
-        )
+        self._announce(f"pleach serves {len(trie):,} items (index {trie.version}) at {self.url} - try {self.url}/docs")
 
     @contextmanager
     def _signals(self) -> Generator[None]:

@@ -1,0 +1,122 @@
+"""A small real shop behind HTTP: random weights, an index, a catalogue in DuckDB with its rules file."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pleach.index import Trie
+from pleach.model import ModelConfig, Transformer, Vocabulary
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
+
+    from pleach.engine import Engine
+
+# pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
+
+SIZES = (8, 16)
+RULES = "[rules]\ncheap = 'price < 20'\nin_stock = 'stock > 0'\nnone = 'price > 1e9'\n"
+MEANING: dict[str, Callable[[int], bool]] = {
+    "cheap": lambda item: item % 40 < 20,
+    "in_stock": lambda item: item % 3 > 0,
+    "none": lambda item: False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shop:
+    """Items 1000 to 1099; price is id % 40, stock id % 3. The files of a server, and what the rules mean."""
+
+    directory: Path
+    item_ids: tuple[int, ...] = field(default=tuple(range(1000, 1100)), repr=False)
+
+    def allowed(self, rules: list[str], deny: list[Any]) -> set[int]:
+        return {one for one in self.item_ids if all(MEANING[rule](one) for rule in rules)} - {
+            one for one in deny if isinstance(one, int)
+        }
+
+    @property
+    def files(self) -> tuple[Path, Path, Path, Path]:
+        """What `serve` and `Engine.load` take."""
+        return tuple(self.directory / name for name in ("model", "index.pleach", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
+
+    def engine(self, **dials: Any) -> "Engine":
+        from pleach.engine import Engine
+
+        return Engine.load(*self.files, **dials)
+
+
+@pytest.fixture(scope="session")
+def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    from pleach.catalog import Catalog
+
+    shop = Shop(directory=tmp_path_factory.mktemp("serve"))
+    model_dir, index_path, catalog_path, rules_path = shop.files
+    rng = np.random.default_rng(5)
+    codes_NL = np.stack([rng.integers(0, size, len(shop.item_ids)) for size in SIZES], axis=1)
+    Trie.build(codes_NL, SIZES, item_ids=list(shop.item_ids)).save(index_path)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    config = ModelConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    Transformer(config, vocabulary, generator=torch.Generator().manual_seed(2)).save_pretrained(model_dir)
+    rows = [{"item_id": one, "title": f"thing {one}", "price": one % 40, "stock": one % 3} for one in shop.item_ids]
+    Catalog.create(catalog_path, pa.Table.from_pylist(rows))
+    rules_path.write_text(RULES)
+    return shop
+
+
+@pytest.fixture
+def shop(first_shop: Shop, tmp_path: Path) -> Shop:
+    """A shop of the test's own, to change."""
+    shutil.copytree(first_shop.directory, tmp_path / "shop")
+    return Shop(directory=tmp_path / "shop")
+
+
+@pytest.fixture(scope="module")
+def client(first_shop: Shop) -> "Iterator[TestClient]":
+    """A client of a shop that nobody changes."""
+    from fastapi.testclient import TestClient
+
+    from pleach.serve import create_app
+
+    with TestClient(create_app(first_shop.engine())) as client:
+        yield client
+
+
+@pytest.fixture
+def held() -> Callable[[Any], Any]:
+    @contextmanager
+    def held(model: Transformer) -> Iterator[Event]:
+        """While open, the model's forward passes wait; the event is set once one does. Closing lets them go on."""
+        began, go = Event(), Event()
+
+        def wait(*_: object) -> None:
+            began.set()
+            assert go.wait(20)
+
+        hook = model.model.register_forward_pre_hook(wait)
+        try:
+            yield began
+        finally:
+            hook.remove()
+            go.set()
+
+    return held

@@ -1,0 +1,374 @@
+import asyncio
+import json
+import threading
+import time
+
+import duckdb
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pleach.engine import Engine, Limits, Request
+from pleach.errors import PleachError
+from pleach.index import Trie
+from pleach.serve import Metrics, create_app
+from pleach.serve.body import BoundedBody
+
+URL = "/v1/recommend"
+
+
+def metric(client: TestClient, name: str) -> float:
+    """The value of a series as Prometheus reads it."""
+    line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " "))
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_an_answer_holds_allowed_items_and_says_how_it_came_about(client, first_shop):
+    rules, deny = ["cheap", "in_stock"], [1003, 1007, 77]
+    body = {"history": [1001, 5, 1002], "num_items": 7, "rules": rules, "deny_item_ids": deny, "num_beams": 50}
+    response = client.post(URL, json=body)
+    assert response.status_code == 200
+    answer = response.json()
+    engine = first_shop.engine()
+    same = engine.recommend([Request(**body)])[0]
+    assert answer["item_ids"] == list(same.item_ids)
+    assert answer["sids"] == engine.trie.codes_of(answer["item_ids"]).tolist()
+    assert answer["scores"] == pytest.approx(same.scores, abs=1e-5)
+    assert set(answer["item_ids"]) <= first_shop.allowed(rules, deny)
+    assert (answer["num_valid"], answer["num_beams"], answer["num_history_used"]) == (7, 50, 2)
+    assert (answer["ignored_history"], answer["ignored_deny_item_ids"]) == ([5], [77])
+    assert (answer["index_version"], answer["rules_generation"], answer["batch_size"]) == (engine.trie.version, 1, 1)
+    stages = answer["timings_ms"]
+    assert stages.pop("total") == pytest.approx(sum(stages.values()))
+    assert set(stages) == {"prepare", "queue", "model", "constrain", "finish"}
+
+
+def test_an_empty_body_asks_for_ten_items_for_a_newcomer(client):
+    answer = client.post(URL, json={}).json()
+    assert (answer["num_valid"], answer["num_history_used"]) == (10, 0)
+
+
+def test_a_rule_that_selects_nothing_gives_an_empty_answer(client):
+    response = client.post(URL, json={"rules": ["none"], "num_items": 5})
+    assert response.status_code == 200
+    assert (response.json()["num_valid"], response.json()["item_ids"]) == (0, [])
+
+
+def test_more_items_than_beams_raises_the_beams_and_says_so(client):
+    answer = client.post(URL, json={"num_items": 60, "num_beams": 5}).json()
+    assert (answer["num_valid"], answer["num_beams"]) == (60, 60)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"num_items": 0},
+        {"num_items": -3},
+        {"num_items": 1_000_000},
+        {"num_items": 10**30},
+        {"num_beams": 0},
+        {"num_beams": 100_000},
+        {"scoring": "fulll"},
+        {"rules": ["fresh"]},
+        {"rules": ["cheap", "cheap'; DROP TABLE items; --"]},
+        {"rules": [""]},
+        {"rules": ["cheap"] * 17},
+        {"history": ["text"]},
+        {"history": [1, "text"]},
+        {"deny_item_ids": ["text"]},
+        {"history": [1] * 2049},
+        {"deny_item_ids": list(range(10_001))},
+    ],
+)
+def test_what_python_refuses_http_refuses_in_the_same_words(client, first_shop, body):
+    with pytest.raises(PleachError) as caught:
+        first_shop.engine().recommend([Request(**body)])
+    response = client.post(URL, json=body)
+    assert response.status_code == 422
+    assert response.json() == {"error": {"type": type(caught.value).__name__, "message": str(caught.value)}}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"num_items": "10"}', "num_items: input should be a valid integer, not '10'"),
+        ('{"num_items": 1.5}', "num_items: input should be a valid integer"),
+        ('{"num_items": 10.0}', "num_items: input should be a valid integer, not 10.0"),
+        ('{"num_items": true}', "num_items: input should be a valid integer, not True"),
+        ('{"num_items": null}', "num_items"),
+        ('{"num_items": NaN}', "num_items"),
+        ('{"num_beams": Infinity}', "num_beams"),
+        ('{"history": [1, NaN]}', "history.1: an item id is a whole number or text, not nan"),
+        ('{"history": [1, 2, -Infinity]}', "history.2: an item id is a whole number or text, not -inf"),
+        ('{"history": [null]}', "history.0: an item id is a whole number or text, not None"),
+        ('{"history": [[1]]}', "history.0: an item id is a whole number or text, not a list"),
+        ('{"history": {"a": 1}}', "history: input should be a valid list, not an object"),
+        ('{"history": "1001"}', "history: input should be a valid list, not '1001'"),
+        ('{"rules": "cheap"}', "rules: input should be a valid list"),
+        ('{"rules": [1]}', "rules.0: "),
+        ('{"scoring": 1}', "scoring: input should be a valid string"),
+        ('{"rule": ["cheap"]}', "rule: there is no such field"),
+        ('{"history": ["\\ud800"]}', "history.0: an item id is a whole number or text, not '\\ud800'"),
+        ('{"\\ud800": 1}', "the body: input should be a valid string"),
+        ('{"history": [true, false, null, 1.5, []]}', "; and 2 more"),
+        ("[]", "the body: expected a JSON object"),
+        ("7", "the body: expected a JSON object"),
+        ("null", "the body: expected a JSON object"),
+    ],
+)
+def test_json_of_the_wrong_types_is_refused_by_name(client, body, says):
+    response = client.post(URL, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["error"]["type"] == "RequestError"
+    assert says in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"\xff\xfe{}", b"{'a': 1}", b"[" * 50_000, b"1" * 5000, b'{"num_items": 1' + b"0" * 5000 + b"}"]
+)
+def test_what_is_not_json_is_refused(client, body):
+    response = client.post(URL, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["type"] == "RequestError"
+    assert response.json()["error"]["message"]
+
+
+def test_a_body_of_another_content_type_is_refused_with_a_hint(client):
+    response = client.post(URL, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert response.status_code == 422
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+def test_what_is_not_there_is_refused_in_the_same_shape(client):
+    for response, status in ((client.get("/v1/recommend"), 405), (client.get("/nothing"), 404), (client.post("/healthz"), 405)):
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"type", "message"}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_body_over_the_limit_is_refused(client, streamed):
+    body = json.dumps({"history": [1001] * 400_000}).encode()
+    assert len(body) > 1 << 20
+    sent = (body[i : i + 65536] for i in range(0, len(body), 65536)) if streamed else body
+    response = client.post(URL, content=sent, headers={"Content-Type": "application/json"})
+    assert response.status_code == 413
+    assert "up to 1,048,576 bytes" in response.json()["error"]["message"]
+
+
+def test_a_body_that_does_not_arrive_is_refused_in_time():
+    sent = []
+
+    async def never():
+        await asyncio.sleep(30)
+
+    async def send(message):
+        sent.append(message)
+
+    async def app(scope, receive, send):
+        raise AssertionError
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    asyncio.run(BoundedBody(app, max_bytes=10, max_s=0.05)(scope, never, send))
+    assert sent[0]["status"] == 408
+    assert json.loads(sent[1]["body"])["error"]["message"] == "the body did not arrive within 0.05 s"
+
+
+def test_health_readiness_and_the_end(first_shop):
+    engine = first_shop.engine()
+    app = create_app(engine)
+    assert not engine.is_running
+    with TestClient(app) as client:
+        assert client.get("/healthz").json() == {"alive": True}
+        response = client.get("/readyz")
+        assert response.status_code == 200
+        assert response.json() == {
+            "ready": True,
+            "index_version": engine.trie.version,
+            "num_items": 100,
+            "rules": {"cheap": 60, "in_stock": 67, "none": 0},
+        }
+        engine.stop()
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["ready"]) == (503, False)
+        response = client.post(URL, json={})
+        assert (response.status_code, response.json()["error"]["type"]) == (503, "OverloadedError")
+    assert not engine.is_running
+
+
+def test_metrics_count_what_happened(first_shop):
+    engine = first_shop.engine()
+    with TestClient(create_app(engine)) as client:
+        client.post(URL, json={"num_items": 3})
+        client.post(URL, json={"rules": ["none"]})
+        client.post(URL, json={"num_items": 0})
+        client.post(URL, content=b"x" * (2 << 20))
+        assert metric(client, 'pleach_requests_total{outcome="ok"}') == 2
+        assert metric(client, 'pleach_requests_total{outcome="refused"}') == 2
+        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 0
+        assert metric(client, "pleach_items_total") == 3
+        assert metric(client, "pleach_short_answers_total") == 1
+        for stage in ("prepare", "queue", "model", "constrain", "finish", "total"):
+            assert metric(client, f'pleach_stage_seconds_count{{stage="{stage}"}}') == 2
+        assert metric(client, 'pleach_request_seconds_count{outcome="refused"}') == 2
+        assert metric(client, "pleach_batch_size_count") == 2
+        assert metric(client, "pleach_queue_length") == 0
+        assert metric(client, "pleach_ready") == 1
+        assert metric(client, "pleach_index_items") == 100
+        assert metric(client, f'pleach_index_info{{version="{engine.trie.version}"}}') == 1
+        assert metric(client, 'pleach_rule_items{rule="cheap"}') == 60
+        assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 0
+        assert metric(client, "pleach_rules_generation") == 1
+
+
+def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
+    engine = shop.engine()
+    metrics = Metrics(engine)
+    with TestClient(create_app(engine, metrics)) as client:
+        body = {"rules": ["cheap"], "num_items": 100}
+        assert set(client.post(URL, json=body).json()["item_ids"]) == shop.allowed(["cheap"], [])
+        with duckdb.connect(str(shop.files[2])) as connection:
+            connection.execute("UPDATE items SET price = 39 - price")
+        assert engine.catalog is not None
+        metrics.observe_reload(engine.catalog.reload())
+        answer = client.post(URL, json=body).json()
+        assert set(answer["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
+        assert answer["rules_generation"] == 2
+        shop.files[3].write_text("[rules]\ncheap = 'no_such_column'\n")
+        metrics.observe_reload(engine.catalog.reload())
+        assert client.post(URL, json=body).json()["item_ids"] == answer["item_ids"]
+        assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 1
+        assert metric(client, 'pleach_rule_reloads_total{outcome="ok"}') == 1
+        assert metric(client, 'pleach_rule_reloads_total{outcome="failed"}') == 1
+
+
+def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(first_shop, held):
+    engine = first_shop.engine(max_queue=1)
+    statuses: list[int] = []
+    with TestClient(create_app(engine)) as client:
+
+        def ask() -> None:
+            statuses.append(client.post(URL, json={}).status_code)
+
+        with held(engine.model) as began:
+            threads = [threading.Thread(target=ask) for _ in range(2)]
+            threads[0].start()
+            assert began.wait(20)
+            threads[1].start()
+            while engine.queue_length == 0:
+                time.sleep(0.005)
+            response = client.post(URL, json={})
+            assert response.status_code == 503
+            assert response.headers["Retry-After"] == "1"
+            assert response.json()["error"] == {
+                "type": "OverloadedError",
+                "message": "1 requests are waiting already, as many as may: try again later",
+            }
+            assert metric(client, "pleach_queue_length") == 1
+        for thread in threads:
+            thread.join(20)
+        assert statuses == [200, 200]
+        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 1
+
+
+def test_a_request_without_an_answer_in_time_is_503(first_shop, held):
+    engine = first_shop.engine()
+    with TestClient(create_app(engine, answer_s=0.1)) as client, held(engine.model):
+        response = client.post(URL, json={})
+        assert (response.status_code, response.json()["error"]["message"]) == (503, "no answer within 0.1 s")
+
+
+def test_a_model_of_nan_is_500_by_name(first_shop):
+    engine = first_shop.engine()
+    with TestClient(create_app(engine)) as client:
+        with torch.no_grad():
+            engine.model.model.norm.weight.fill_(float("nan"))
+        response = client.post(URL, json={})
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "LogitsError")
+
+
+def test_an_unforeseen_failure_is_500_without_its_secrets(first_shop):
+    engine = first_shop.engine()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("password=hunter2")
+
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
+        engine.model.model.register_forward_pre_hook(fail)
+        response = client.post(URL, json={})
+        assert response.status_code == 500
+        assert response.json() == {"error": {"type": "RuntimeError", "message": "the server failed; its log says why"}}
+        assert metric(client, 'pleach_requests_total{outcome="failed"}') == 1
+
+
+def test_openapi_tells_fields_limits_example_and_errors(first_shop):
+    engine = first_shop.engine(limits=Limits(max_items=50, max_beams=64))
+    document = TestClient(create_app(engine)).get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    fields = schemas["RecommendBody"]["properties"]
+    assert set(fields) == {"history", "num_items", "rules", "deny_item_ids", "num_beams", "scoring"}
+    assert all(field["description"] for field in fields.values())
+    assert (fields["num_items"]["minimum"], fields["num_items"]["maximum"]) == (1, 50)
+    assert (fields["num_beams"]["maximum"], fields["scoring"]["enum"]) == (64, ["full", "allowed"])
+    assert schemas["RecommendBody"]["example"]["rules"]
+    assert schemas["RecommendBody"]["additionalProperties"] is False
+    responses = document["paths"][URL]["post"]["responses"]
+    for status in ("400", "413", "422", "500", "503"):
+        assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
+    assert set(document["paths"]) == {URL, "/healthz", "/readyz", "/metrics"}
+
+
+def test_ids_of_strange_text_are_ignored_and_given_back(first_shop):
+    engine = first_shop.engine()
+    rng = np.random.default_rng(0)
+    texts = Trie.build(rng.integers(0, 8, (50, 2)), engine.trie.codebook_sizes, item_ids=[f"é{i}" for i in range(50)])
+    strange = ["", "\0", "é3\0", "é" * 20_000, "\U0001f600", "é99"]
+    with TestClient(create_app(Engine(engine.model, texts))) as client:
+        answer = client.post(URL, json={"history": ["é3", *strange], "deny_item_ids": [*strange, "é4"], "num_items": 50}).json()
+        assert (answer["ignored_history"], answer["ignored_deny_item_ids"]) == (strange, strange)
+        assert set(answer["item_ids"]) == {f"é{i}" for i in range(50)} - {"é4"}
+        response = client.post(URL, content=b'{"history": ["\\ud800"]}', headers={"Content-Type": "application/json"})
+        assert response.status_code == 422
+
+
+text = st.text(st.characters(exclude_categories=()), max_size=8)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | text,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(text, children, max_size=4),
+    max_leaves=8,
+)
+ids = st.lists(st.integers(995, 1105) | st.integers() | text, max_size=20)
+fields = {
+    "history": ids | json_values,
+    "num_items": st.integers(1, 120) | json_values,
+    "rules": st.lists(st.sampled_from(["cheap", "in_stock", "none"]), max_size=3) | json_values,
+    "deny_item_ids": ids | json_values,
+    "num_beams": st.none() | st.integers(1, 300) | json_values,
+    "scoring": st.sampled_from(["full", "allowed"]) | json_values,
+}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.fixed_dictionaries({}, optional=fields) | json_values)
+def test_any_json_gets_allowed_items_or_a_named_refusal(client, first_shop, body):
+    sent = json.dumps(body).encode()
+    response = client.post(URL, content=sent, headers={"Content-Type": "application/json"})
+    answer = response.json()
+    if response.status_code == 200:
+        allowed = first_shop.allowed(body.get("rules", []), body.get("deny_item_ids", []))
+        assert set(answer["item_ids"]) <= allowed
+        assert len(answer["item_ids"]) == answer["num_valid"] == min(body.get("num_items", 10), len(allowed))
+    else:
+        assert response.status_code == 422
+        assert answer["error"]["type"].endswith("Error")
+        assert answer["error"]["message"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60), st.sampled_from(["application/json", "text/plain", "application/json; charset=utf-16", ""]))
+def test_any_bytes_are_refused_by_name(client, body, kind):
+    response = client.post(URL, content=body, headers={"Content-Type": kind})
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["message"]

@@ -1,0 +1,198 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import duckdb
+import httpx
+import numpy as np
+import pytest
+
+from pleach.errors import ArgumentError, CheckpointError, RuleError
+from pleach.serve import Server, serve
+
+PROGRAM = """
+import logging, sys
+from pleach.serve import serve
+logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
+serve(*sys.argv[1:], port=0, grace_s=20)
+"""
+
+
+@contextmanager
+def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server of its own process, and its address as it announced it."""
+    command = [sys.executable, "-c", PROGRAM, *map(str, shop.files)]
+    with (
+        open(shop.directory / "log", "w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert line.startswith("pleach serves 100 items"), (line, (shop.directory / "log").read_text())
+            yield server, next(word for word in line.split() if word.startswith("http://"))
+        finally:
+            server.kill()
+
+
+@contextmanager
+def thread(engine) -> Iterator[Server]:
+    """A server in a thread of this process."""
+    lines: list[str] = []
+    ready = threading.Event()
+    server = Server(engine, port=0, grace_s=20, announce=lambda line: (lines.append(line), ready.set()))
+    runner = threading.Thread(target=server.run)
+    runner.start()
+    try:
+        assert ready.wait(20)
+        assert server.url in lines[0]
+        yield server
+    finally:
+        server.stop()
+        runner.join(20)
+        assert not runner.is_alive()
+
+
+def until(found) -> None:
+    """Wait until a condition holds."""
+    give_up = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(shop):
+    _, _, catalog_path, rules_path = shop.files
+    with process(shop) as (server, url), httpx.Client(base_url=url, timeout=20) as client:
+        body = {"rules": ["cheap"], "num_items": 100}
+        first = client.post("/v1/recommend", json=body).json()
+        assert set(first["item_ids"]) == shop.allowed(["cheap"], [])
+
+        # Another process than the server's changes prices and a rule while the server runs.
+        with duckdb.connect(str(catalog_path)) as connection:
+            connection.execute("UPDATE items SET price = 39 - price")
+        rules_path.write_text("[rules]\ncheap = 'price < 20'\ndear = 'price >= 20'\n")
+        server.send_signal(signal.SIGHUP)
+        until(lambda: client.post("/v1/recommend", json=body).json()["rules_generation"] == 2)
+        second = client.post("/v1/recommend", json=body).json()
+        assert set(second["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
+        assert second["index_version"] == first["index_version"]
+        dear = client.post("/v1/recommend", json={"rules": ["dear"], "num_items": 100}).json()
+        assert set(dear["item_ids"]) == shop.allowed(["cheap"], [])
+        assert client.post("/v1/recommend", json={"rules": ["in_stock"]}).status_code == 422
+
+        # A rule that breaks keeps its last good filter, and says so.
+        rules_path.write_text("[rules]\ncheap = 'no_such_column > 1'\n")
+        server.send_signal(signal.SIGHUP)
+        until(lambda: 'pleach_rule_failed{rule="cheap"} 1.0' in client.get("/metrics").text)
+        assert client.post("/v1/recommend", json=body).json()["item_ids"] == second["item_ids"]
+        assert "as before: rule 'cheap' cannot be evaluated: no_such_column > 1" in (shop.directory / "log").read_text()
+        assert server.poll() is None
+
+        # Clients keep asking while it is told to end: every request that is in gets its answer.
+        outcomes: list[object] = []
+        threads = [threading.Thread(target=ask_until_closed, args=(url, outcomes)) for _ in range(4)]
+        for one in threads:
+            one.start()
+        until(lambda: len(outcomes) > 20)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        for one in threads:
+            one.join(20)
+        assert set(outcomes) <= {200, 503, "closed"}
+        assert outcomes.count(200) > 20
+        log = (shop.directory / "log").read_text()
+        assert "Traceback" not in log
+        assert "leaked" not in log
+
+
+def ask_until_closed(url: str, outcomes: list[object]) -> None:
+    try:
+        with httpx.Client(base_url=url, timeout=20) as client:
+            while True:
+                outcomes.append(client.post("/v1/recommend", json={"num_items": 100}).status_code)
+    except (httpx.ConnectError, httpx.ReadError, httpx.WriteError):
+        outcomes.append("closed")
+    except httpx.RemoteProtocolError as error:
+        # An idle connection was closed between two requests; half an answer would read otherwise.
+        outcomes.append("closed" if "without sending a response" in str(error) else error)
+
+
+def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
+    wrong: list[object] = []
+    batches: set[int] = set()
+    choices = [[], ["cheap"], ["in_stock"], ["cheap", "in_stock"], ["none"]]
+
+    def ask(url: str, number: int) -> None:
+        rng = np.random.default_rng(number)
+        with httpx.Client(base_url=url, timeout=30) as client:
+            for _ in range(8):
+                rules = choices[rng.integers(len(choices))]
+                deny = (1000 + rng.integers(0, 100, 30)).tolist()
+                num_items = int(rng.integers(1, 64))
+                body = {"history": deny[:3], "rules": rules, "deny_item_ids": deny, "num_items": num_items, "num_beams": 64}
+                answer = client.post("/v1/recommend", json=body).json()
+                allowed = first_shop.allowed(rules, deny)
+                if not set(answer["item_ids"]) <= allowed or answer["num_valid"] != min(num_items, len(allowed)):
+                    wrong.append((body, answer))
+                batches.add(answer["batch_size"])
+
+    with thread(first_shop.engine()) as server:
+        threads = [threading.Thread(target=ask, args=(server.url, i)) for i in range(16)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(60)
+        text = httpx.get(server.url + "/metrics").text
+    assert wrong == []
+    assert max(batches) > 1
+    assert 'pleach_requests_total{outcome="ok"} 128.0' in text
+
+
+def test_reload_without_a_catalogue_says_there_is_nothing_to_reload(first_shop, caplog):
+    engine = first_shop.engine()
+    engine.catalog = None
+    with thread(engine) as server:
+        assert server.reload() is None
+        assert httpx.post(server.url + "/v1/recommend", json={"rules": ["cheap"]}).json()["error"]["type"] == "UnknownRuleError"
+    assert "no rules to reload" in caplog.text
+
+
+def test_a_huge_body_and_half_a_request_leave_the_server_standing(first_shop):
+    with thread(first_shop.engine()) as server:
+        head = b"POST /v1/recommend HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + b"Content-Length: 100000000\r\n\r\n" + b" " * 1000)
+            assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(b"\x00\xff nonsense\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert httpx.post(server.url + "/v1/recommend", json={}).status_code == 200
+
+
+def test_a_port_that_is_taken_or_is_none_is_a_named_error(first_shop):
+    engine = first_shop.engine()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ArgumentError, match=f"cannot listen on 127.0.0.1 port {port}: .*; port 0 takes a free one"):
+            Server(engine, port=port)
+    for port in (-1, 65536):
+        with pytest.raises(ArgumentError, match="port has to be from 0"):
+            Server(engine, port=port)
+
+
+def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
+    model_dir, index_path, catalog_path, _ = shop.files
+    with pytest.raises(RuleError, match="'bad'"):
+        serve(model_dir, index_path, catalog_path, {"bad": "no_such_column"}, port=0)
+    os.remove(model_dir / "config.json")
+    with pytest.raises(CheckpointError):
+        serve(model_dir, index_path, catalog_path, port=0)
