@@ -1,5 +1,6 @@
 """The app: every command by name, and one way to say that something went wrong."""
 
+import os
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -70,4 +71,6 @@ app.command("demo")(demo.demo)
 
 def main() -> None:
     """The `pleach` command."""
+    # Threads that wait should sleep: where other programs want the cores too, spinning ones are ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()

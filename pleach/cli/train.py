@@ -22,10 +22,12 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides the first weights, the order of the data, dropout.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
-    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 2,
-    width: Annotated[int, typer.Option("--width", help="Hidden size: a multiple of 32.")] = 128,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak.")] = None,
-    max_items: Annotated[int, typer.Option("--max-items", help="The longest history the model is shown.")] = 20,
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the model. [dim]As in Recipe[/dim]")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="Hidden size: a multiple of 32. [dim]As in Recipe[/dim]")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak. [dim]As in Recipe[/dim]")] = None,
+    max_items: Annotated[
+        int | None, typer.Option("--max-items", help="The longest history the model is shown. [dim]As in Recipe[/dim]")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
 ) -> None:
     """Train a model on the training part of the log: all but each customer's last two items.
@@ -42,26 +44,25 @@ def train(
     from pleach.train.trainer import Moment
     from pleach.train.trainer import train as fit
 
-    if width % 32 or width < 32:
+    if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: a multiple of 32, the size of an attention head")
+    if minutes is None and epochs is None and steps is None:
+        minutes = 10.0
+    recipe = Recipe(budget=Budget(minutes=minutes, epochs=epochs, steps=steps), seed=seed)
+    if width is not None:
+        heads = width // recipe.head_dim
+        recipe = replace(recipe, hidden_size=width, intermediate_size=3 * width)
+        recipe = replace(recipe, num_attention_heads=heads, num_key_value_heads=heads)
+    if layers is not None:
+        recipe = replace(recipe, num_hidden_layers=layers)
+    if max_items is not None:
+        recipe = replace(recipe, max_items=max_items)
+    if learning_rate is not None:
+        recipe = replace(recipe, learning_rate=learning_rate)
     here = RunDirectory(run)
     sids = SidTable.load(here.need(here.sids, "fit-sids"))
     log = Source.load(here.need(here.source, "fit-sids")).read()
     split = leave_one_out(log)
-    if minutes is None and epochs is None and steps is None:
-        minutes = 10.0
-    recipe = Recipe(
-        budget=Budget(minutes=minutes, epochs=epochs, steps=steps),
-        seed=seed,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 32,
-        num_key_value_heads=width // 32,
-        max_items=max_items,
-    )
-    if learning_rate is not None:
-        recipe = replace(recipe, learning_rate=learning_rate)
 
     console = stdout()
     began = time.perf_counter()

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.panel import Panel
 from rich.rule import Rule as Line
+from rich.table import Table
 from rich.text import Text
 
 from pleach.demo.rules import supported_rules
@@ -66,9 +67,10 @@ class Demo:
         self._say("Semantic IDs", "Every item gets a few codes, coarse to fine, from its text and from what is taken with it.")
         self._step("fit-sids", "--data", str(data), *options, "--seed", str(self.seed))
         self._say("A model", "A small transformer learns which codes come next.")
-        size = ["--width", "64", "--learning-rate", "0.003"] if self.data is None else []
-        self._step("train", *options, "--minutes", f"{minutes:g}", *size, "--seed", str(self.seed))
-        self._say("Is it any good?", "The last item of each customer was held out; the whole catalogue is ranked to find it again.")
+        self._step("train", *options, "--minutes", f"{minutes:g}", "--seed", str(self.seed))
+        self._say(
+            "Is it any good?", "The last item of each customer was held out; the whole catalogue is ranked to find it again."
+        )
         sample = ["--users", "5000"] if self.data is None else []
         self._step("evaluate", *options, *sample)
         self._say("The index", "Which codes are items. It is the only thing that the search may walk on.")
@@ -117,22 +119,19 @@ class Demo:
                 self.console.print(Text(line), soft_wrap=True)
 
     def _farewell(self, run: Path, seconds: float) -> None:
-        ask = '{"history": ["..."], "num_items": 10, "rules": ["under_20"]}'
-        lines = Text.assemble(
-            (f"Done in {seconds / 60:.1f} minutes. The server has stopped; everything is in {run}.\n", "bold"),
-            ("What was found   ", "dim"),
-            f"{run / 'report.json'}\n",
-            ("Look inside      ", "dim"),
-            f"pleach inspect {run}\n",
-            ("Ask for yourself ", "dim"),
-            f"pleach serve --run {run}\n",
-            ("                 ", "dim"),
-            f"curl localhost:8000/v1/recommend -H 'content-type: application/json' -d '{ask}'\n",
-            ("Your own data    ", "dim"),
-            "pleach demo --data DIR   (interactions.parquet: user_id, item_id, timestamp; items.parquet: item_id, ...)",
-        )
+        body = '{"history": [], "rules": ["under_20"]}'
+        hints = Table.grid(padding=(0, 3, 0, 0))
+        hints.add_column(style="dim", no_wrap=True)
+        hints.add_column(overflow="fold")
+        hints.add_row("What was found", str(run / "report.json"))
+        hints.add_row("Look inside", f"pleach inspect {run}")
+        hints.add_row("Ask yourself", f"pleach serve --run {run}")
+        hints.add_row("", f"curl localhost:8000/v1/recommend -H 'content-type: application/json' -d '{body}'")
+        hints.add_row("Your own data", "pleach demo --data DIR, with interactions.parquet (user_id, item_id, timestamp)")
+        hints.add_row("", "and items.parquet (item_id, title, price, stock, first_seen, ...)")
         self.console.print()
-        self.console.print(Panel(lines, border_style="green"))
+        title = f"Done in {seconds / 60:.1f} minutes. The server has stopped; everything is in {run}."
+        self.console.print(Panel(hints, title=title, title_align="left", border_style="green", padding=(1, 2)))
 
 
 def _add_to_report(path: Path, found: dict[str, Any]) -> None:

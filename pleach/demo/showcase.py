@@ -52,30 +52,29 @@ def title_of(row: dict[str, Any]) -> str:
 
 
 def facts_of(row: dict[str, Any]) -> str:
-    """What the rules speak of: price, stock, age, as far as the table has them."""
+    """What the rules speak of: price, stock, first day, as far as the table has them."""
     facts: list[str] = []
     if "price" in row:
         facts.append(_price(row["price"]))
     if "stock" in row:
-        facts.append("stock unknown" if row["stock"] is None else f"{row['stock']} in stock" if row["stock"] else "SOLD OUT")
-    for column, words in (("first_seen", "since"), ("first_review", "first review")):
+        facts.append("stock unknown" if row["stock"] is None else f"{row['stock']} left" if row["stock"] else "SOLD OUT")
+    for column in ("first_seen", "first_review"):
         if column in row:
-            facts.append("date unknown" if row[column] is None else f"{words} {_day(row[column])}")
+            facts.append("no date" if row[column] is None else _day(row[column]))
     return " · ".join(facts)
 
 
 def _table(answer: Shown, width: int) -> Table:
-    table = Table(box=box.ROUNDED, width=width, show_lines=False, header_style="bold", pad_edge=True)
-    table.add_column("", width=2, justify="right", style="dim", no_wrap=True)
-    heading = Text(answer.heading, "bold cyan")
-    table.add_column(Text.assemble(heading, "\n", (answer.note, "dim")), no_wrap=True, overflow="ellipsis")
-    room = width - 9
+    table = Table(box=box.ROUNDED, width=width, show_lines=True)
+    heading = Text.assemble((answer.heading, "bold cyan"), "\n", (answer.note, "dim"))
+    table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for place, (title, facts, marked) in enumerate(answer.items, 1):
-        lines = textwrap.wrap(title, room, max_lines=TITLE_LINES, placeholder=" …")
-        body = "\n".join(lines + [""] * (TITLE_LINES - len(lines)))
-        table.add_row(str(place), Text.assemble((body, "green" if marked else ""), "\n", (facts, "dim")))
+        lines = textwrap.wrap(title, width - 6, max_lines=TITLE_LINES, placeholder=" …")
+        lines += [""] * (TITLE_LINES - len(lines))
+        body = "\n  ".join(lines)
+        table.add_row(Text.assemble((f"{place} ", "dim"), (body, "yellow" if marked else ""), "\n  ", (facts, "dim")))
     if not answer.items:
-        table.add_row("", Text("nothing may be shown", "dim"))
+        table.add_row(Text("nothing may be shown", "dim"))
     return table
 
 

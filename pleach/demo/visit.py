@@ -20,10 +20,9 @@ from pleach.train.data import InteractionLog
 
 __all__ = ["Visit"]
 
-NUM_SHOWN = 6
+NUM_SHOWN = 5
 MAX_HISTORY = 20
 RELOAD_SECONDS = 30.0
-CHANGED = Rule(name="under_10", predicate="", title="under 10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,9 @@ class Visit:
         """The three tables, side by side, and the verdict on each."""
         answers = [self._recommend(self.customer, rules) for rules in self.requests]
         shown = [
-            self._shown(rules, answer, note=f"{self.referee.allowed(_predicates(rules)):,} items may be shown")
+            self._shown(
+                rules, answer, note=f"{self.referee.allowed(_predicates(rules)):,} of {self.log.num_items:,} items may be shown"
+            )
             for rules, answer in zip(self.requests, answers, strict=True)
         ]
         side_by_side(self.console, shown)
@@ -114,8 +115,10 @@ class Visit:
         """Edit rules.toml (and sell out the best item, where there is stock), tell the server, ask again."""
         rules = self.requests[1]
         before = self._recommend(self.customer, rules)
-        changed = self._new_rule(before)
-        early = self._ask(self.customer, (changed,))
+        shown = self._shown(rules, before, note="before", mark=len(self._stock_rules) > 0)
+        changed = self._new_rule()
+        wanted = (*self._stock_rules, changed)
+        early = self._ask(self.customer, wanted)
         if early.status == 200:
             raise DemoError(f"the server knows the rule {changed.name!r} before it was written")
         self.console.print(f"Before: the rule “{changed.title}” is asked for, and the server says {early.status}:")
@@ -131,19 +134,19 @@ class Visit:
         sold = self._sell_out(before)
         began = time.perf_counter()
         self.server.reload()
-        after = self._ask(self.customer, (changed,))
+        after = self._ask(self.customer, wanted)
         while after.status != 200 and time.perf_counter() - began < RELOAD_SECONDS:
             time.sleep(0.005)
-            after = self._ask(self.customer, (changed,))
+            after = self._ask(self.customer, wanted)
         milliseconds = 1e3 * (time.perf_counter() - began)
         if after.status != 200:
             raise DemoError(f"the server does not know {changed.name!r} {RELOAD_SECONDS:.0f} s after SIGHUP: {_message(after)}")
         same = index_version(after) == index_version(before) and index_file.stat().st_mtime_ns == stamp
         self.console.print(
             Text.assemble(
-                "SIGHUP: the first answer under the new rule came ",
+                "SIGHUP: ",
                 (f"{milliseconds:.0f} ms", "bold green"),
-                f" later; index version {index_version(before)} before, {index_version(after)} after",
+                f" later came the first answer under the new rule; the index is still {index_version(after)}",
             )
         )
         if not same:
@@ -153,13 +156,13 @@ class Visit:
         side_by_side(
             self.console,
             [
-                self._shown(rules, before, note="before", marked=sold),
+                shown,
                 self._shown(rules, again, note="after"),
-                self._shown((changed,), after, note="a rule that was not there before"),
+                self._shown(wanted, after, note="a new rule"),
             ],
         )
         self._verdict(rules, again)
-        self._verdict((changed,), after)
+        self._verdict(wanted, after)
         return {
             "rule": changed.name,
             "predicate": changed.predicate,
@@ -170,11 +173,15 @@ class Visit:
             "answer": item_ids(after),
         }
 
-    def _new_rule(self, before: Answer) -> Rule:
-        """A cheaper price limit where there are prices, else one brand alone, else the newest half."""
+    @property
+    def _stock_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.name == "in_stock")
+
+    def _new_rule(self) -> Rule:
+        """A lower price where there are prices, else whatever was not there from the start."""
         price = next((rule for rule in self.rules if rule.name == "under_20"), None)
         if price is None:
-            return Rule(name="named", predicate="item_id IS NOT NULL", title="named")
+            return Rule(name="not_new", predicate=f"NOT ({self.rules[-1].predicate})", title="not new")
         return Rule(name="under_10", predicate=price.predicate.replace("20", "10"), title="under 10")
 
     def _sell_out(self, before: Answer) -> str | int | None:
@@ -209,21 +216,21 @@ class Visit:
             raise DemoError(f"the server answered {answer.status}: {_message(answer)}; its log is {self.server.log}")
         return answer
 
-    def _shown(self, rules: Sequence[Rule], answer: Answer, *, note: str, marked: Any = None) -> Shown:
+    def _shown(self, rules: Sequence[Rule], answer: Answer, *, note: str, mark: bool = False) -> Shown:
         items = item_ids(answer)
         rows = zip(items, self.referee.rows(items), strict=True)
         return Shown(
             heading=_name(rules),
             note=note,
-            items=[(title_of(row), facts_of(row), item == marked) for item, row in rows],
+            items=[(title_of(row), facts_of(row), mark and item == items[0]) for item, row in rows],
         )
 
     def _verdict(self, rules: Sequence[Rule], answer: Answer) -> None:
         items = item_ids(answer)
         if not rules:
             every = [rule for request in self.requests for rule in request]
-            notes = [f"{self.referee.broken([rule.predicate], items)} not “{rule.title}”" for rule in every]
-            self.console.print(Text.assemble(f"• no rules: of {len(items)} items {', '.join(notes)}"), soft_wrap=True)
+            notes = [f"{self.referee.broken([rule.predicate], items)} would break “{rule.title}”" for rule in every]
+            self.console.print(Text(f"• no rules: of {len(items)} items {', '.join(notes)}"), soft_wrap=True)
             return
         broken = self.referee.broken(_predicates(rules), items)
         if broken:
@@ -233,7 +240,7 @@ class Visit:
                 ("✓ ", "green"),
                 f"{_name(rules)}: all {len(items)} obey ",
                 (" AND ".join(_predicates(rules)), "cyan"),
-                (f"  (looked up in the table of items); answered in {answer.milliseconds:.0f} ms", "dim"),
+                (f"  ({answer.milliseconds:.0f} ms)", "dim"),
             ),
             soft_wrap=True,
         )
