@@ -66,6 +66,11 @@ class Catalog:
         """The rules in force. Hold on to it to see one state, whatever is reloaded meanwhile."""
         return self._rules
 
+    @property
+    def index_version(self) -> str:
+        """Which index the filters belong to."""
+        return self._trie.version
+
     def filter(self, names: Iterable[str]) -> Filter | None:
         """Items that all the named rules allow now; None (everything) without names. Raises UnknownRuleError."""
         return self._rules.filter(names)

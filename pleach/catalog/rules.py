@@ -48,6 +48,11 @@ class LoadReport:
     def ok(self) -> bool:
         return self.error is None and all(rule.error is None for rule in self.rules)
 
+    @property
+    def agrees(self) -> bool:
+        """Table and index know the same items."""
+        return self.not_in_index == self.not_in_catalogue == 0
+
     def __str__(self) -> str:
         lines = [f"catalogue: {self.num_items:,} items, {len(self.rules)} rules, loaded in {self.seconds:.2f} s"]
         if self.error is not None:

@@ -18,7 +18,7 @@ from pleach.decode import BeamSearch, SearchResult
 from pleach.engine.batcher import Batcher
 from pleach.engine.prompt import Prompt, Reader
 from pleach.engine.request import Limits, Request, Result, Scoring, Timings
-from pleach.errors import ArgumentError, CheckpointError, OverloadedError, UnknownRuleError
+from pleach.errors import ArgumentError, CheckpointError, ForeignFilterError, OverloadedError, UnknownRuleError
 from pleach.index import Filter, Trie
 from pleach.model import Transformer
 
@@ -63,7 +63,8 @@ class Engine:
     max_queue: how many may wait; one more is refused (OverloadedError). timeout_s: a request that waited longer is
     refused rather than run. clock: seconds, monotonic.
 
-    Raises CheckpointError if the model's codebooks are not the index's.
+    Raises CheckpointError if the model's codebooks are not the index's, ForeignFilterError if the catalogue was opened for
+    another index.
     """
 
     def __init__(
@@ -85,6 +86,11 @@ class Engine:
                 f"the model's codebooks are {sizes}, but the index has {trie.codebook_sizes}: they come from different "
                 "Semantic IDs; train the model and build the index from the same table of them"
             )
+        if catalog is not None and catalog.index_version != trie.version:
+            raise ForeignFilterError(
+                f"the catalogue's rules were made for index {catalog.index_version}, but this is index {trie.version}: open "
+                "the catalogue with this index"
+            )
         self.limits = limits or Limits()
         if not 1 <= num_beams <= self.limits.max_beams:
             raise ArgumentError(f"num_beams has to be from 1 to {self.limits.max_beams}, not {num_beams}")
@@ -96,6 +102,7 @@ class Engine:
         self._changed = threading.Condition()
         self._accepting = True
         self._worker: threading.Thread | None = None
+        self._is_warm = False
 
     @classmethod
     def load(
@@ -141,15 +148,21 @@ class Engine:
         """The worker is there and takes requests."""
         return self._accepting and self._worker is not None and self._worker.is_alive()
 
-    def start(self) -> None:
-        """Warm up and start the worker. An engine starts once; `with engine:` starts and stops it.
+    def warm_up(self) -> None:
+        """Run a search of each kind, so that no request waits for a kernel to be compiled or a page to be read.
 
-        Warming up runs a search of each kind, so that no request waits for a kernel to be compiled: up to a minute on a
-        machine's first run, then a fraction of a second.
+        Up to a minute on a machine's first run, then a fraction of a second; a second call costs nothing. Raises
+        LogitsError for a model that cannot answer.
         """
+        if not self._is_warm:
+            self.recommend(Request(num_items=1, num_beams=1, scoring=scoring) for scoring in get_args(Scoring))
+            self._is_warm = True
+
+    def start(self) -> None:
+        """Warm up and start the worker. An engine starts once; `with engine:` starts and stops it."""
         if self._worker is not None:
             raise ArgumentError("this engine was started before: make another one")
-        self.recommend(Request(num_items=1, num_beams=1, scoring=scoring) for scoring in get_args(Scoring))
+        self.warm_up()
         self._worker = threading.Thread(target=self._work, name="pleach-engine", daemon=True)
         self._worker.start()
 

@@ -55,12 +55,16 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         app = create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=max(1, round(grace_s)))
+        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=max(1, round(grace_s)))
         self._uvicorn = _Announcing(config, self._started)
 
     def run(self) -> None:
-        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it cleanly and SIGHUP reloads the rules."""
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it cleanly and SIGHUP reloads the rules.
+
+        Raises LogitsError for a model that cannot answer, before anything is answered.
+        """
         with self._socket, self._signals():
+            self.engine.warm_up()
             self._uvicorn.run(sockets=[self._socket])
 
     def stop(self) -> None:
@@ -150,7 +154,8 @@ def serve(
         timeout_s=timeout_s,
     )
     if engine.catalog is not None:
-        log.info("%s", engine.catalog.rules.report)
+        report = engine.catalog.rules.report
+        log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
     Server(engine, host=host, port=port, grace_s=grace_s, announce=announce).run()
 
 

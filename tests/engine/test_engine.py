@@ -16,6 +16,7 @@ from pleach.engine import Engine, Limits, Request
 from pleach.errors import (
     ArgumentError,
     CheckpointError,
+    ForeignFilterError,
     ItemIdError,
     LogitsError,
     OverloadedError,
@@ -175,6 +176,12 @@ def test_a_request_over_a_limit_is_refused(shop):
 def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
     with pytest.raises(CheckpointError, match=r"the model's codebooks are \(8, 8, 4\), but the index has \(8, 8, 5\)"):
         Engine(shop.model, Trie.build(shop.codes_NL, (8, 8, 5)))
+
+
+def test_a_catalogue_of_another_index_is_refused(shop, catalog):
+    other = Trie.build(shop.codes_NL[::-1], shop.trie.codebook_sizes, item_ids=[row["item_id"] for row in shop.rows])
+    with pytest.raises(ForeignFilterError, match="open the catalogue with this index"):
+        Engine(shop.model, other, catalog)
 
 
 def test_an_empty_index_gives_empty_answers(shop):

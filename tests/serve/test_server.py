@@ -12,8 +12,9 @@ import duckdb
 import httpx
 import numpy as np
 import pytest
+import torch
 
-from pleach.errors import ArgumentError, CheckpointError, RuleError
+from pleach.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from pleach.serve import Server, serve
 
 PROGRAM = """
@@ -187,6 +188,16 @@ def test_a_port_that_is_taken_or_is_none_is_a_named_error(first_shop):
     for port in (-1, 65536):
         with pytest.raises(ArgumentError, match="port has to be from 0"):
             Server(engine, port=port)
+
+
+def test_a_model_that_cannot_answer_never_serves(first_shop):
+    engine = first_shop.engine()
+    with torch.no_grad():
+        engine.model.model.norm.weight.fill_(float("nan"))
+    lines: list[str] = []
+    with pytest.raises(LogitsError):
+        Server(engine, port=0, announce=lines.append).run()
+    assert lines == []
 
 
 def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
