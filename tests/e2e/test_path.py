@@ -1,16 +1,22 @@
 """The whole path in miniature, through the command line itself: a log in, recommendations under rules out."""
 
+import io
 import json
 import signal
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pleach.cli import app
-from pleach.demo.steps import running_server
+from pleach.demo.rules import supported_rules
+from pleach.demo.steps import Server, running_server
+from pleach.demo.visit import Visit
+from pleach.train.data import load_log
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -38,6 +44,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert last_line(evaluated) == f"Next: pleach build --run {run}"
     assert last_line(call("build", "--run", run)) == f"Next: pleach serve --run {run}"
     return run
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Generator[Server]:
+    """The real server over that run; it has to end cleanly when it is told to."""
+    with running_server(run) as server:
+        yield server
+    assert server.child.returncode in (0, -signal.SIGTERM)
 
 
 def items_of(run: Path) -> dict[str, dict[str, object]]:
@@ -93,26 +107,43 @@ def test_building_again_keeps_what_was_changed_in_the_catalogue(run: Path):
     assert (run / "catalogue.duckdb").read_bytes() == before
 
 
-def test_the_server_obeys_rules_reloads_them_and_stops(run: Path):
+def test_the_server_obeys_rules_and_reloads_them(run: Path, server: Server):
     items = items_of(run)
-    with running_server(run) as server:
-        request = {"history": ["P001", "P002"], "num_items": 8, "rules": ["in_stock", "under_20"]}
-        answer = server.ask("/v1/recommend", request)
-        assert answer.status == 200
-        assert len(answer.body["item_ids"]) == 8
-        assert all(items[item]["stock"] > 0 and items[item]["price"] < 20 for item in answer.body["item_ids"])
+    request = {"history": ["P001", "P002"], "num_items": 8, "rules": ["in_stock", "under_20"]}
+    answer = server.ask("/v1/recommend", request)
+    assert answer.status == 200
+    assert len(answer.body["item_ids"]) == 8
+    assert all(items[item]["stock"] > 0 and items[item]["price"] < 20 for item in answer.body["item_ids"])
 
-        request["rules"] = ["under_5"]
-        assert server.ask("/v1/recommend", request).status == 422
-        rules = run / "rules.toml"
-        rules.write_text(rules.read_text() + 'under_5 = "price < 5"\n')
-        server.reload()
-        give_up = time.monotonic() + 20
-        while (after := server.ask("/v1/recommend", request)).status != 200 and time.monotonic() < give_up:
-            time.sleep(0.02)
-        assert after.status == 200
-        assert after.body["item_ids"]
-        assert all(items[item]["price"] < 5 for item in after.body["item_ids"])
-        assert after.body["index_version"] == answer.body["index_version"]
-        child = server.child
-    assert child.returncode in (0, -signal.SIGTERM)
+    request["rules"] = ["under_5"]
+    assert server.ask("/v1/recommend", request).status == 422
+    rules = run / "rules.toml"
+    rules.write_text(rules.read_text() + 'under_5 = "price < 5"\n')
+    server.reload()
+    give_up = time.monotonic() + 20
+    while (after := server.ask("/v1/recommend", request)).status != 200 and time.monotonic() < give_up:
+        time.sleep(0.02)
+    assert after.status == 200
+    assert after.body["item_ids"]
+    assert all(items[item]["price"] < 5 for item in after.body["item_ids"])
+    assert after.body["index_version"] == answer.body["index_version"]
+
+
+def test_the_demos_visit_proves_its_answers_on_the_real_server(run: Path, server: Server):
+    screen = Console(file=io.StringIO(), width=120, highlight=False)
+    log = load_log(run)
+    rules = supported_rules(log.items)
+    visit = Visit(log=log, rules=rules, server=server, run=run, console=screen, seed=0)
+    visit.show_customer()
+    plain, cheap, new = visit.show_answers()
+    crowd = visit.prove_on_a_crowd(10)
+    switch = visit.switch_a_rule()
+    assert (plain["rules"], cheap["rules"], new["rules"]) == ([], ["in_stock", "under_20"], ["new_this_week"])
+    assert crowd["in stock and under 20"]["broken"] == 0 < crowd["in stock and under 20"]["broken_without_rule"]
+    assert switch["status_before"] == 422
+    assert switch["index_version"] == plain["index_version"]
+    assert switch["sold_out"] == cheap["item_ids"][0]
+    assert switch["answer"]
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert max(len(line) for line in shown.splitlines()) <= 120
+    assert shown.count("✓") >= 6
