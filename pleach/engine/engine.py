@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
 import torch
 
 from pleach.catalog import Catalog
@@ -155,7 +156,12 @@ class Engine:
         LogitsError for a model that cannot answer.
         """
         if not self._is_warm:
-            self.recommend(Request(num_items=1, num_beams=1, scoring=scoring) for scoring in get_args(Scoring))
+            some = tuple(self.trie.items.ids_of(np.arange(min(1, len(self.trie)))).tolist())
+            self.recommend(
+                Request(history=some, deny_item_ids=some, num_items=1, num_beams=num_beams, scoring=scoring)
+                for scoring in get_args(Scoring)
+                for num_beams in (1, self._num_beams)
+            )
             self._is_warm = True
 
     def start(self) -> None:
