@@ -119,7 +119,7 @@ class Demo:
                 self.console.print(Text(line), soft_wrap=True)
 
     def _farewell(self, run: Path, seconds: float) -> None:
-        body = '{"history": [], "rules": ["under_20"]}'
+        body = '{"rules": ["under_20"]}'
         hints = Table.grid(padding=(0, 3, 0, 0))
         hints.add_column(style="dim", no_wrap=True)
         hints.add_column(overflow="fold")

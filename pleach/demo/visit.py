@@ -77,11 +77,15 @@ class Visit:
         answers = [self._recommend(self.customer, rules) for rules in self.requests]
         shown = [
             self._shown(
-                rules, answer, note=f"{self.referee.allowed(_predicates(rules)):,} of {self.log.num_items:,} items may be shown"
+                rules, answer, note=f"{self.referee.allowed(_predicates(rules)):,} of {self.log.num_items:,} items allowed"
             )
             for rules, answer in zip(self.requests, answers, strict=True)
         ]
         side_by_side(self.console, shown)
+        meanings = {"price": "price", "stock": "how many are left", "first_seen": "first day in the shop"}
+        meanings["first_review"] = "day of the first review"
+        facts = [meaning for column, meaning in meanings.items() if column in self.log.items.column_names]
+        self.console.print(Text(f"Below each title: {' · '.join(facts)}", "dim"))
         for rules, answer in zip(self.requests, answers, strict=True):
             self._verdict(rules, answer)
         return [self._found(rules, answer) for rules, answer in zip(self.requests, answers, strict=True)]
