@@ -94,6 +94,7 @@ class Trainer:
         self._data = fingerprint(histories, codes_NL)
         self._validate = validate
         self._best: dict[str, Tensor] = {}
+        self._whole = True
         self._clock = clock
         self._now = clock()
         self._batches = Batches(
@@ -120,7 +121,7 @@ class Trainer:
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
         """Train until the budget is used up; the model then holds the best (or the last) weights, in evaluation mode.
 
-        checkpoint: a directory, written anew every `every_s` seconds and whenever the run is interrupted between steps.
+        checkpoint: a directory, written anew every `every_s` seconds and when Ctrl-C stops the run.
         Raises TrainingError when the loss is no longer a number.
         """
         self._now = saved = self._clock()
@@ -134,7 +135,7 @@ class Trainer:
                     self.checkpoint().save(checkpoint)
                     saved = self._clock()
         except KeyboardInterrupt:
-            if checkpoint is not None:
+            if checkpoint is not None and self._whole:  # weights and place agree; else the last minute's checkpoint stands
                 self.checkpoint().save(checkpoint)
             raise
         if self._best:
@@ -160,8 +161,10 @@ class Trainer:
             )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
+        self._whole = False
         self._optimizer.step()
         self._advance(loss.item())
+        self._whole = True
         seconds, share = self.place.seconds, self.share
         return Moment(
             step=self.place.step,

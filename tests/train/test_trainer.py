@@ -125,6 +125,34 @@ def test_an_interrupted_run_leaves_a_checkpoint_that_ends_with_the_same_bits(tmp
     assert same(weights_of(whole.model), weights_of(resumed.model))
 
 
+def test_an_interrupt_in_the_middle_of_an_update_keeps_the_checkpoint_before_it(tmp_path: Path):
+    trainer = trainer_of()
+    for _ in range(4):
+        trainer.step()
+    trainer.checkpoint().save(tmp_path / "checkpoint")
+
+    def interrupted(loss: float) -> None:
+        raise KeyboardInterrupt
+
+    trainer._advance = interrupted  # the weights are new, the place is not
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(checkpoint=tmp_path / "checkpoint")
+    resumed, whole = trainer_of(), trainer_of()
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    for run in (resumed, whole):
+        run.run()
+    assert same(weights_of(resumed.model), weights_of(whole.model))
+
+
+def test_bf16_trains_to_about_the_loss_of_fp32_and_keeps_fp32_weights(tmp_path: Path):
+    fp32, bf16 = trainer_of(), trainer_of(dataclasses.replace(TINY, precision="bf16"))
+    for trainer in (fp32, bf16):
+        trainer.run()
+    assert bf16.place.loss != fp32.place.loss
+    assert bf16.place.loss == pytest.approx(fp32.place.loss, rel=0.02)
+    assert {weight.dtype for weight in bf16.model.parameters()} == {torch.float32}
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not():
     first, second, other = trainer_of(), trainer_of(), trainer_of(dataclasses.replace(TINY, seed=1))
     torch.manual_seed(123)
