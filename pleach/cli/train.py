@@ -83,6 +83,10 @@ def train(
         words = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
         next_step(console, "pleach", *words)
         raise typer.Exit(130) from None
+    if not moments:
+        console.print("Nothing was left to train: the checkpoint had used up this budget.")
+        next_step(console, "pleach", "evaluate", "--run", run)
+        return
     last = moments[0]
     parameters = sum(weight.numel() for weight in model.parameters())
     done(
