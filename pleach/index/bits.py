@@ -204,13 +204,3 @@ def word_hash(words_W, seed):
         state = (state ^ words_W[word]) * np.uint64(0x9E3779B97F4A7C15)
         state ^= state >> np.uint64(29)
     return state
-
-
-@intrinsic
-def truncate(typing_context, value):
-    """A float32 rounded towards zero, as an int32 (vectorises, which numba's own cast by way of int64 does not)."""
-
-    def codegen(context, builder, signature, args):
-        return builder.fptosi(args[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), codegen

@@ -6,40 +6,66 @@ The largest logit of each chunk of 64 comes for free and lets a search skip chun
 polynomial of degree 5 (relative error 2e-7, checked against float64 in tests); sums are kept in float32 lanes.
 """
 
-# pyright: basic, reportCallIssue=false, reportArgumentType=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from pleach.index.bits import bits_float, float_bits, truncate
+from pleach.index.bits import bits_float, float_bits
 
 __all__ = ["CHUNK", "chunk_maxima", "sum_exp"]
 
 CHUNK = 64
 
 
-@njit(fastmath=True, nogil=True)
+@intrinsic
+def _chunk_maximum(typing_context, row, start):
+    """The largest of the 64 values from `start`: one vector reduction, which a loop of constant length does not become."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        vector = ir.VectorType(ir.FloatType(), CHUNK)
+        address = builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
+        reduce_type = ir.FunctionType(ir.FloatType(), [vector])
+        reduce = cgutils.get_or_insert_function(builder.module, reduce_type, f"llvm.vector.reduce.fmax.v{CHUNK}f32")
+        return builder.call(reduce, [builder.load(address, align=4)], fastmath=("nnan", "nsz"))
+
+    return types.float32(row, types.int64), codegen
+
+
+@njit(nogil=True)
 def chunk_maxima(row_V, out_chunks):
     """Write the maximum of each chunk of 64 and return the row's. A NaN may or may not show: `sum_exp` finds it."""
     size = row_V.size
     whole = size // CHUNK
     top = np.float32(-np.inf)
     for chunk in range(whole):
-        best = row_V[chunk * CHUNK]
-        for i in range(CHUNK):
-            value = row_V[chunk * CHUNK + i]
-            best = value if value > best else best
+        best = _chunk_maximum(row_V, chunk * CHUNK)
         out_chunks[chunk] = best
         top = best if best > top else top
     if whole * CHUNK < size:
         best = row_V[whole * CHUNK]
         for i in range(whole * CHUNK, size):
-            value = row_V[i]
-            best = value if value > best else best
+            best = row_V[i] if row_V[i] > best else best
         out_chunks[whole] = best
         top = best if best > top else top
     return top
+
+
+@njit(fastmath=False, nogil=True)
+def _split(x):
+    """(x - n, n + 1.5 * 2^23) for the integer n nearest to x, |x| < 2^22; n stands in the low bits of the second.
+
+    A function of its own with flags of its own (numba hands the caller's down), because none may turn (x + magic) - magic
+    into x.
+    """
+    magic = np.float32(12582912.0)
+    shifted = x + magic
+    return x - (shifted - magic), shifted
 
 
 @njit(fastmath={"reassoc", "contract", "nsz"}, nogil=True)
@@ -47,18 +73,16 @@ def sum_exp(row_V, top):
     """sum(exp(row - top)), NaN where the row holds one (so no flag here may assume that there is none)."""
     log2_e = np.float32(1.4426950408889634)
     least = np.float32(-126.0)
-    half = np.float32(0.5)
     total = np.float32(0.0)
     for i in range(row_V.size):
         x = (row_V[i] - top) * log2_e
         x = least if x < least else x
-        whole = truncate(x - half)
-        f = x - np.float32(whole)
+        f, shifted = _split(x)
         p = np.float32(0.0013400432653725147)
         p = p * f + np.float32(0.009676037356257439)
         p = p * f + np.float32(0.05550327152013779)
         p = p * f + np.float32(0.2402210682630539)
         p = p * f + np.float32(0.6931471824645996)
         p = p * f + np.float32(1.0000001192092896)
-        total += bits_float(float_bits(p) + (whole << np.int32(23)))
+        total += bits_float(float_bits(p) + (float_bits(shifted) << np.int32(23)))
     return total
