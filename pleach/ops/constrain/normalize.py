@@ -56,12 +56,12 @@ def chunk_maxima(row_V, out_chunks):
     return top
 
 
-@njit(fastmath=False, nogil=True)
+@njit(types.UniTuple(types.float32, 2)(types.float32), nogil=True)
 def _split(x):
     """(x - n, n + 1.5 * 2^23) for the integer n nearest to x, |x| < 2^22; n stands in the low bits of the second.
 
-    A function of its own with flags of its own (numba hands the caller's down), because none may turn (x + magic) - magic
-    into x.
+    A function of its own and compiled at once, because numba hands the flags of the first caller down, and with "reassoc"
+    (x + magic) - magic becomes x.
     """
     magic = np.float32(12582912.0)
     shifted = x + magic
