@@ -21,6 +21,7 @@ from pleach.train.data import Histories, InteractionLog
 from pleach.train.metrics import MISS, Estimate, Scores
 from pleach.train.report import Report, Unconstrained
 from pleach.train.split import Split
+from pleach.train.threads import torch_threads
 from pleach.train.unconstrained import SidSet, unconstrained_search
 
 __all__ = ["Part", "Questions", "evaluate", "recall_on"]
@@ -76,6 +77,7 @@ def evaluate(
     text_vectors_ND: NDArray[np.floating] | None = None,
     unconstrained_users: int = 2000,
     batch_users: int = 128,
+    threads: int = 1,
     progress: Progress | None = None,
 ) -> Report:
     """Rank the whole catalogue for each user by constrained beam search, and see where the held-out item comes.
@@ -87,7 +89,7 @@ def evaluate(
     sample: ask that many users only, drawn by `seed`; None asks all. text_vectors_ND: a row for each of the log's items,
     for the text-nearest-neighbour baseline. unconstrained_users: how many of the users are also answered by a beam search
     without the trie, for its share of invalid SIDs and for the time of both; 0 leaves it out.
-    progress: called with (users done, users in all).
+    threads: of the CPU, for the model (see `torch_threads`). progress: called with (users done, users in all).
 
     Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
     """
@@ -97,8 +99,9 @@ def evaluate(
             f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}: "
             "build the index from the Semantic IDs that the model was trained on"
         )
-    if num_beams < 1 or batch_users < 1 or max_items < 1:
-        raise ArgumentError(f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}: at least 1 each")
+    if min(num_beams, batch_users, max_items, threads) < 1:
+        given = f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}, threads={threads}"
+        raise ArgumentError(f"{given}: at least 1 each")
     questions = Questions.of(split, part, sample=sample, seed=seed)
     ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring=scoring, max_items=max_items)
     users = len(questions.users)
@@ -109,11 +112,12 @@ def evaluate(
     compared = [batch[compared_U[batch]] for batch in batches]
     others = [batch[~compared_U[batch]] for batch in batches]
     done = 0
-    for batch in [*_full(compared, batch_users), *_full(others, batch_users)]:
-        ask.batch(batch, compared=bool(compared_U[batch[0]]))
-        done += len(batch)
-        if progress is not None:
-            progress(done, users)
+    with torch_threads(threads):
+        for batch in [*_full(compared, batch_users), *_full(others, batch_users)]:
+            ask.batch(batch, compared=bool(compared_U[batch[0]]))
+            done += len(batch)
+            if progress is not None:
+                progress(done, users)
     last_U = questions.histories.items_E[questions.histories.ptr_U1[1:] - 1]
     neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, questions.targets_U)
     return Report(

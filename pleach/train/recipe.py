@@ -68,6 +68,7 @@ class Recipe:
     weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
     label_smoothing: share of the target's mass that is spread over the codes of its level.
     precision: "auto" takes bf16 where the hardware multiplies it (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
+    threads: of the CPU, while it trains; more pays for wide models on idle cores only (see `torch_threads`).
     validations: how often, evenly over the last half of the budget, recall on validation items is measured; the best
     weights are kept. 0: never, the last weights are kept. validation_users: on how many users, at most.
     """
@@ -91,11 +92,12 @@ class Recipe:
     clip_norm: float = 1.0
     label_smoothing: float = 0.05
     precision: Precision = "auto"
+    threads: int = 1
     validations: int = 0
     validation_users: int = 2000
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_tokens", "validation_users"):
+        for name in ("max_items", "batch_tokens", "threads", "validation_users"):
             _check_whole(name, getattr(self, name), low=1)
         for name in ("seed", "validations"):
             _check_whole(name, getattr(self, name), low=0)

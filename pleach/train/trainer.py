@@ -25,6 +25,7 @@ from pleach.train.data import Histories, InteractionLog
 from pleach.train.evaluate import recall_on
 from pleach.train.recipe import Precision, Recipe
 from pleach.train.split import Split
+from pleach.train.threads import torch_threads
 
 __all__ = ["Moment", "Progress", "Trainer", "bf16_pays", "codes_of_log", "train"]
 
@@ -126,14 +127,15 @@ class Trainer:
         """
         self._now = saved = self._clock()
         try:
-            while self.share < 1:
-                moment = self.step()
-                self._validate_if_due()
-                if progress is not None:
-                    progress(replace(moment, recall=self.recall))
-                if checkpoint is not None and self._now - saved >= every_s:
-                    self.checkpoint().save(checkpoint)
-                    saved = self._clock()
+            with torch_threads(self.recipe.threads):
+                while self.share < 1:
+                    moment = self.step()
+                    self._validate_if_due()
+                    if progress is not None:
+                        progress(replace(moment, recall=self.recall))
+                    if checkpoint is not None and self._now - saved >= every_s:
+                        self.checkpoint().save(checkpoint)
+                        saved = self._clock()
         except KeyboardInterrupt:
             if checkpoint is not None and self._whole:  # weights and place agree; else the last minute's checkpoint stands
                 self.checkpoint().save(checkpoint)

@@ -170,6 +170,15 @@ def test_training_leaves_torchs_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_training_uses_the_recipes_threads_and_gives_the_others_back():
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    recipe = dataclasses.replace(TINY, threads=before + 1)
+    trainer_of(recipe).run(progress=lambda moment: seen.append(torch.get_num_threads()))
+    assert set(seen) == {before + 1}
+    assert torch.get_num_threads() == before
+
+
 def test_a_budget_in_minutes_follows_the_clock_and_ends_on_time():
     now = [0.0]
 
