@@ -1,6 +1,6 @@
 """How many CPU threads torch multiplies with, for a while."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -9,7 +9,7 @@ __all__ = ["torch_threads"]
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Generator[None]:
     """Let torch use `count` threads inside the block, and as many as before after it.
 
     Matrices of a small model are done in a fraction of a millisecond. Threads that wait for each other that often gain

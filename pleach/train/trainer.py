@@ -127,15 +127,14 @@ class Trainer:
         """
         self._now = saved = self._clock()
         try:
-            with torch_threads(self.recipe.threads):
-                while self.share < 1:
-                    moment = self.step()
-                    self._validate_if_due()
-                    if progress is not None:
-                        progress(replace(moment, recall=self.recall))
-                    if checkpoint is not None and self._now - saved >= every_s:
-                        self.checkpoint().save(checkpoint)
-                        saved = self._clock()
+            while self.share < 1:
+                moment = self.step()
+                self._validate_if_due()
+                if progress is not None:
+                    progress(replace(moment, recall=self.recall))
+                if checkpoint is not None and self._now - saved >= every_s:
+                    self.checkpoint().save(checkpoint)
+                    saved = self._clock()
         except KeyboardInterrupt:
             if checkpoint is not None and self._whole:  # weights and place agree; else the last minute's checkpoint stands
                 self.checkpoint().save(checkpoint)
@@ -149,24 +148,8 @@ class Trainer:
         place, share = self.place, self.share
         rate = self.recipe.learning_rate_at(share)
         items_BT = self._epoch[place.batch]
-        seed = np.random.SeedSequence([self.recipe.seed, place.step]).generate_state(1)
-        self._dropout.manual_seed(int(seed[0]))
-        self.model.train()
-        loss = self.loss(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device))
-        self._optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
-        if not bool(torch.isfinite(loss + norm)):
-            raise TrainingError(
-                f"at step {place.step:,} the loss is {loss.item():g} and the norm of its gradient {norm.item():g}: "
-                f"lower learning_rate (it is {self.recipe.learning_rate:g}) or clip_norm (it is {self.recipe.clip_norm:g})"
-            )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._whole = False
-        self._optimizer.step()
-        self._advance(loss.item())
-        self._whole = True
+        with torch_threads(self.recipe.threads):  # how many they are decides the last bits of a sum
+            self._update(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device), rate)
         seconds, share = self.place.seconds, self.share
         return Moment(
             step=self.place.step,
@@ -237,6 +220,27 @@ class Trainer:
         self._epoch = self._batches.epoch(self.place.epoch)
         self._now = self._clock()
 
+    def _update(self, items_BT: Tensor, rate: float) -> None:
+        step = self.place.step
+        seed = np.random.SeedSequence([self.recipe.seed, step]).generate_state(1)
+        self._dropout.manual_seed(int(seed[0]))
+        self.model.train()
+        loss = self.loss(items_BT)
+        self._optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        if not bool(torch.isfinite(loss + norm)):
+            raise TrainingError(
+                f"at step {step:,} the loss is {loss.item():g} and the norm of its gradient {norm.item():g}: "
+                f"lower learning_rate (it is {self.recipe.learning_rate:g}) or clip_norm (it is {self.recipe.clip_norm:g})"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._whole = False
+        self._optimizer.step()
+        self._advance(loss.item())
+        self._whole = True
+
     def _advance(self, loss: float) -> None:
         """The next batch; the next epoch after the last one."""
         place, now = self.place, self._clock()
@@ -255,7 +259,8 @@ class Trainer:
         if self._validate is None or number >= count or self.share < 0.5 + 0.5 * (number + 1) / count:
             return
         self.model.eval()
-        self.recall = self._validate(self.model)
+        with torch_threads(self.recipe.threads):
+            self.recall = self._validate(self.model)
         self.place = replace(self.place, next_validation=number + 1)
         if self.recall > self.place.best_recall:
             self.place = replace(self.place, best_recall=self.recall, best_share=self.share)
