@@ -75,20 +75,31 @@ def collect_items(
 ) -> SearchResult:
     """Turn ranked leaves into ranked items; a leaf with several allowed items lists them all, up to `width` in total."""
     batch_size = len(filters)
+    live_BK = np.arange(leaves_BK.shape[1]) < num_valid_B[:, None]
+    if trie.items.first_M1 is None:  # a leaf is an item, and a legal leaf is an allowed one
+        rows, slots = np.nonzero(live_BK)
+        places, leaf_scores, num_valid = leaves_BK[rows, slots], scores_BK[rows, slots], num_valid_B
+        leaves = places
+    else:
+        lists = [
+            [filters[request].allowed_places(*trie.items.places_of_leaf(int(leaf))) for leaf in leaves_BK[request, :count]]
+            for request, count in enumerate(num_valid_B)
+        ]
+        taken = [_first_items(one, width) for one in lists]
+        num_valid = np.array([len(one) for one in taken], np.int64)
+        rows = np.repeat(np.arange(batch_size), num_valid)
+        slots = np.concatenate([np.empty(0, np.int64), *(np.arange(len(one)) for one in taken)])
+        places = np.array([place for one in taken for place, _ in one], np.int64)
+        at = (rows, np.array([slot for one in taken for _, slot in one], np.int64))
+        leaves, leaf_scores = leaves_BK[at], scores_BK[at]
     scores = np.full((batch_size, width), -np.inf, np.float32)
     codes = np.zeros((batch_size, width, trie.num_levels), np.int64)
-    num_valid = np.zeros(batch_size, np.int64)
-    item_ids: list[NDArray[Any]] = []
-    for request, count in enumerate(num_valid_B):
-        leaves, leaf_scores = leaves_BK[request, :count], scores_BK[request, :count]
-        places = leaves
-        if trie.items.first_M1 is not None:
-            lists = [filters[request].allowed_places(*trie.items.places_of_leaf(int(leaf))) for leaf in leaves]
-            places = np.array([place for one in lists for place in one], np.int64)[:width]
-            repeats = [len(one) for one in lists]
-            leaves, leaf_scores = np.repeat(leaves, repeats)[:width], np.repeat(leaf_scores, repeats)[:width]
-        num_valid[request] = len(places)
-        scores[request, : len(places)] = leaf_scores
-        codes[request, : len(places)] = trie.codes_at(leaves)
-        item_ids.append(trie.items.ids_of(trie.items.order_N[places]))
-    return SearchResult(item_ids=item_ids, scores=scores, codes=codes, num_valid=num_valid)
+    scores[rows, slots] = leaf_scores
+    codes[rows, slots] = trie.codes_at(leaves)
+    item_ids = trie.items.ids_of(trie.items.order_N[places])
+    return SearchResult(item_ids=np.split(item_ids, np.cumsum(num_valid)[:-1]), scores=scores, codes=codes, num_valid=num_valid)
+
+
+def _first_items(places_of_slots: list[list[int]], width: int) -> list[tuple[int, int]]:
+    """The first `width` (place, slot) of a request's leaves."""
+    return [(place, slot) for slot, places in enumerate(places_of_slots) for place in places][:width]
