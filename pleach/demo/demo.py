@@ -18,7 +18,7 @@ from rich.rule import Rule as Line
 from rich.table import Table
 from rich.text import Text
 
-from pleach.demo.rules import supported_rules
+from pleach.demo.rules import supported_rules, write_rules
 from pleach.demo.steps import run_command, running_server
 from pleach.demo.visit import Visit
 from pleach.errors import ArgumentError, DataError, DemoError
@@ -64,6 +64,10 @@ class Demo:
             self._say("A shop", "Nobody's data is needed: a shop is invented, with customers whose visits can be learnt from.")
             size = ["--items", str(self.num_items), "--users", str(self.num_users)]
             self._step("make-shop", "--out", str(run), *size, "--seed", str(self.seed))
+        log = load_log(data)
+        rules = supported_rules(log.items)
+        if not rules:
+            raise DataError("the demo's rules need a column stock, price, first_seen or first_review in the items")
         self._say("Semantic IDs", "Every item gets a few codes, coarse to fine, from its text and from what is taken with it.")
         self._step("fit-sids", "--data", str(data), *options, "--seed", str(self.seed))
         self._say("A model", "A small transformer learns which codes come next.")
@@ -74,12 +78,8 @@ class Demo:
         sample = ["--users", "5000"] if self.data is None else []
         self._step("evaluate", *options, *sample)
         self._say("The index", "Which codes are items. It is the only thing that the search may walk on.")
+        write_rules(run / "rules.toml", log.items)
         self._step("build", *options)
-
-        log = load_log(data)
-        rules = supported_rules(log.items)
-        if not rules:
-            raise DataError("the demo's rules need a column stock, price, first_seen or first_review in the items")
         self._say("The server", "One model, one index; every request brings its own rules.")
         with running_server(run) as server:
             self._print(f"`pleach serve --run {run}` answers at {server.address}")

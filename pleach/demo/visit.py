@@ -22,6 +22,7 @@ __all__ = ["Visit"]
 
 NUM_SHOWN = 5
 MAX_HISTORY = 20
+MAX_DRAWN = 50
 RELOAD_SECONDS = 30.0
 
 
@@ -47,7 +48,9 @@ class Visit:
         lengths_U = self.log.histories.lengths_U
         regular = np.flatnonzero((lengths_U >= 6) & (lengths_U <= MAX_HISTORY))
         chosen = regular if len(regular) else np.flatnonzero(lengths_U == lengths_U.max())
-        object.__setattr__(self, "customer", int(np.random.default_rng(self.seed).choice(chosen)))
+        drawn = np.random.default_rng(self.seed).permutation(chosen)[:MAX_DRAWN].tolist()
+        concerned = (user for user in drawn if self._concerned(user))
+        object.__setattr__(self, "customer", next(concerned, drawn[0]))
 
     @property
     def requests(self) -> list[tuple[Rule, ...]]:
@@ -62,7 +65,9 @@ class Visit:
         self.console.print()
         self.console.print(
             Text.assemble(
-                ("Customer ", ""), (str(self.log.user_ids[self.customer]), "bold"), f" took {len(history)} items, the last:"
+                "Customer ",
+                (str(self.log.user_ids[self.customer]), "bold"),
+                f", drawn among those whom the rules concern, took {len(history)} items; the last of them:",
             )
         )
         for row in self.referee.rows(history[-5:]):
@@ -145,7 +150,7 @@ class Visit:
         milliseconds = 1e3 * (time.perf_counter() - began)
         if after.status != 200:
             raise DemoError(f"the server does not know {changed.name!r} {RELOAD_SECONDS:.0f} s after SIGHUP: {_message(after)}")
-        same = index_version(after) == index_version(before) and index_file.stat().st_mtime_ns == stamp
+        unchanged = index_version(after) == index_version(before) and index_file.stat().st_mtime_ns == stamp
         self.console.print(
             Text.assemble(
                 "SIGHUP: ",
@@ -153,18 +158,13 @@ class Visit:
                 f" later came the first answer under the new rule; the index is still {index_version(after)}",
             )
         )
-        if not same:
+        if not unchanged:
             raise DemoError("the index changed although only a rule did: this is a bug in pleach, please report it")
         self.console.print()
         again = self._recommend(self.customer, rules)
-        side_by_side(
-            self.console,
-            [
-                shown,
-                self._shown(rules, again, note="after"),
-                self._shown(wanted, after, note="a new rule"),
-            ],
-        )
+        # Without stock nothing could sell out, and the answer under the old rules is what it was.
+        same = [] if sold is None else [self._shown(rules, again, note="after")]
+        side_by_side(self.console, [shown, *same, self._shown(wanted, after, note="a new rule")])
         self._verdict(rules, again)
         self._verdict(wanted, after)
         return {
@@ -200,6 +200,10 @@ class Visit:
             Text.assemble("        catalogue.duckdb: ", (title_of(self.referee.rows(items[:1])[0]), "green"), " sells out")
         )
         return items[0]
+
+    def _concerned(self, user: int) -> bool:
+        """Whether the plain answer breaks the first rules, so that they make a difference."""
+        return self.referee.broken(_predicates(self.requests[1]), item_ids(self._recommend(user, ()))) > 0
 
     def _history(self, user: int) -> list[Any]:
         return self.log.item_ids[self.log.histories[user]][-MAX_HISTORY:].tolist()

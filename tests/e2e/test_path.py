@@ -2,18 +2,21 @@
 
 import io
 import json
+import shutil
 import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from pleach.cli import app
-from pleach.demo.rules import supported_rules
+from pleach.cli.sources import Source
+from pleach.demo.rules import supported_rules, write_rules
 from pleach.demo.steps import Server, running_server
 from pleach.demo.visit import Visit
 from pleach.train.data import load_log
@@ -147,3 +150,29 @@ def test_the_demos_visit_proves_its_answers_on_the_real_server(run: Path, server
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in shown.splitlines()) <= 120
     assert shown.count("✓") >= 6
+
+
+def test_data_without_stock_gets_rules_that_it_can_answer(run: Path, tmp_path: Path):
+    shop = pq.read_table(run / "items.parquet")
+    prices = pa.array([str(price) for price in shop["price"].to_pylist()])
+    items = pa.table({"item_id": shop["item_id"], "title": shop["title"], "price": prices, "first_review": shop["first_seen"]})
+    pq.write_table(items, tmp_path / "items.parquet")
+    shutil.copyfile(run / "interactions.parquet", tmp_path / "interactions.parquet")
+    shutil.copyfile(run / "sids.parquet", tmp_path / "sids.parquet")
+    shutil.copytree(run / "model", tmp_path / "model")
+    Source(path=tmp_path).save(tmp_path / "source.json")
+    write_rules(tmp_path / "rules.toml", items)
+    call("build", "--run", tmp_path)
+
+    screen = Console(file=io.StringIO(), width=120, highlight=False)
+    log = load_log(tmp_path)
+    with running_server(tmp_path) as server:
+        rules = supported_rules(log.items)
+        visit = Visit(log=log, rules=rules, server=server, run=tmp_path, console=screen, seed=0)
+        visit.show_customer()
+        answers = visit.show_answers()
+        switch = visit.switch_a_rule()
+    assert [answer["rules"] for answer in answers] == [[], ["under_20"], ["newest"]]
+    assert switch["sold_out"] is None
+    assert all(float(items_of(run)[item]["price"]) < 10 for item in switch["answer"])  # type: ignore[arg-type]
+    assert "The items have no stock" in screen.file.getvalue()  # type: ignore[attr-defined]
