@@ -33,7 +33,7 @@ def make_shop(
     rules = write_rules(out / "rules.toml", shop.items)
     done(
         console,
-        what=f"{shop.items.num_rows:,} items, {users:,} customers, {shop.interactions.num_rows:,} interactions in {out}; "
+        what=f"{shop.items.num_rows:,} items, {users:,} customers, {shop.interactions.num_rows:,} interactions; "
         f"rules {', '.join(rules)}",
         seconds=time.perf_counter() - began,
     )

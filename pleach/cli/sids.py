@@ -75,7 +75,7 @@ def fit_sids(
     done(
         console,
         what=f"{source.path}: {log.num_users:,} users, {log.num_items:,} items, {log.report.interactions:,} interactions; "
-        f"{split.report.users_too_short:,} users are too short to be evaluated",
+        f"{split.report.users_too_short:,} users too short to evaluate",
         seconds=time.perf_counter() - began,
     )
 

@@ -92,7 +92,7 @@ def train(
     done(
         console,
         what=f"{here.model}: {parameters:,} parameters, {last.step:,} steps, {last.epochs:.1f} passes over "
-        f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f} nats an item",
+        f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f}",
         seconds=time.perf_counter() - began,
     )
     here.add_to_report(

@@ -110,8 +110,8 @@ class Visit:
             self.console.print(
                 Text.assemble(
                     ("✓ " if broken == 0 else "✗ ", "green" if broken == 0 else "bold red"),
-                    f"{len(users):,} more customers, “{name}”: {broken} of {len(items):,} items break it ",
-                    (f"(asked plainly: {would:,} of {len(plain):,}); median {milliseconds:.0f} ms over HTTP", "dim"),
+                    f"{len(users):,} others, “{name}”: {broken} of {len(items):,} items break it ",
+                    (f"(plainly: {would:,} of {len(plain):,}); median {milliseconds:.0f} ms over HTTP", "dim"),
                 ),
                 soft_wrap=True,
             )
