@@ -12,12 +12,13 @@ that `rank(N)` needs no special case. Shapes: W words, N positions.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit, types
+from llvmlite import ir
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 __all__ = [
-    "array_at",
     "bits_float",
     "float_bits",
     "leading_zeros",
@@ -26,11 +27,14 @@ __all__ = [
     "pack_bits_ordered",
     "popcount",
     "positions_of",
+    "prefetch",
     "prev_set",
     "rank",
     "rank_directory",
     "rank_many",
     "trailing_zeros",
+    "uint32_at",
+    "uint64_at",
     "word_hash",
 ]
 
@@ -86,20 +90,47 @@ def bits_float(typing_context, bits):
 
 
 @intrinsic
-def _pointer(typing_context, address):
+def prefetch(typing_context, array, position):
+    """Ask for the cache line of array[position], which may lie beyond its end; a hint that never fails."""
+
     def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        line = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        flag = ir.IntType(32)
+        hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+        hint = cgutils.get_or_insert_function(builder.module, hint_type, "llvm.prefetch.p0")
+        builder.call(hint, [line, flag(0), flag(3), flag(1)])  # for reading, to stay in all caches, data
+        return context.get_dummy_value()
 
-    return types.voidptr(types.int64), codegen
+    return types.none(array, types.int64), codegen
 
 
-@njit(inline="always")
-def array_at(address, length, dtype):
-    """The array of `length` values at a memory address; whoever passes the address keeps the array alive."""
-    return carray(_pointer(address), length, dtype)
+def _array_at(dtype):
+    """An intrinsic (address, length) -> array over that memory."""
+
+    @intrinsic
+    def array_at(typing_context, address, length):
+        def codegen(context, builder, signature, args):
+            array_type = signature.return_type
+            array = context.make_array(array_type)(context, builder)
+            element = context.get_data_type(array_type.dtype)
+            item_size = context.get_constant(types.intp, context.get_abi_sizeof(element))
+            data = builder.inttoptr(args[0], element.as_pointer())
+            arrayobj.populate_array(array, data, [args[1]], [item_size], item_size, meminfo=None)
+            return array._getvalue()
+
+        return types.Array(dtype, 1, "C")(types.int64, types.int64), codegen
+
+    return array_at
 
 
-@njit(cache=True, nogil=True)
+# The array of `length` words at an address; whoever passes the address keeps the memory alive. (numba's own `carray` needs
+# the reference counting that these loops do without.)
+uint64_at = _array_at(types.uint64)
+uint32_at = _array_at(types.uint32)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
 def rank(words_W, before_W, position):
     """How many set bits lie before `position` (0 <= position <= N). Two reads, no search."""
     word = position >> 6
@@ -107,7 +138,7 @@ def rank(words_W, before_W, position):
     return np.int64(before_W[word]) + np.int64(popcount(words_W[word] & below))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def next_set(words_W, position, end):
     """The first set bit at or after `position`, or `end` where none lies before `end`."""
     if position >= end:
@@ -128,7 +159,7 @@ def next_set(words_W, position, end):
     return end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def prev_set(words_W, position):
     """The last set bit at or before `position`, which must exist."""
     word = position >> 6
@@ -141,7 +172,7 @@ def prev_set(words_W, position):
     return (word << 6) + 63 - np.int64(leading_zeros(words_W[word]))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def rank_directory(words_W, before_W):
     """Fill `before_W` with the set bits before each word and return their total."""
     total = np.int64(0)
@@ -151,7 +182,7 @@ def rank_directory(words_W, before_W):
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def pack_bits(mask_N, words_W):
     """Set bit i of `words_W` iff `mask_N[i]`; every word is written."""
     size = mask_N.size
@@ -164,7 +195,7 @@ def pack_bits(mask_N, words_W):
         words_W[word] = bits
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def pack_bits_ordered(mask_N, order_N, words_W):
     """Set bit i of `words_W` iff `mask_N[order_N[i]]`; every word is written."""
     size = order_N.size
@@ -176,7 +207,7 @@ def pack_bits_ordered(mask_N, order_N, words_W):
         words_W[word] = bits
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def positions_of(words_W, out_M):
     """Write the positions of all set bits, in order."""
     count = 0
@@ -189,14 +220,14 @@ def positions_of(words_W, out_M):
     return count
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def rank_many(words_W, before_W, positions_M, out_M):
     """`rank` of many positions."""
     for i in range(positions_M.size):
         out_M[i] = rank(words_W, before_W, np.int64(positions_M[i]))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def word_hash(words_W, seed):
     """A 64-bit hash of an array of uint64 that depends on their order. Cost: one read; not for adversaries."""
     state = np.uint64(seed)

@@ -25,14 +25,23 @@ from numpy.typing import NDArray
 
 from pleach.errors import LogitsError
 from pleach.index import Trie
-from pleach.index.bits import array_at, next_set, prev_set, rank, trailing_zeros
+from pleach.index.bits import prefetch, trailing_zeros
 from pleach.ops.constrain.beams import Beams, RequestFilter, Scoring
-from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, sum_exp
-from pleach.ops.constrain.select import compact, key_of, score_of
+from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, codes_above, sum_exp
+from pleach.ops.constrain.ranges import (
+    COLUMN,
+    LEAVES,
+    LISTING,
+    alive_in,
+    allowed_of,
+    child_range,
+    children_bounds,
+    collect,
+    first_at_least,
+)
+from pleach.ops.constrain.select import arrival_of, compact, key_of, least_of_groups, score_of, sort_descending
 
 __all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "children", "step"]
-
-_LISTING, _COLUMN, _LEAVES = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +71,7 @@ class FilterArrays:
 def bind(trie: Trie) -> TrieArrays:
     """View a trie's arrays; nothing is copied."""
     no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    kinds = {"listing": _LISTING, "column": _COLUMN, "leaves": _LEAVES}
+    kinds = {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}
     levels = tuple(
         (
             kinds[level.layout],
@@ -126,147 +135,47 @@ def step(
     batch_size = lo_BK.shape[0]
     shape = (batch_size, num_beams)
     scores = np.full(shape, -np.inf, np.float32)
-    parent, code, lo, hi = (np.zeros(shape, np.int64) for _ in range(4))
+    taken = np.zeros((4, *shape), np.int64)
     num_valid_B = np.zeros(batch_size, np.int64)
-    out = (parent, code, lo, hi, num_valid_B)
     on = (filters.words_B, filters.before_B, filters.denied_B1, filters.denied)
-    bad = _step(arrays.levels[level], lo_BK, hi_BK, scores_BK, logits_BKV, on, scoring == "full", out, scores)
+    candidates, children = _work_space(num_beams, logits_BKV.shape[2], arrays.num_leaves)
+    full = scoring == "full"
+    bad = _step(
+        arrays.levels[level], lo_BK, hi_BK, scores_BK, logits_BKV, on, full, candidates, children, taken, scores, num_valid_B
+    )
     if bad >= 0:
         request, beam = divmod(bad, lo_BK.shape[1])
         raise LogitsError(
             f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or -inf "
             f"for a code that must not be taken; look at the model's output"
         )
+    parent, code, lo, hi = taken
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 
 
-# A level is passed as (layout, codes, firsts, words, before, num_leaves), a request's filter as
-# (has_filter, words, before, denied): tuples cost nothing in compiled code and keep the signatures readable.
+def _work_space(num_beams: int, num_codes: int, num_leaves: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """[keys, scratch] and [parents, codes, places] of candidates; [codes, places] and [logits, chunk maxima] of a row."""
+    capacity = 4 * num_beams + 64
+    most = min(num_codes, num_leaves)
+    candidates = (np.empty((2, capacity), np.uint64), np.empty((3, capacity), np.int64))
+    return candidates, (np.empty((2, most), np.int64), np.empty((2, max(most, num_codes // CHUNK + 1)), np.float32))
 
 
-@njit(nogil=True)
-def _children_bounds(level, lo, hi):
-    """Where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
-    layout, _, _, words, before, _ = level
-    if layout == _LISTING:
-        return rank(words, before, lo), rank(words, before, hi)
-    return lo, hi
-
-
-@njit(nogil=True)
-def _child_range(level, place):
-    """The leaf range of the child that stands at `place` of the listing or column."""
-    layout, _, firsts, words, _, num_leaves = level
-    if layout == _LISTING:
-        return np.int64(firsts[place]), (np.int64(firsts[place + 1]) if place + 1 < firsts.size else num_leaves)
-    if layout == _COLUMN:
-        return place, next_set(words, place + 1, num_leaves)
-    return place, place + 1
-
-
-@njit(nogil=True)
-def _denied_in(denied_D, lo, hi):
-    """How many denied leaves lie in [lo, hi)."""
-    return np.searchsorted(denied_D, hi) - np.searchsorted(denied_D, lo)
-
-
-@njit(nogil=True)
-def _alive(allowed, lo, hi):
-    """How many leaves of [lo, hi) may be shown."""
-    has_filter, words, before, denied_D = allowed
-    count = rank(words, before, hi) - rank(words, before, lo) if has_filter else hi - lo
-    return count - _denied_in(denied_D, lo, hi) if denied_D.size > 0 else count
-
-
-@njit(nogil=True)
-def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
-    """`_collect` through a filter: one visit for each child that is alive, none for the others."""
-    layout, codes, _, words, before, _ = level
-    _, filter_words, _, denied_D = allowed
-    count = 0
-    leaf = next_set(filter_words, lo, hi)
-    while leaf < hi:
-        if denied_D.size > 0 and _denied_in(denied_D, leaf, leaf + 1) > 0:
-            leaf = next_set(filter_words, leaf + 1, hi)
-            continue
-        place = leaf
-        if layout == _LISTING:
-            place = rank(words, before, leaf + 1) - 1
-        elif layout == _COLUMN:
-            place = prev_set(words, leaf)
-        out_codes[count] = codes[place]
-        out_places[count] = place
-        count += 1
-        leaf = next_set(filter_words, _child_range(level, place)[1], hi)
-    return count
-
-
-@njit(nogil=True)
-def _collect(level, allowed, lo, hi, out_codes, out_places):
-    """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
-    layout, codes, _, words, _, _ = level
-    has_filter, _, _, denied_D = allowed
-    if has_filter:
-        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
-    begin, end = _children_bounds(level, lo, hi)
-    count = 0
-    if layout == _COLUMN:
-        first, last = begin >> 6, (end - 1) >> 6
-        for word in range(first, last + 1):
-            bits = words[word]
-            if word == first:
-                bits &= ~np.uint64(0) << np.uint64(begin & 63)
-            if word == last:
-                bits &= ~np.uint64(0) >> np.uint64(63 - ((end - 1) & 63))
-            while bits != np.uint64(0):
-                place = (word << 6) + np.int64(trailing_zeros(bits))
-                bits &= bits - np.uint64(1)
-                out_codes[count] = codes[place]
-                out_places[count] = place
-                count += 1
-    else:
-        count = end - begin
-        for child in range(count):
-            out_codes[child] = codes[begin + child]
-            out_places[child] = begin + child
-    if denied_D.size > 0:
-        kept = 0
-        for child in range(count):
-            child_lo, child_hi = _child_range(level, out_places[child])
-            # Only a child with no more leaves than there are denied ones can be denied altogether.
-            if child_hi - child_lo > denied_D.size or _denied_in(denied_D, child_lo, child_hi) < child_hi - child_lo:
-                out_codes[kept], out_places[kept] = out_codes[child], out_places[child]
-                kept += 1
-        count = kept
-    return count
-
-
-@njit(nogil=True)
-def _first_at_least(codes, begin, end, code):
-    """The first place of ascending codes[begin:end] whose code is at least `code`; no branch that could be mispredicted."""
-    size = end - begin
-    while size > 1:
-        half = size >> 1
-        begin = begin + half if codes[begin + half - 1] < code else begin
-        size -= half
-    return begin + 1 if size == 1 and codes[begin] < code else begin
-
-
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _scan_pays(row, chunks, least, children, alive, leaves):
     """Whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's children.
 
-    A chunk costs about as much as 60 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
+    A chunk costs about as much as 25 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
     """
     if alive * 4 < leaves or children * 16 < row.size:
         return False
     hot = 0
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         hot += chunks[chunk] >= least
-    return hot * 60 < min(children, row.size) + leaves // 64
+    return hot * 25 < min(children, row.size) + leaves // 64
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _log_sum_exp(row, chunks):
     """(largest logit, log-sum-exp); NaN where the row holds NaN or +inf; the chunks' maxima are left in `chunks`."""
     top = chunk_maxima(row, chunks)
@@ -276,7 +185,7 @@ def _log_sum_exp(row, chunks):
     return top, top + np.float32(math.log(total))
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
     codes = level[1]
@@ -285,16 +194,19 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < least:
             continue
-        for code in range(chunk * CHUNK, min(row.size, chunk * CHUNK + CHUNK)):
+        above = codes_above(row, chunk * CHUNK, least)
+        while above != np.uint64(0):
+            code = chunk * CHUNK + np.int64(trailing_zeros(above))
+            above &= above - np.uint64(1)
             score = base + (row[code] - lse)
             if score <= threshold:
                 continue
-            place = _first_at_least(codes, begin, end, code)
+            place = first_at_least(codes, begin, end, code)
             if place == end or codes[place] != code:
                 continue
             if restricted:
-                child_lo, child_hi = _child_range(level, place)
-                if _alive(allowed, child_lo, child_hi) <= 0:
+                child_lo, child_hi = child_range(level, place)
+                if alive_in(allowed, child_lo, child_hi) <= 0:
                     continue
             keys[count] = key_of(score, count)
             parents[count], chosen[count], places[count] = parent, code, place
@@ -305,11 +217,14 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
     return count, threshold
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _offer(row, beam, child_codes, child_places, candidates, count, threshold, num_beams):
     """Offer the collected children; returns (count, threshold)."""
     base, lse, parent = beam
     keys, parents, chosen, places, scratch = candidates
+    if threshold == np.float32(-np.inf) and child_codes.size >= 4 * num_beams:
+        # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
+        threshold = least_of_groups(row, base, lse, child_codes, num_beams, scratch)
     for child in range(child_codes.size):
         score = base + (row[child_codes[child]] - lse)
         if score <= threshold:
@@ -323,63 +238,56 @@ def _offer(row, beam, child_codes, child_places, candidates, count, threshold, n
     return count, threshold
 
 
-@njit(nogil=True)
-def _allowed_of(filters, request, num_leaves):
-    """One request's (has_filter, words, before, denied)."""
-    words_B, before_B, denied_B1, denied = filters
-    has_filter = words_B[request] != 0
-    num_words = num_leaves // 64 + 1 if has_filter else 0
-    words = array_at(words_B[request], num_words, np.uint64)
-    before = array_at(before_B[request], num_words, np.uint32)
-    return has_filter, words, before, denied[denied_B1[request] : denied_B1[request + 1]]
-
-
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def _children(level, lo_BK, hi_BK, filters, row_R1, code_C, lo_C, hi_C):
     """All rows' legal children; returns how many."""
     count = 0
     for b in range(lo_BK.shape[0]):
-        allowed = _allowed_of(filters, b, level[5])
+        allowed = allowed_of(filters, b, level[5])
         for k in range(lo_BK.shape[1]):
             lo, hi = lo_BK[b, k], hi_BK[b, k]
-            if lo < hi and _alive(allowed, lo, hi) > 0:
-                found = _collect(level, allowed, lo, hi, code_C[count:], lo_C[count:])
+            if lo < hi and alive_in(allowed, lo, hi) > 0:
+                found = collect(level, allowed, lo, hi, code_C[count:], lo_C[count:])
                 for child in range(count, count + found):
-                    lo_C[child], hi_C[child] = _child_range(level, lo_C[child])
+                    lo_C[child], hi_C[child] = child_range(level, lo_C[child])
                 count += found
             row_R1[b * lo_BK.shape[1] + k + 1] = count
     return count
 
 
-@njit(cache=True, nogil=True)
-def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_scores):
+@njit(cache=True, nogil=True, _nrt=False)
+def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, children, taken, out_scores, num_valid_B):
     """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf."""
     num_leaves = level[5]
-    out_parent, out_code, out_lo, out_hi, num_valid_B = out
+    out_parent, out_code, out_lo, out_hi = taken[0], taken[1], taken[2], taken[3]
     batch_size, num_rows = lo_BK.shape
-    num_codes, num_beams = logits_BKV.shape[2], out_scores.shape[1]
-    capacity = 4 * num_beams + 64
-    keys, scratch = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
-    parents, chosen, places = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    num_beams = out_scores.shape[1]
+    keys, scratch = work[0][0], work[0][1]
+    parents, chosen, places = work[1][0], work[1][1], work[1][2]
+    child_codes, child_places = children[0][0], children[0][1]
+    child_logits, chunks = children[1][0], children[1][1]
     candidates = (keys, parents, chosen, places, scratch)
-    most = min(num_codes, num_leaves)
-    child_codes, child_places = np.empty(most, np.int64), np.empty(most, np.int64)
-    child_logits = np.empty(most, np.float32)
-    chunks = np.empty(num_codes // CHUNK + 1, np.float32)
     nothing = np.float32(-np.inf)
     for b in range(batch_size):
-        allowed = _allowed_of(filters, b, num_leaves)
+        allowed = allowed_of(filters, b, num_leaves)
         count, threshold = 0, nothing
         for k in range(num_rows):
             lo, hi, base = lo_BK[b, k], hi_BK[b, k], scores_BK[b, k]
             # No step can raise a score (lse >= every logit of the row, in float32 too), so such a beam is out.
             if lo >= hi or base <= threshold:
                 continue
-            alive = _alive(allowed, lo, hi)
+            alive = alive_in(allowed, lo, hi)
             if alive <= 0:
                 continue
             row = logits_BKV[b, k]
             if full:
+                # The next row and the codes of its children arrive while this one is summed.
+                for ahead in range(row.size, 2 * row.size, 16):
+                    prefetch(row, ahead)
+                if k + 1 < num_rows and level[0] != LISTING:
+                    prefetch(level[3], lo_BK[b, k + 1] >> 6)
+                    for leaf in range(lo_BK[b, k + 1], min(hi_BK[b, k + 1], lo_BK[b, k + 1] + 1024), 32):
+                        prefetch(level[1], leaf)
                 top, lse = _log_sum_exp(row, chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
@@ -387,7 +295,7 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
                     continue
                 beam = (base, lse, k)
                 if threshold > nothing:
-                    begin, end = _children_bounds(level, lo, hi)
+                    begin, end = children_bounds(level, lo, hi)
                     # `least` may let a chunk too many through; the scan compares scores exactly.
                     least = threshold - base + lse
                     least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
@@ -408,9 +316,9 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
                             num_beams,
                         )
                         continue
-                found = _collect(level, allowed, lo, hi, child_codes, child_places)
+                found = collect(level, allowed, lo, hi, child_codes, child_places)
             else:
-                found = _collect(level, allowed, lo, hi, child_codes, child_places)
+                found = collect(level, allowed, lo, hi, child_codes, child_places)
                 for child in range(found):
                     child_logits[child] = row[child_codes[child]]
                 top, lse = _log_sum_exp(child_logits[:found], chunks)
@@ -429,11 +337,11 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, out, out_sc
             compact(keys, parents, chosen, places, count, num_beams, scratch)
             count = num_beams
         num_valid_B[b] = count
-        best = np.argsort(keys[:count])
+        sort_descending(keys, count)
         for slot in range(count):
-            candidate = best[count - 1 - slot]
-            out_scores[b, slot] = score_of(keys[candidate])
+            candidate = arrival_of(keys[slot])
+            out_scores[b, slot] = score_of(keys[slot])
             out_parent[b, slot] = parents[candidate]
             out_code[b, slot] = chosen[candidate]
-            out_lo[b, slot], out_hi[b, slot] = _child_range(level, places[candidate])
+            out_lo[b, slot], out_hi[b, slot] = child_range(level, places[candidate])
     return -1

@@ -1,0 +1,154 @@
+"""The children of a leaf range, in compiled loops: where they lie, which are alive, all of them.
+
+    listing: the entries rank(lo) to rank(hi)
+    column: the leaves of [lo, hi) whose boundary bit is set ("leaves": where every leaf is a node, all of them)
+    a child is alive iff the filter's leaves under it outnumber the denied ones
+
+A level is passed as (layout, codes, firsts, words, before, num_leaves), a request's filter as (has_filter, words, before,
+denied): tuples cost nothing in compiled code and keep the signatures readable. The kernels allocate nothing and are compiled
+without numba's reference counting (`_nrt=False`): counting the arrays in those tuples cost as much as the search itself.
+
+Shapes: W words, D denied leaves.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from pleach.index.bits import next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
+
+__all__ = [
+    "COLUMN",
+    "LEAVES",
+    "LISTING",
+    "alive_in",
+    "allowed_of",
+    "child_range",
+    "children_bounds",
+    "collect",
+    "first_at_least",
+]
+
+LISTING, COLUMN, LEAVES = 0, 1, 2
+
+
+@njit(nogil=True, _nrt=False)
+def children_bounds(level, lo, hi):
+    """Where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
+    layout, _, _, words, before, _ = level
+    if layout == LISTING:
+        return rank(words, before, lo), rank(words, before, hi)
+    return lo, hi
+
+
+@njit(nogil=True, _nrt=False)
+def child_range(level, place):
+    """The leaf range of the child that stands at `place` of the listing or column."""
+    layout, _, firsts, words, _, num_leaves = level
+    if layout == LISTING:
+        return np.int64(firsts[place]), (np.int64(firsts[place + 1]) if place + 1 < firsts.size else num_leaves)
+    if layout == COLUMN:
+        return place, next_set(words, place + 1, num_leaves)
+    return place, place + 1
+
+
+@njit(nogil=True, _nrt=False)
+def first_at_least(codes, begin, end, code):
+    """The first place of ascending codes[begin:end] whose code is at least `code`; no branch that could be mispredicted."""
+    size = end - begin
+    while size > 1:
+        half = size >> 1
+        begin = begin + half if codes[begin + half - 1] < code else begin
+        size -= half
+    return begin + 1 if size == 1 and codes[begin] < code else begin
+
+
+@njit(nogil=True, _nrt=False)
+def denied_in(denied_D, lo, hi):
+    """How many denied leaves lie in [lo, hi)."""
+    size = denied_D.size
+    return first_at_least(denied_D, 0, size, hi) - first_at_least(denied_D, 0, size, lo)
+
+
+@njit(nogil=True, _nrt=False)
+def alive_in(allowed, lo, hi):
+    """How many leaves of [lo, hi) may be shown."""
+    has_filter, words, before, denied_D = allowed
+    count = rank(words, before, hi) - rank(words, before, lo) if has_filter else hi - lo
+    return count - denied_in(denied_D, lo, hi) if denied_D.size > 0 else count
+
+
+@njit(nogil=True, _nrt=False)
+def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
+    """`collect` through a filter: one visit for each child that is alive, none for the others."""
+    layout, codes, _, words, before, _ = level
+    _, filter_words, _, denied_D = allowed
+    count = 0
+    leaf = next_set(filter_words, lo, hi)
+    while leaf < hi:
+        if denied_D.size > 0 and denied_in(denied_D, leaf, leaf + 1) > 0:
+            leaf = next_set(filter_words, leaf + 1, hi)
+            continue
+        place = leaf
+        if layout == LISTING:
+            place = rank(words, before, leaf + 1) - 1
+        elif layout == COLUMN:
+            place = prev_set(words, leaf)
+        out_codes[count] = codes[place]
+        out_places[count] = place
+        count += 1
+        leaf = next_set(filter_words, child_range(level, place)[1], hi)
+    return count
+
+
+@njit(nogil=True, _nrt=False)
+def collect(level, allowed, lo, hi, out_codes, out_places):
+    """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
+    layout, codes, _, words, _, _ = level
+    has_filter, _, _, denied_D = allowed
+    if has_filter:
+        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
+    begin, end = children_bounds(level, lo, hi)
+    count = 0
+    if layout == COLUMN:
+        first, last = begin >> 6, (end - 1) >> 6
+        for word in range(first, last + 1):
+            bits = words[word]
+            if word == first:
+                bits &= ~np.uint64(0) << np.uint64(begin & 63)
+            if word == last:
+                bits &= ~np.uint64(0) >> np.uint64(63 - ((end - 1) & 63))
+            while bits != np.uint64(0):
+                place = (word << 6) + np.int64(trailing_zeros(bits))
+                bits &= bits - np.uint64(1)
+                out_codes[count] = codes[place]
+                out_places[count] = place
+                count += 1
+    else:
+        count = end - begin
+        for child in range(count):
+            out_codes[child] = codes[begin + child]
+            out_places[child] = begin + child
+    if denied_D.size > 0:
+        kept = 0
+        for child in range(count):
+            child_lo, child_hi = child_range(level, out_places[child])
+            # Only a child with no more leaves than there are denied ones can be denied altogether.
+            if child_hi - child_lo > denied_D.size or denied_in(denied_D, child_lo, child_hi) < child_hi - child_lo:
+                out_codes[kept], out_places[kept] = out_codes[child], out_places[child]
+                kept += 1
+        count = kept
+    return count
+
+
+@njit(nogil=True, _nrt=False)
+def allowed_of(filters, request, num_leaves):
+    """One request's (has_filter, words, before, denied)."""
+    words_B, before_B, denied_B1, denied = filters
+    has_filter = words_B[request] != 0
+    num_words = num_leaves // 64 + 1 if has_filter else 0
+    words = uint64_at(words_B[request], num_words)
+    before = uint32_at(before_B[request], num_words)
+    return has_filter, words, before, denied[denied_B1[request] : denied_B1[request + 1]]
