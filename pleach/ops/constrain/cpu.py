@@ -134,7 +134,7 @@ def step(
     """
     batch_size = lo_BK.shape[0]
     shape = (batch_size, num_beams)
-    scores = np.full(shape, -np.inf, np.float32)
+    scores = np.empty(shape, np.float32)
     taken = np.zeros((4, *shape), np.int64)
     num_valid_B = np.zeros(batch_size, np.int64)
     on = (filters.words_B, filters.before_B, filters.denied_B1, filters.denied)
@@ -165,14 +165,14 @@ def _work_space(num_beams: int, num_codes: int, num_leaves: int) -> tuple[tuple[
 def _scan_pays(row, chunks, least, children, alive, leaves):
     """Whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's children.
 
-    A chunk costs about as much as 25 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
+    A chunk costs about as much as 50 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
     """
     if alive * 4 < leaves or children * 16 < row.size:
         return False
     hot = 0
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         hot += chunks[chunk] >= least
-    return hot * 25 < min(children, row.size) + leaves // 64
+    return hot * 50 < min(children, row.size) + leaves // 64
 
 
 @njit(nogil=True, _nrt=False)
@@ -269,6 +269,7 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
     candidates = (keys, parents, chosen, places, scratch)
     nothing = np.float32(-np.inf)
     for b in range(batch_size):
+        out_scores[b] = nothing
         allowed = allowed_of(filters, b, num_leaves)
         count, threshold = 0, nothing
         for k in range(num_rows):
@@ -281,9 +282,7 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
                 continue
             row = logits_BKV[b, k]
             if full:
-                # The next row and the codes of its children arrive while this one is summed.
-                for ahead in range(row.size, 2 * row.size, 16):
-                    prefetch(row, ahead)
+                # The codes of the next row's children arrive while this row is summed.
                 if k + 1 < num_rows and level[0] != LISTING:
                     prefetch(level[3], lo_BK[b, k + 1] >> 6)
                     for leaf in range(lo_BK[b, k + 1], min(hi_BK[b, k + 1], lo_BK[b, k + 1] + 1024), 32):
