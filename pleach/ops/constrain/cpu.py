@@ -218,6 +218,36 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
 
 
 @njit(nogil=True, _nrt=False)
+def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
+    """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
+    base, lse, parent = beam
+    keys, parents, chosen, places, scratch = candidates
+    first, last = lo >> 6, (hi - 1) >> 6
+    for word in range(first, last + 1):
+        bits = words[word]
+        if word == first:
+            bits &= ~np.uint64(0) << np.uint64(lo & 63)
+        if word == last:
+            bits &= ~np.uint64(0) >> np.uint64(63 - ((hi - 1) & 63))
+        while bits != np.uint64(0):
+            place = (word << 6) + np.int64(trailing_zeros(bits))
+            bits &= bits - np.uint64(1)
+            value = row[codes[place]]
+            if value < least:
+                continue
+            score = base + (value - lse)
+            if score <= threshold:
+                continue
+            keys[count] = key_of(score, count)
+            parents[count], chosen[count], places[count] = parent, codes[place], place
+            count += 1
+            if count == keys.size:
+                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
+                count = num_beams
+    return count, threshold
+
+
+@njit(nogil=True, _nrt=False)
 def _offer(row, beam, child_codes, child_places, candidates, count, threshold, num_beams):
     """Offer the collected children; returns (count, threshold)."""
     base, lse, parent = beam
@@ -313,6 +343,11 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
                             count,
                             threshold,
                             num_beams,
+                        )
+                        continue
+                    if level[0] == COLUMN and alive == hi - lo and not allowed[0]:
+                        count, threshold = _offer_column(
+                            level[1], level[3], lo, hi, row, beam, least, candidates, count, threshold, num_beams
                         )
                         continue
                 found = collect(level, allowed, lo, hi, child_codes, child_places)
