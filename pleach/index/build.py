@@ -75,12 +75,11 @@ def build_levels(codes_NL: NDArray[np.integer], sizes: tuple[int, ...], num_thre
     words_PN = pack_codes(codes_NL, sizes, layout, threads)
     order_N = sort_rows(words_PN, layout, threads)
     for word in range(1, layout.num_words):
-        words_PN[word] = words_PN[word][order_N]
+        words_PN[word] = _gather(words_PN[word], order_N, threads)
     differs_N = np.empty(len(order_N), np.uint8)
-    _first_differences(words_PN, layout, differs_N, threads)
+    nodes_by_level = _first_differences(words_PN, layout, differs_N, threads)
     num_leaves = len(order_N)
     first_M1 = None
-    nodes_by_level = np.bincount(differs_N, minlength=len(sizes) + 1)
     if nodes_by_level[len(sizes)] > 0:
         places = np.flatnonzero(differs_N < len(sizes))
         first_M1 = np.append(places, len(order_N)).astype(np.uint32)
@@ -98,31 +97,60 @@ def build_levels(codes_NL: NDArray[np.integer], sizes: tuple[int, ...], num_thre
     return SortedTable(levels=tuple(levels), num_leaves=num_leaves, order_N=order_N, first_M1=first_M1)
 
 
-def _first_differences(words_PN, layout: WordLayout, differs_N, threads: int) -> None:
-    """differs_N[i]: the first level at which sorted row i differs from the row before; L for an equal row, 0 for the first."""
+def _gather(word_N, order_N, threads: int):
+    """word_N[order_N], by all threads."""
+    sorted_N = np.empty_like(word_N)
+
+    def gather(begin: int, end: int) -> int:
+        _gather_part(word_N, order_N, begin, end, sorted_N)
+        return 0
+
+    in_threads(gather, len(order_N), threads)
+    return sorted_N
+
+
+@njit(cache=True, nogil=True)
+def _gather_part(word_N, order_N, begin, end, sorted_N):
+    for row in range(begin, end):
+        sorted_N[row] = word_N[order_N[row]]
+
+
+def _first_differences(words_PN, layout: WordLayout, differs_N, threads: int) -> NDArray[np.int64]:
+    """Fill differs_N[i] with the first level at which row i differs from the row before: 0 for the first, L for an equal one.
+
+    Returns how many rows have each value: the nodes that a level adds, and, last, the rows that repeat a SID.
+    """
     num_levels = len(layout.word_L)
     level_of_bit = np.full((layout.num_words, 64), num_levels, np.uint8)
     for level in range(num_levels):
         top = 64 - int(layout.shift_L[level])
         level_of_bit[layout.word_L[level], top - int(layout.mask_L[level]).bit_length() : top] = level
-    differs_N[:] = num_levels
-    for word, word_N in enumerate(words_PN):
+    words_P = tuple(words_PN)
+    counts: list[NDArray[np.int64]] = []
 
-        def compare(begin: int, end: int, word_N=word_N, table=level_of_bit[word]) -> int:
-            _compare(word_N, table, begin, end, num_levels, differs_N)
-            return 0
+    def compare(begin: int, end: int) -> int:
+        count_L1 = np.zeros(num_levels + 1, np.int64)
+        counts.append(count_L1)
+        _compare(words_P, level_of_bit, begin, end, differs_N, count_L1)
+        return 0
 
-        in_threads(compare, len(word_N), threads)
-    differs_N[:1] = 0
+    in_threads(compare, len(differs_N), threads)
+    return np.sum(counts, axis=0)
 
 
 @njit(cache=True, nogil=True)
-def _compare(word_N, level_of_bit, begin, end, num_levels, differs_N):
-    for row in range(max(1, begin), end):
-        if differs_N[row] == num_levels:
-            difference = word_N[row] ^ word_N[row - 1]
-            if difference != np.uint64(0):
-                differs_N[row] = level_of_bit[leading_zeros(difference)]
+def _compare(words_P, level_of_bit, begin, end, differs_N, count_L1):
+    num_levels = count_L1.size - 1
+    for row in range(begin, end):
+        level = np.int64(0 if row == 0 else num_levels)
+        if row > 0:
+            for word in range(len(words_P)):
+                difference = words_P[word][row] ^ words_P[word][row - 1]
+                if difference != np.uint64(0):
+                    level = np.int64(level_of_bit[word, leading_zeros(difference)])
+                    break
+        differs_N[row] = level
+        count_L1[level] += 1
 
 
 def _lay_out(word_M, shift: int, mask, differs_M, level: int, size: int, num_nodes: int, threads: int) -> Level:

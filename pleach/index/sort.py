@@ -131,7 +131,13 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], layout: WordLayout, threads: i
     else:
         _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads)
     for word in range(1, layout.num_words):
-        _sort_ties(tuple(words_PN[: word + 1]), order_N, other_keys_N, keys_N, other_order_N)
+        words_P = tuple(words_PN[: word + 1])
+
+        def sort_ties(begin: int, end: int, words_P: tuple[NDArray[np.uint64], ...] = words_P) -> int:
+            _sort_ties(words_P, order_N, other_keys_N, keys_N, other_order_N, begin, end)
+            return 0
+
+        in_threads(sort_ties, size, threads)
     return order_N
 
 
@@ -251,16 +257,19 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
 
 
 @njit(cache=True, nogil=True)
-def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N):
-    """Sort every run of rows that are equal in all words but the last by the last word.
+def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, first, stop):
+    """Sort every run of rows that are equal in all words but the last by the last word: the runs that begin in [first, stop).
 
     words_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
     """
     size = order_N.size
     last = len(words_P) - 1
     other_keys = np.empty(0, np.uint64)
-    begin = 0
-    while begin < size:
+    begin = first
+    while 0 < begin < size and sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]:
+        begin += 1  # the run that the part before ends with is its own
+    # ... and the run that this part ends with is finished here, all of its parts by the words in between.
+    while begin < size and (begin < stop or sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]):
         end = begin + 1
         while end < size and sorted_word_0_N[end] == sorted_word_0_N[begin]:
             equal = True

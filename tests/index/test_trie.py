@@ -56,6 +56,15 @@ def test_a_large_build_takes_the_parallel_path_and_agrees() -> None:
     assert np.array_equal(built.order_N, np.lexsort(codes.T[::-1]))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_long_runs_of_equal_words_are_sorted_by_all_threads(threads: int) -> None:
+    rng = np.random.default_rng(6)
+    codes = rng.integers(0, 3, (330_000, 6))
+    codes[:, :2] = 0  # word 0 is the same in every row: one run across all parts
+    built = build_levels(codes, (2**31,) * 6, threads)
+    assert np.array_equal(built.order_N, np.lexsort(codes.T[::-1]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_integer_dtype_and_memory_order(dtype: type[np.integer]) -> None:
     rng = np.random.default_rng(0)
