@@ -53,7 +53,7 @@ def draw_step(path: Path, folder: Path = RESULTS) -> None:
     _tidy(times, ticks, labels, "one constrained round, µs (p50; bars p20 to p80)")
     row = next(iter(rows.values()))
     for at, (key, label, colour) in enumerate(_METHODS[:2]):
-        size = row["measured"]["index_bytes_per_item"][key]
+        size = row["measured"]["index_bytes_per_item"][key.removesuffix("_torch")]
         sizes.barh(at, size, color=colour, height=0.5)
         sizes.text(size, at, f"  {size:.1f} B", va="center", fontsize=8)
         labels[at] = label
