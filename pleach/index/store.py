@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,13 @@ def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: in
         "levels": [{"size": level.size, "num_nodes": level.num_nodes} for level in levels],
         "ids": "rows" if items.ids is None else "int64" if items.ids.dtype.kind == "i" else "utf-8",
     }
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    os.close(handle)
+    # Not by `tempfile`, whose files only their owner may read: the server may run as somebody else.
+    beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         save_file(tensors, beside, metadata={"pleach": json.dumps(header)})
         os.replace(beside, path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 

@@ -76,6 +76,12 @@ def test_saving_over_an_open_index_leaves_the_reader_its_own(tmp_path: Path) -> 
     assert Trie.load(path).item_ids.tolist() == ["c", "d", "e"]
 
 
+def test_a_saved_index_can_be_read_by_whoever_may_read_new_files(tmp_path: Path) -> None:
+    Trie.build([[0]], [1]).save(tmp_path / "x.pleach")
+    (tmp_path / "y").write_bytes(b"")
+    assert (tmp_path / "x.pleach").stat().st_mode == (tmp_path / "y").stat().st_mode
+
+
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(IndexFileError, match="cannot open"):
         Trie.load(tmp_path / "none.pleach")
