@@ -58,7 +58,9 @@ def _commit() -> str:
     here = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "."], cwd=here.parent, check=False).returncode
+        dirty = subprocess.run(
+            ["git", "diff", "--quiet", "HEAD", "--", ".", ":!bench/results"], cwd=here.parent, check=False
+        ).returncode
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty else "")

@@ -50,10 +50,12 @@ def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: in
         "levels": [{"size": level.size, "num_nodes": level.num_nodes} for level in levels],
         "ids": "rows" if items.ids is None else "int64" if items.ids.dtype.kind == "i" else "utf-8",
     }
-    # Not by `tempfile`, whose files only their owner may read: the server may run as somebody else.
     beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # safetensors' own files only their owner may read, but the server may be somebody else
         save_file(tensors, beside, metadata={"pleach": json.dumps(header)})
+        beside.chmod(mode)
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
