@@ -81,11 +81,11 @@ def build_levels(codes_NL: NDArray[np.integer], sizes: tuple[int, ...], num_thre
     num_leaves = len(order_N)
     first_M1 = None
     if nodes_by_level[len(sizes)] > 0:
-        places = np.flatnonzero(differs_N < len(sizes))
-        first_M1 = np.append(places, len(order_N)).astype(np.uint32)
-        differs_N = differs_N[places]
-        words_PN = [word_N[places] for word_N in words_PN]
-        num_leaves = len(places)
+        num_leaves = int(nodes_by_level[:-1].sum())
+        first_M1 = np.empty(num_leaves + 1, np.uint32)
+        _first_places(differs_N, len(sizes), first_M1)
+        differs_N = _gather(differs_N, first_M1[:-1], threads)
+        words_PN = [_gather(word_N, first_M1[:-1], threads) for word_N in words_PN]
     levels: list[Level] = []
     num_nodes = 0
     for level, size in enumerate(sizes):
@@ -99,7 +99,7 @@ def build_levels(codes_NL: NDArray[np.integer], sizes: tuple[int, ...], num_thre
 
 def _gather(word_N, order_N, threads: int):
     """word_N[order_N], by all threads."""
-    sorted_N = np.empty_like(word_N)
+    sorted_N = np.empty(len(order_N), word_N.dtype)
 
     def gather(begin: int, end: int) -> int:
         _gather_part(word_N, order_N, begin, end, sorted_N)
@@ -107,6 +107,17 @@ def _gather(word_N, order_N, threads: int):
 
     in_threads(gather, len(order_N), threads)
     return sorted_N
+
+
+@njit(cache=True, nogil=True)
+def _first_places(differs_N, num_levels, first_M1):
+    """The places that start a leaf and, last, N."""
+    leaf = 0
+    for place in range(differs_N.size):
+        if differs_N[place] < num_levels:
+            first_M1[leaf] = place
+            leaf += 1
+    first_M1[leaf] = differs_N.size
 
 
 @njit(cache=True, nogil=True)

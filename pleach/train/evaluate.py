@@ -71,7 +71,7 @@ def evaluate(
     part: Part = "test",
     num_beams: int = 20,
     scoring: Literal["full", "allowed"] = "full",
-    max_items: int = 20,
+    max_items: int | None = None,
     sample: int | None = None,
     seed: int = 0,
     text_vectors_ND: NDArray[np.floating] | None = None,
@@ -86,6 +86,7 @@ def evaluate(
     validation item too), its last `max_items` items; every item of `trie` may be answered, items already seen included.
     An item beyond the `num_beams` best SIDs counts as missed. Popularity is counted in the training part.
 
+    max_items: None takes as many as the model has room for, which is what it was trained on (`Recipe.max_items`).
     sample: ask that many users only, drawn by `seed`; None asks all. text_vectors_ND: a row for each of the log's items,
     for the text-nearest-neighbour baseline. unconstrained_users: how many of the users are also answered by a beam search
     without the trie, for its share of invalid SIDs and for the time of both; 0 leaves it out.
@@ -99,6 +100,8 @@ def evaluate(
             f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}: "
             "build the index from the Semantic IDs that the model was trained on"
         )
+    if max_items is None:
+        max_items = max(1, (model.config.max_position_embeddings - 1) // trie.num_levels - 1)
     if min(num_beams, batch_users, max_items, threads) < 1:
         given = f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}, threads={threads}"
         raise ArgumentError(f"{given}: at least 1 each")

@@ -116,7 +116,10 @@ class Recipe:
         self.model_config(Vocabulary(codebook_sizes=(1,)))  # the sizes of the model are checked by their owner
 
     def model_config(self, vocabulary: Vocabulary) -> ModelConfig:
-        """The model of this recipe over a vocabulary, with room for whole histories and one SID more."""
+        """The model of this recipe over a vocabulary, with room for `max_items` items and one SID more.
+
+        Not for more: whoever serves the model cuts longer histories to what it was trained on by looking at this number.
+        """
         return ModelConfig(
             vocab_size=vocabulary.size,
             hidden_size=self.hidden_size,
@@ -127,7 +130,7 @@ class Recipe:
             head_dim=self.head_dim,
             tie_word_embeddings=self.tie_word_embeddings,
             dropout=self.dropout,
-            max_position_embeddings=max(1024, (self.max_items + 2) * vocabulary.num_levels + 1),
+            max_position_embeddings=(self.max_items + 1) * vocabulary.num_levels + 1,
         )
 
     def learning_rate_at(self, share: float) -> float:
