@@ -1,8 +1,6 @@
 import threading
 import time
-from collections.abc import Generator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 
 import duckdb
 import numpy as np
@@ -24,7 +22,7 @@ from pleach.errors import (
     UnknownRuleError,
 )
 from pleach.index import Trie
-from pleach.model import Transformer
+from tests.waiting import held
 
 HISTORY = ("é3", "é14", "é15")
 ALL_RULES = [(), ("cheap",), ("in_stock",), ("cheap", "in_stock"), ("rare",), ("none",), ("none", "cheap")]
@@ -38,23 +36,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@contextmanager
-def held(model: Transformer) -> Generator[threading.Event]:
-    """While open, the model's forward passes wait; the event is set once one does. Closing lets them go on."""
-    began, go = threading.Event(), threading.Event()
-
-    def wait(*_: object) -> None:
-        began.set()
-        assert go.wait(20)
-
-    hook = model.model.register_forward_pre_hook(wait)
-    try:
-        yield began
-    finally:
-        hook.remove()
-        go.set()
 
 
 def one(engine: Engine, **fields):

@@ -2,10 +2,8 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,24 +97,3 @@ def client(first_shop: Shop) -> "Iterator[TestClient]":
 
     with TestClient(create_app(first_shop.engine())) as client:
         yield client
-
-
-@pytest.fixture
-def held() -> Callable[[Any], Any]:
-    @contextmanager
-    def held(model: Transformer) -> Iterator[Event]:
-        """While open, the model's forward passes wait; the event is set once one does. Closing lets them go on."""
-        began, go = Event(), Event()
-
-        def wait(*_: object) -> None:
-            began.set()
-            assert go.wait(20)
-
-        hook = model.model.register_forward_pre_hook(wait)
-        try:
-            yield began
-        finally:
-            hook.remove()
-            go.set()
-
-    return held

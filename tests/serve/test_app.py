@@ -16,6 +16,7 @@ from pleach.errors import PleachError
 from pleach.index import Trie
 from pleach.serve import Metrics, create_app
 from pleach.serve.body import BoundedBody
+from tests.waiting import held
 
 URL = "/v1/recommend"
 
@@ -244,7 +245,7 @@ def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
         assert metric(client, 'pleach_rule_reloads_total{outcome="failed"}') == 1
 
 
-def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(first_shop, held):
+def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(first_shop):
     engine = first_shop.engine(max_queue=1)
     statuses: list[int] = []
     with TestClient(create_app(engine)) as client:
@@ -273,7 +274,7 @@ def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(firs
         assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 1
 
 
-def test_a_request_without_an_answer_in_time_is_503(first_shop, held):
+def test_a_request_without_an_answer_in_time_is_503(first_shop):
     engine = first_shop.engine()
     with TestClient(create_app(engine, answer_s=0.1)) as client, held(engine.model):
         response = client.post(URL, json={})

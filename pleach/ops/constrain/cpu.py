@@ -186,11 +186,21 @@ def _log_sum_exp(row, chunks):
 
 
 @njit(nogil=True, _nrt=False)
+def _push(candidates, count, threshold, num_beams, score, parent, code, place):
+    """Add a candidate that beats the threshold, and compact the buffer when it is full; returns (count, threshold)."""
+    keys, parents, chosen, places, scratch = candidates
+    keys[count] = key_of(score, count)
+    parents[count], chosen[count], places[count] = parent, code, place
+    if count + 1 < keys.size:
+        return count + 1, threshold
+    return num_beams, compact(keys, parents, chosen, places, count + 1, num_beams, scratch)
+
+
+@njit(nogil=True, _nrt=False)
 def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
     codes = level[1]
     base, lse, parent = beam
-    keys, parents, chosen, places, scratch = candidates
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < least:
             continue
@@ -208,12 +218,7 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
                 child_lo, child_hi = child_range(level, place)
                 if alive_in(allowed, child_lo, child_hi) <= 0:
                     continue
-            keys[count] = key_of(score, count)
-            parents[count], chosen[count], places[count] = parent, code, place
-            count += 1
-            if count == keys.size:
-                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-                count = num_beams
+            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
     return count, threshold
 
 
@@ -221,7 +226,6 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
 def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
     """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
     base, lse, parent = beam
-    keys, parents, chosen, places, scratch = candidates
     first, last = lo >> 6, (hi - 1) >> 6
     for word in range(first, last + 1):
         bits = words[word]
@@ -238,12 +242,7 @@ def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, thr
             score = base + (value - lse)
             if score <= threshold:
                 continue
-            keys[count] = key_of(score, count)
-            parents[count], chosen[count], places[count] = parent, codes[place], place
-            count += 1
-            if count == keys.size:
-                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-                count = num_beams
+            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, codes[place], place)
     return count, threshold
 
 
@@ -251,20 +250,15 @@ def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, thr
 def _offer(row, beam, child_codes, child_places, candidates, count, threshold, num_beams):
     """Offer the collected children; returns (count, threshold)."""
     base, lse, parent = beam
-    keys, parents, chosen, places, scratch = candidates
     if threshold == np.float32(-np.inf) and child_codes.size >= 4 * num_beams:
         # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
-        threshold = least_of_groups(row, base, lse, child_codes, num_beams, scratch)
+        threshold = least_of_groups(row, base, lse, child_codes, num_beams, candidates[4])
     for child in range(child_codes.size):
         score = base + (row[child_codes[child]] - lse)
         if score <= threshold:
             continue
-        keys[count] = key_of(score, count)
-        parents[count], chosen[count], places[count] = parent, child_codes[child], child_places[child]
-        count += 1
-        if count == keys.size:
-            threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-            count = num_beams
+        code, place = child_codes[child], child_places[child]
+        count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
     return count, threshold
 
 
