@@ -3,5 +3,6 @@
 from pleach.index.bitmap import Bitmap
 from pleach.index.filters import Filter
 from pleach.index.trie import Trie
+from pleach.index.version import Segment, Version, VersionFilter
 
-__all__ = ["Bitmap", "Filter", "Trie"]
+__all__ = ["Bitmap", "Filter", "Segment", "Trie", "Version", "VersionFilter"]

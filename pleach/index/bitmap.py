@@ -68,6 +68,18 @@ class Bitmap:
         word = int(self.words_W[position >> 6]) & ((1 << (position & 63)) - 1)
         return int(self.before_W[position >> 6]) + word.bit_count()
 
+    def has(self, positions_n: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of the positions, each below `size`, are in the set."""
+        positions = positions_n.astype(np.int64)
+        return (self.words_W[positions >> 6] >> (positions & 63).astype(np.uint64)) & np.uint64(1) == 1
+
+    def without(self, positions_n: NDArray[np.integer]) -> Bitmap:
+        """The set less some positions. Cost: one copy of the words and one pass for the directory."""
+        words_W = self.words_W.copy()
+        positions = positions_n.astype(np.int64)
+        np.bitwise_and.at(words_W, positions >> 6, ~(np.uint64(1) << (positions & 63).astype(np.uint64)))
+        return Bitmap.from_words(words_W, self.size)
+
     def positions(self) -> NDArray[np.int64]:
         """All positions of the set, ascending."""
         out_M = np.empty(self.count, np.int64)

@@ -1,0 +1,118 @@
+"""Versions: which items are alive in which segment, and filters over both."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.errors import ArgumentError, ForeignFilterError, ItemIdError
+from pleach.index import Bitmap, Filter, Segment, Trie, Version, VersionFilter
+
+SIZES = (4, 3, 5)
+
+
+def two_segments(seed: int, num_base: int = 60, num_delta: int = 15) -> tuple[Version, dict[str, tuple[int, ...]]]:
+    """A version with dead items in both segments, replaced ids among them, and the truth: live id -> SID."""
+    rng = np.random.default_rng(seed)
+    base_codes, delta_codes = (np.stack([rng.integers(0, size, n) for size in SIZES], 1) for n in (num_base, num_delta))
+    base_ids = [f"b{row}" for row in range(num_base)]
+    delta_ids = [f"b{row}" if row < 4 else f"d{row}" for row in range(num_delta)]  # four items have moved to the delta
+    base, delta = Trie.build(base_codes, SIZES, base_ids), Trie.build(delta_codes, SIZES, delta_ids)
+    base_live = (rng.random(num_base) < 0.7) & (np.arange(num_base) >= 4)
+    delta_live = rng.random(num_delta) < 0.8
+    truth = {base_ids[row]: tuple(base_codes[row].tolist()) for row in np.flatnonzero(base_live)}
+    truth |= {delta_ids[row]: tuple(delta_codes[row].tolist()) for row in np.flatnonzero(delta_live)}
+    segments = (Segment(trie=base, live=base.filter(base_live)), Segment(trie=delta, live=delta.filter(delta_live)))
+    return Version(segments=segments, number=7), truth
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_version_knows_its_live_items_and_no_others(seed: int) -> None:
+    version, truth = two_segments(seed)
+    assert len(version) == version.num_items == len(truth)
+    every = [f"b{row}" for row in range(60)] + [f"d{row}" for row in range(15)] + ["nobody"]
+    assert version.knows(every).tolist() == [one in truth for one in every]
+    live = sorted(truth)
+    assert [tuple(sid) for sid in version.codes_of(live).tolist()] == [truth[one] for one in live]
+    sids = set(truth.values())
+    for sid in np.ndindex(*SIZES):
+        assert (sid in version) == (sid in sids)
+    dead = next(one for one in every if one not in truth)
+    with pytest.raises(ItemIdError, match=f"1 of 2 item ids are unknown, '{dead}' among them: version 7"):
+        version.codes_of([live[0], dead])
+    assert version.nbytes > sum(segment.trie.nbytes for segment in version.segments)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.data())
+def test_filters_of_a_version_are_sets_of_live_ids(seed: int, data: st.DataObject) -> None:
+    version, truth = two_segments(seed)
+    ids = sorted(truth)
+    some = st.lists(st.sampled_from(ids), unique=True)
+    a_ids, b_ids = set(data.draw(some)), set(data.draw(some))
+    a, b = version.filter(item_ids=sorted(a_ids)), version.filter(item_ids=sorted(b_ids))
+    for ours, expected in ((a & b, a_ids & b_ids), (a | b, a_ids | b_ids), (a - b, a_ids - b_ids), (~a, set(ids) - a_ids)):
+        assert {str(one) for one in ours.item_ids()} == expected
+        assert len(ours) == len(expected)
+        assert bool(ours) == bool(expected)
+        assert all((one in ours) == (one in expected) for one in ids)
+    assert ~~a == a
+    assert hash(~~a) == hash(a)
+    assert (~(a & b)) == (~a | ~b)
+
+
+def test_parts_are_met_with_what_is_alive() -> None:
+    version, truth = two_segments(1)
+    everything = version.filter_of([None, None])
+    assert {str(one) for one in everything.item_ids()} == set(truth)
+    base = version.segments[0].trie
+    part = version.filter_of([base.filter(np.ones(base.num_items, np.bool_)), None])
+    assert part == everything
+    with pytest.raises(ForeignFilterError, match="1 filters for 2 segments"):
+        version.filter_of([None])
+    with pytest.raises(ForeignFilterError):
+        version.filter_of([None, base.filter(np.ones(base.num_items, np.bool_))])
+
+
+def test_a_filter_of_another_version_is_refused() -> None:
+    version, truth = two_segments(1)
+    again = Version(segments=version.segments, number=8)
+    theirs, ours = again.filter(item_ids=sorted(truth)), version.filter(item_ids=sorted(truth))
+    with pytest.raises(ForeignFilterError, match="versions 7 and 8"):
+        _ = ours & theirs
+    with pytest.raises(ForeignFilterError, match=r"belongs to version 8 .* runs on version 7"):
+        version.own_parts(theirs)
+    with pytest.raises(ForeignFilterError, match="runs on a base and a delta"):
+        version.own_parts(version.segments[0].live)
+    assert version.own_parts(ours) == ours.parts
+
+
+def test_a_trie_is_a_version_by_itself() -> None:
+    trie = Trie.build([[0, 1], [1, 0], [1, 1]], [2, 2], ["a", "b", "c"])
+    version = Version.of(trie)
+    assert Version.of(version) is version
+    assert version.own_parts(None) == (None,)
+    chosen = trie.filter(item_ids=["b"])
+    assert version.own_parts(chosen) == (chosen,)
+    assert version.num_nodes(0) == 2
+    assert isinstance(version.filter(item_ids=["a"]), VersionFilter)
+    with pytest.raises(ArgumentError, match="3 segments"):
+        Version(segments=version.segments * 3)
+    with pytest.raises(ArgumentError, match="different codebooks"):
+        Version(segments=(*version.segments, Segment(trie=Trie.build([[0, 1]], [2, 3]))))
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.booleans())
+def test_without_equals_difference(seed: int, shared: bool) -> None:
+    rng = np.random.default_rng(seed)
+    num_items = int(rng.integers(1, 200))
+    codes = rng.integers(0, 3 if shared else 100, (num_items, 3))
+    trie = Trie.build(codes, [100] * 3)
+    before = trie.filter(rng.random(num_items) < 0.7)
+    gone = np.unique(rng.integers(0, num_items, int(rng.integers(0, 9))))
+    after = before.without(gone)
+    expected = before - Filter.from_places(Bitmap.from_positions(gone, num_items), trie.items, trie.version)
+    assert after == expected
+    assert after.leaves == expected.leaves
+    assert after.leaves.count == expected.leaves.count
