@@ -61,8 +61,8 @@ def _search(trie: Trie, chosen: Filter | list[Filter] | None, logits: list[Any])
     filters = cpu.bind_filters(arrays, request_filters(trie, batch_size, chosen, None))
 
     def run() -> tuple[Any, Any]:
-        lo = np.zeros((batch_size, 1), np.int64)
-        hi, scores = np.full((batch_size, 1), trie.num_leaves), np.zeros((batch_size, 1), np.float32)
+        lo = np.zeros((1, batch_size, 1), np.int64)
+        hi, scores = np.full((1, batch_size, 1), trie.num_leaves), np.zeros((batch_size, 1), np.float32)
         taken: list[Any] = []
         for level in range(L):
             beams = cpu.step(arrays, level, lo, hi, scores, logits[level], filters, num_beams=K, scoring="full")

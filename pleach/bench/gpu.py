@@ -42,12 +42,12 @@ def _measure(distribution: str, num_items: int = 100_000, repeats: int = 20) -> 
     requests = request_filters(trie, B, [trie.filter(rng.random(num_items) < 0.1), None], None)
     on_cpu, on_gpu = cpu.bind(trie), reference.bind(trie, "cuda")
     cpu_filters, gpu_filters = cpu.bind_filters(on_cpu, requests), reference.bind_filters(on_gpu, requests)
-    lo, hi, scores = np.zeros((B, 1), np.int64), np.full((B, 1), trie.num_leaves), np.zeros((B, 1), np.float32)
+    lo, hi, scores = np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32)
     milliseconds: list[float] = []
     for level in range(L):
         expected = cpu.step(on_cpu, level, lo, hi, scores, logits[level], cpu_filters, num_beams=K, scoring="full")
-        lo_BK, hi_BK, scores_BK, logits_BKV = (torch.from_numpy(one).cuda() for one in (lo, hi, scores, logits[level]))
-        run = partial(reference.step, on_gpu, level, lo_BK, hi_BK, scores_BK, logits_BKV, gpu_filters)
+        lo_SBK, hi_SBK, scores_BK, logits_BKV = (torch.from_numpy(one).cuda() for one in (lo, hi, scores, logits[level]))
+        run = partial(reference.step, on_gpu, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, gpu_filters)
         found = run(num_beams=K, scoring="full")
         torch.testing.assert_close(found.scores.cpu(), torch.from_numpy(expected.scores), rtol=1e-5, atol=1e-4)
         np.testing.assert_array_equal(found.num_valid.cpu().numpy(), expected.num_valid)

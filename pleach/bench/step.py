@@ -46,7 +46,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
     filters = cpu.bind_filters(arrays, request_filters(trie, B, None, None))
     peer = static.StaticIndex.build(codes, V)
 
-    root = (np.zeros((B, 1), np.int64), np.full((B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))
+    root = (np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))
 
     def ours(scoring: Scoring) -> Round:
         def round_of(level: int, state: Any, fresh: Any) -> Any:

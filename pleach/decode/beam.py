@@ -1,6 +1,6 @@
 """Constrained beam search: knows ranges and scores, no transformer.
 
-Shapes: B requests, K beams, V codes of a level, L levels.
+Shapes: S segments, B requests, K beams, V codes of a level, L levels.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import get_args
 
 import numpy as np
 
-from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items
+from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items, root_ranges
 from pleach.errors import ArgumentError
-from pleach.index import Filter, Trie
+from pleach.index import Filter, Trie, Version, VersionFilter
 from pleach.index.items import ItemIds
 from pleach.ops import backend as backends
 from pleach.ops.constrain import Scoring
@@ -36,7 +36,7 @@ class BeamSearch:
     """
 
     def __init__(
-        self, index: Trie, num_beams: int | Sequence[int] = 20, scoring: Scoring = "full", backend: str = "auto"
+        self, index: Trie | Version, num_beams: int | Sequence[int] = 20, scoring: Scoring = "full", backend: str = "auto"
     ) -> None:
         widths = [num_beams] * index.num_levels if isinstance(num_beams, int) else [int(width) for width in num_beams]
         if len(widths) != index.num_levels or min(widths) < 1:
@@ -46,16 +46,17 @@ class BeamSearch:
         if scoring not in get_args(Scoring):
             raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
         self.index = index
+        self.version = Version.of(index)
         self.widths = tuple(widths)
         self.scoring: Scoring = scoring
         self.backend, self._ops = backends.load(backend)
-        self._arrays = self._ops.bind(index)
+        self._arrays = self._ops.bind(self.version)
 
     def run(
         self,
         step_fn: StepFn,
         batch_size: int = 1,
-        filters: Filter | Sequence[Filter | None] | None = None,
+        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
         deny: Sequence[ItemIds | None] | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
@@ -69,21 +70,19 @@ class BeamSearch:
         change nothing. Cost: L calls of step_fn, fewer where no request has a legal item left.
         Raises ArgumentError, ForeignFilterError, LogitsError.
         """
-        requests = check_batch(self.index, batch_size, filters, deny)
+        requests = check_batch(self.version, batch_size, filters, deny)
         bound = self._ops.bind_filters(self._arrays, requests)
-        lo_BK = np.zeros((batch_size, 1), np.int64)
-        hi_BK = np.full((batch_size, 1), self.index.num_leaves)
+        lo_SBK, hi_SBK = root_ranges(self.version, requests)
         scores_BK = np.zeros((batch_size, 1), np.float32)
-        num_valid_B = np.array([one.may_reach(self.index.num_leaves) for one in requests], np.int64)
-        hi_BK[num_valid_B == 0] = 0
+        num_valid_B = np.asarray((hi_SBK > lo_SBK).any(axis=(0, 2)), np.int64)
         codes_BK = parents_BK = sample = None
         for level, width in enumerate(self.widths):
             if not num_valid_B.any():
                 break
             logits = step_fn(codes_BK, parents_BK)
             sample = logits if sample is None else sample
-            shape = (batch_size, lo_BK.shape[1], self.index.levels[level].size)
-            lo, hi, scores, logits_BKV = lo_BK, hi_BK, scores_BK, check_logits(logits, level, shape)
+            shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
+            lo, hi, scores, logits_BKV = lo_SBK, hi_SBK, scores_BK, check_logits(logits, level, shape)
             if self.backend == "reference":
                 lo, hi, scores, logits_BKV = (backends.to_torch(array) for array in (lo, hi, scores, logits_BKV))
             # More beams than nodes of the level would only be dead weight for the model.
@@ -95,10 +94,10 @@ class BeamSearch:
                 scores,
                 logits_BKV,
                 bound,
-                num_beams=min(width, self.index.levels[level].num_nodes),
+                num_beams=min(width, self.version.num_nodes(level)),
                 scoring=self.scoring,
             )
-            lo_BK, hi_BK, scores_BK = (backends.to_numpy(array) for array in (beams.lo, beams.hi, beams.scores))
+            lo_SBK, hi_SBK, scores_BK = (backends.to_numpy(array) for array in (beams.lo, beams.hi, beams.scores))
             num_valid_B = backends.to_numpy(beams.num_valid)
             codes_BK, parents_BK = (backends.to_kind_of(array, sample) for array in (beams.code, beams.parent))
-        return collect_items(self.index, requests, lo_BK, scores_BK, num_valid_B, self.widths[-1])
+        return collect_items(self.version, requests, (lo_SBK, hi_SBK), scores_BK, num_valid_B, self.widths[-1])

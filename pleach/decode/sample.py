@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items
+from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items, root_ranges
 from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Filter, Trie
+from pleach.index import Filter, Trie, Version, VersionFilter
 from pleach.index.items import ItemIds
 from pleach.ops import backend as backends
 
@@ -36,7 +36,7 @@ class Sampler:
 
     def __init__(
         self,
-        index: Trie,
+        index: Trie | Version,
         num_samples: int = 1,
         temperature: float = 1.0,
         top_k: int | None = None,
@@ -52,18 +52,19 @@ class Sampler:
         if top_p is not None and not 0 < top_p <= 1:
             raise ArgumentError(f"top_p is {top_p}: expected more than 0 and at most 1, or None")
         self.index = index
+        self.version = Version.of(index)
         self.num_samples = num_samples
         self.temperature = temperature
         self.top_k = top_k
         self.top_p = top_p
         self.backend, self._ops = backends.load(backend)
-        self._arrays = self._ops.bind(index)
+        self._arrays = self._ops.bind(self.version)
 
     def run(
         self,
         step_fn: StepFn,
         batch_size: int = 1,
-        filters: Filter | Sequence[Filter | None] | None = None,
+        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
         deny: Sequence[ItemIds | None] | None = None,
         *,
         rng: np.random.Generator,
@@ -72,39 +73,40 @@ class Sampler:
 
         Items are in the order drawn, not by score. Cost: L calls of step_fn and a few reads of every legal child.
         """
-        requests = check_batch(self.index, batch_size, filters, deny)
+        requests = check_batch(self.version, batch_size, filters, deny)
         bound = self._ops.bind_filters(self._arrays, requests)
-        lo_BK = np.zeros((batch_size, 1), np.int64)
-        hi_BK = np.full((batch_size, 1), self.index.num_leaves)
+        lo_SBK, hi_SBK = root_ranges(self.version, requests)
         log_p_BK = np.zeros((batch_size, 1))  # log-probability of each prefix
         noisy_BK = np.zeros((batch_size, 1))  # the same plus Gumbel noise: the order of the draws
-        num_valid_B = np.array([one.may_reach(self.index.num_leaves) for one in requests], np.int64)
+        num_valid_B = np.asarray((hi_SBK > lo_SBK).any(axis=(0, 2)), np.int64)
         codes_BK = parents_BK = sample = None
-        for level in range(self.index.num_levels):
+        for level in range(self.version.num_levels):
             if not num_valid_B.any():
                 break
             logits = step_fn(codes_BK, parents_BK)
             sample = logits if sample is None else sample
-            shape = (batch_size, lo_BK.shape[1], self.index.levels[level].size)
+            shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
             logits_RV = check_logits(logits, level, shape).reshape(-1, shape[2])
-            lo, hi = lo_BK, hi_BK
+            lo, hi = lo_SBK, hi_SBK
             if self.backend == "reference":
                 lo, hi = backends.to_torch(lo), backends.to_torch(hi)
             ragged = self._ops.children(self._arrays, level, lo, hi, bound)
-            row_R1, code_C, lo_C, hi_C = (backends.to_numpy(array) for array in ragged)
+            row_R1, code_C, lo_SC, hi_SC = (backends.to_numpy(array) for array in ragged)
             row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))
             log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, level)
             log_p_C = log_p_C + log_p_BK.reshape(-1)[row_C]
             noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
             slots = self._best(noisy_C, row_C // shape[1], batch_size)
             live = slots >= 0
-            num_valid_B = live.sum(axis=1)
-            lo_BK, hi_BK = np.where(live, lo_C[slots], 0), np.where(live, hi_C[slots], 0)
+            num_valid_B = np.asarray(live.sum(axis=1), np.int64)
+            lo_SBK, hi_SBK = np.where(live, lo_SC[:, slots], 0), np.where(live, hi_SC[:, slots], 0)
             log_p_BK, noisy_BK = np.where(live, log_p_C[slots], -np.inf), np.where(live, noisy_C[slots], -np.inf)
             parent_BK = np.where(live, row_C[slots] % shape[1], 0)
             code_BK = np.where(live, code_C[slots], 0)
             codes_BK, parents_BK = (backends.to_kind_of(array, sample) for array in (code_BK, parent_BK))
-        return collect_items(self.index, requests, lo_BK, log_p_BK.astype(np.float32), num_valid_B, self.num_samples)
+        return collect_items(
+            self.version, requests, (lo_SBK, hi_SBK), log_p_BK.astype(np.float32), num_valid_B, self.num_samples
+        )
 
     def _log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], level: int) -> NDArray[np.float64]:
         """log-softmax over each row's children after temperature, top-k and top-p; -inf for what they cut."""

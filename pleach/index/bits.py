@@ -105,6 +105,20 @@ def prefetch(typing_context, array, position):
     return types.none(array, types.int64), codegen
 
 
+@intrinsic
+def bits_at(typing_context, words, bit):
+    """The 57 or more bits of a uint64 array that start at a bit position: one unaligned read of 8 bytes and a shift."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        byte = builder.gep(builder.bitcast(data, cgutils.voidptr_t), [builder.lshr(args[1], ir.Constant(ir.IntType(64), 3))])
+        word = builder.load(builder.bitcast(byte, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return builder.lshr(word, builder.and_(args[1], ir.Constant(ir.IntType(64), 7)))
+
+    return types.uint64(words, types.int64), codegen
+
+
 def _array_at(dtype):
     """An intrinsic (address, length) -> array over that memory."""
 

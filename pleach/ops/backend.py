@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pleach.errors import ArgumentError, MissingExtraError
-from pleach.index import Trie
+from pleach.index import Trie, Version
 from pleach.ops.constrain import Beams, RequestFilter, Scoring
 
 __all__ = ["BackendName", "ConstrainBackend", "available", "load", "to_kind_of", "to_numpy", "to_torch"]
@@ -27,18 +27,18 @@ BackendName = Literal["auto", "cpu", "reference"]
 class ConstrainBackend(Protocol):
     """The verbs that every file of `ops.constrain` has, with the same names and arguments."""
 
-    def bind(self, trie: Trie) -> Any: ...
+    def bind(self, index: Trie | Version) -> Any: ...
 
-    def bind_filters(self, arrays: Any, filters: Sequence[RequestFilter]) -> Any: ...
+    def bind_filters(self, arrays: Any, filters: Sequence[tuple[RequestFilter, ...]]) -> Any: ...
 
-    def children(self, arrays: Any, level: int, lo_BK: Any, hi_BK: Any, filters: Any) -> tuple[Any, Any, Any, Any]: ...
+    def children(self, arrays: Any, level: int, lo_SBK: Any, hi_SBK: Any, filters: Any) -> tuple[Any, Any, Any, Any]: ...
 
     def step(
         self,
         arrays: Any,
         level: int,
-        lo_BK: Any,
-        hi_BK: Any,
+        lo_SBK: Any,
+        hi_SBK: Any,
         scores_BK: Any,
         logits_BKV: Any,
         filters: Any,

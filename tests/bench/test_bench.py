@@ -24,9 +24,10 @@ def test_static_gives_the_same_beams_where_it_is_exact(distribution: str) -> Non
     arrays = cpu.bind(trie)
     allowed = cpu.bind_filters(arrays, request_filters(trie, 3, None, None))
     state = static.StaticState.root(3)
-    lo, hi, scores = np.zeros((3, 1), np.int64), np.full((3, 1), trie.num_leaves), np.zeros((3, 1), np.float32)
+    lo, hi = np.zeros((1, 3, 1), np.int64), np.full((1, 3, 1), trie.num_leaves)
+    scores = np.zeros((3, 1), np.float32)
     for level in range(levels):
-        logits = random_logits(rng, 3, lo.shape[1], size)
+        logits = random_logits(rng, 3, lo.shape[2], size)
         ours = cpu.step(arrays, level, lo, hi, scores, logits, allowed, num_beams=beams, scoring="full")
         state = static.step(peer, level, state, torch.from_numpy(logits), beams)
         np.testing.assert_allclose(ours.scores, state.scores_BK.numpy(), atol=1e-4)

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pleach import Trie
+from pleach.decode.search import root_ranges
 from pleach.errors import ArgumentError, LogitsError
+from pleach.index import Segment, Version
 from pleach.ops import backend as backends
 from pleach.ops.constrain import cpu, reference, request_filters
 from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, sum_exp
@@ -72,25 +74,42 @@ def test_nan_and_infinity_are_named_with_request_and_beam(name: str, scoring: st
     filters = ops.bind_filters(arrays, request_filters(trie, 2, None, None))
     logits = np.zeros((2, 1, 10), np.float32)
     logits[1, 0, 3] = poison
-    state = (np.zeros((2, 1), np.int64), np.full((2, 1), 10), np.zeros((2, 1), np.float32), logits)
+    state = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits)
     if name == "reference":
         state = tuple(torch.from_numpy(array) for array in state)
     with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
         ops.step(arrays, 0, *state, filters, num_beams=3, scoring=scoring)
 
 
-@settings(max_examples=25)
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 0.01, 0.3, 0.9]), st.booleans())
-def test_children_are_the_same_on_both_backends(seed: int, skewed: bool, share: float | None, deny: bool) -> None:
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from([None, 0.01, 0.3, 0.9]),
+    st.booleans(),
+    st.sampled_from([0, 1, 20]),
+)
+def test_children_are_the_same_on_both_backends(
+    seed: int, skewed: bool, share: float | None, deny: bool, num_delta: int
+) -> None:
     rng = np.random.default_rng(seed)
-    num_items = int(rng.integers(1, 300))
-    codes = np.minimum(rng.geometric(0.3, (num_items, 3)) - 1, 8) if skewed else rng.integers(0, 9, (num_items, 3))
-    trie = Trie.build(codes, [9] * 3)
-    chosen = None if share is None else trie.filter(rng.random(num_items) < share)
-    denied = [rng.integers(0, num_items, 6).tolist()] * 2 if deny else None
-    requests = request_filters(trie, 2, chosen, denied)
-    on_cpu, on_torch = cpu.bind(trie), reference.bind(trie)
-    lo, hi = np.zeros((2, 1), np.int64), np.full((2, 1), trie.num_leaves)
+    num_base = int(rng.integers(1, 300))
+    codes = np.stack([rng.geometric(0.3, num_base + num_delta) - 1 for _ in range(3)], 1).clip(0, 8)
+    if not skewed:
+        codes = rng.integers(0, 9, codes.shape)
+    ids = np.arange(len(codes)) * 3
+    base = Trie.build(codes[:num_base], [9] * 3, ids[:num_base])
+    segments = [Segment(trie=base, live=base.filter(rng.random(num_base) < 0.9) if seed % 2 else None)]
+    if num_delta:
+        segments.append(Segment(trie=Trie.build(codes[num_base:], [9] * 3, ids[num_base:])))
+    version = Version(segments=tuple(segments))
+    masks = [rng.random(one.trie.num_items) < (share or 0) for one in segments]
+    parts = [one.trie.filter(mask) for one, mask in zip(segments, masks, strict=True)]
+    chosen = None if share is None else version.filter_of(parts)
+    denied = [rng.choice(ids, 6).tolist()] * 2 if deny else None
+    requests = request_filters(version, 2, chosen, denied)
+    on_cpu, on_torch = cpu.bind(version), reference.bind(version)
+    lo, hi = root_ranges(version, requests)
     for level in range(3):
         ours = cpu.children(on_cpu, level, lo, hi, cpu.bind_filters(on_cpu, requests))
         truth = reference.children(
@@ -100,11 +119,11 @@ def test_children_are_the_same_on_both_backends(seed: int, skewed: bool, share: 
             assert mine.tolist() == expected.tolist()
         row_ptr, _, child_lo, child_hi = ours
         width = int(np.diff(row_ptr).reshape(2, -1).sum(axis=1).max(initial=1))
-        lo, hi = np.zeros((2, width), np.int64), np.zeros((2, width), np.int64)
+        lo, hi = np.zeros((2, len(segments), 2, width), np.int64)
         half = len(row_ptr) // 2
         for request in range(2):
             begin, end = row_ptr[request * half], row_ptr[(request + 1) * half]
-            lo[request, : end - begin], hi[request, : end - begin] = child_lo[begin:end], child_hi[begin:end]
+            lo[:, request, : end - begin], hi[:, request, : end - begin] = child_lo[:, begin:end], child_hi[:, begin:end]
 
 
 def test_a_very_wide_level_with_very_many_beams(  # the scan, the compaction and the sort at sizes that the grid does not reach
@@ -113,9 +132,9 @@ def test_a_very_wide_level_with_very_many_beams(  # the scan, the compaction and
     codes = np.stack([rng.integers(0, 4, 60_000), rng.integers(0, 5000, 60_000)], axis=1)
     trie = Trie.build(codes, [4, 5000])
     logits = rng.normal(size=(1, 4, 5000)).astype(np.float32)
-    lo, hi = np.array([[0, 0, 0, 0]]), np.zeros((1, 4), np.int64)
+    lo, hi = np.zeros((1, 1, 4), np.int64), np.zeros((1, 1, 4), np.int64)
     firsts = np.flatnonzero(np.diff(trie.codes_at(np.arange(trie.num_leaves))[:, 0], prepend=-1))
-    lo[0], hi[0] = firsts, [*firsts[1:], trie.num_leaves]
+    lo[0, 0], hi[0, 0] = firsts, [*firsts[1:], trie.num_leaves]
     scores = np.array([[0.0, -0.1, -0.2, -0.3]], np.float32)
     for chosen in (None, trie.filter(rng.random(60_000) < 0.5), trie.filter(rng.random(60_000) < 0.02)):
         requests = request_filters(trie, 1, chosen, None)

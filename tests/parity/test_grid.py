@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pleach import BeamSearch, Trie
+from pleach.index import Filter, Segment, Version, VersionFilter
 from tests.parity.oracle import search
 
 BACKENDS = ("cpu", "reference")
@@ -103,27 +104,62 @@ class Recorder:
         )
 
 
+@dataclass(frozen=True)
+class Catalogue:
+    """A case's items as an index, and the truth: id -> SID of every live item, in the order of equal scores."""
+
+    index: Trie | Version
+    sids: dict[str, tuple[int, ...]]
+
+    def filter(self, ids: list[str]) -> Filter | VersionFilter:
+        return self.index.filter(item_ids=ids)
+
+    @classmethod
+    def whole(cls, case: Case) -> Catalogue:
+        ids = [f"item-{row}" for row in range(len(case.codes))]
+        trie = Trie.build(case.codes, case.sizes, ids if ids else None)
+        return cls(trie, dict(zip(ids, map(tuple, case.codes.tolist()), strict=True)))
+
+    @classmethod
+    def changed(cls, case: Case) -> Catalogue:
+        """Two thirds of the items in the base; the rest, and copies of SIDs of the base, in the delta; a tenth deleted."""
+        rng = np.random.default_rng(5)
+        in_base = rng.random(len(case.codes)) < 0.67
+        extra = case.codes[in_base][::7]
+        tables = (case.codes[in_base], np.concatenate([case.codes[~in_base], extra]))
+        segments, sids = [], {}
+        for name, codes in zip(("base", "delta"), tables, strict=True):
+            ids = [f"{name}-{row}" for row in range(len(codes))]
+            trie = Trie.build(codes, case.sizes, ids if ids else None)
+            live = rng.random(len(codes)) < 0.9
+            segments.append(Segment(trie=trie, live=trie.filter(live) if name == "base" or rng.random() < 0.7 else None))
+            keep = live if segments[-1].live is not None else np.ones(len(codes), np.bool_)
+            sids |= {ids[row]: tuple(codes[row].tolist()) for row in np.flatnonzero(keep)}
+        return cls(Version(segments=tuple(segments), number=3), sids)
+
+
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", ["whole", "changed"])
 @pytest.mark.parametrize("name", CASES)
-def test_every_backend_gives_the_beams_of_the_oracle(name: str, backend: str, scoring: str) -> None:
+def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
     case = CASES[name]
     rng = np.random.default_rng(99)
-    ids = np.array([f"item-{row}" for row in range(len(case.codes))])
-    trie = Trie.build(case.codes, case.sizes, ids if len(ids) else None)
+    catalogue = Catalogue.whole(case) if shape == "whole" else Catalogue.changed(case)
+    ids = np.array(list(catalogue.sids), dtype=np.str_)
     masks = [np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share for _ in range(2)]
-    filters = [None if case.share is None else trie.filter(mask) for mask in masks]
+    filters = [None if case.share is None else catalogue.filter(ids[mask].tolist()) for mask in masks]
     denied_rows = [rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64) for _ in range(2)]
     deny = [[*ids[rows], "never-heard-of"] for rows in denied_rows]
     models = [TableModel(case, seed) for seed in (1, 2)]
-    search_ours = BeamSearch(trie, list(case.widths), scoring=scoring, backend=backend)
+    search_ours = BeamSearch(catalogue.index, list(case.widths), scoring=scoring, backend=backend)
     result = search_ours.run(Recorder(models), batch_size=2, filters=filters, deny=deny)
     for request in range(2):
         may_show = masks[request].copy()
         may_show[denied_rows[request]] = False
         by_sid: dict[tuple[int, ...], list[str]] = {}
-        for row in np.flatnonzero(may_show):
-            by_sid.setdefault(tuple(int(code) for code in case.codes[row]), []).append(str(ids[row]))
+        for item in ids[may_show].tolist():
+            by_sid.setdefault(catalogue.sids[item], []).append(item)
         rounds = search(list(by_sid), models[request].logits, case.widths, scoring)
         expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
         count = int(result.num_valid[request])

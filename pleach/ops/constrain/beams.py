@@ -1,6 +1,6 @@
 """What goes into and comes out of a round of constrained search, the same for every backend.
 
-Shapes: B requests, K beams, M leaves, D denied leaves of a request.
+Shapes: S segments, B requests, K beams, M leaves, D denied leaves of a request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.index import Bitmap, Filter, Trie
+from pleach.index import Bitmap, Filter, Trie, Version, VersionFilter
 from pleach.index.items import ItemIds
 
 __all__ = ["Beams", "RequestFilter", "Scoring", "request_filters"]
@@ -26,7 +26,8 @@ class Beams(Generic[Array]):
     """The beams after a round, best first, each [B, K]; a dead slot has score -inf and everything else 0.
 
     scores: float32, the sum of log-probabilities. parent: int64, the beam that was extended. code: int64, the code taken.
-    lo, hi: int64, the leaf range reached. num_valid: int64 [B], how many slots are alive.
+    lo, hi: int64 [S, B, K], the leaf range reached in each segment, (0, 0) where nothing of it is alive. num_valid: int64 [B],
+    how many slots are alive.
     """
 
     scores: Array
@@ -39,7 +40,7 @@ class Beams(Generic[Array]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestFilter:
-    """The leaves that one request may reach: those of a filter, less a few denied ones.
+    """The leaves of one segment that one request may reach: those of a filter, less a few denied ones.
 
     Think of it as `filter - denied` without the cost of a bitmap: a range is alive iff the filter's leaves in it outnumber
     the denied ones.
@@ -55,12 +56,10 @@ class RequestFilter:
 
     @classmethod
     def of(cls, trie: Trie, allowed: Filter | None, deny: ItemIds | None = None) -> RequestFilter:
-        """Check a request's filter and deny list against the index. Cost: a few searches for each denied item.
+        """Put a request's filter (of this trie) and deny list together. Cost: a few searches for each denied item.
 
-        An unknown denied id changes nothing: an item that is not there cannot be shown. Raises ForeignFilterError.
+        An unknown denied id changes nothing: an item that is not there cannot be shown.
         """
-        if allowed is not None:
-            trie.own_filter(allowed)
         rows = np.empty(0, np.int64) if deny is None else trie.find(deny)
         places = np.unique(trie.items.place_N[rows[rows >= 0]].astype(np.int64)) if len(rows) else rows
         if allowed is not None and len(places):
@@ -96,12 +95,22 @@ def _items_on(allowed: Filter | None, begin: int, end: int) -> int:
 
 
 def request_filters(
-    trie: Trie,
+    index: Trie | Version,
     batch_size: int,
-    filters: Filter | Sequence[Filter | None] | None,
+    filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None,
     deny: Sequence[ItemIds | None] | None,
-) -> list[RequestFilter]:
-    """One RequestFilter for each request of a batch, from one shared filter or a list."""
-    shared: list[Any] = [filters] * batch_size if filters is None or isinstance(filters, Filter) else list(filters)
+) -> list[tuple[RequestFilter, ...]]:
+    """For each request of a batch, one RequestFilter for each segment, from one shared filter or a list.
+
+    What is dead in the index stays so under every filter and under none. Raises ForeignFilterError.
+    """
+    version = Version.of(index)
+    shared: list[Any] = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size
     denied: list[Any] = [None] * batch_size if deny is None else list(deny)
-    return [RequestFilter.of(trie, one, ids) for one, ids in zip(shared, denied, strict=True)]
+    parts_of = {id(one): version.own_parts(one) for one in shared}
+    return [
+        tuple(
+            RequestFilter.of(segment.trie, part, ids) for segment, part in zip(version.segments, parts_of[id(one)], strict=True)
+        )
+        for one, ids in zip(shared, denied, strict=True)
+    ]

@@ -7,8 +7,10 @@
 Two ways to meet a row's children, whichever is cheaper for it:
     collect: walk the children of the range; through a filter, one visit for each child that it leaves alive
     scan: walk the chunks of logits that beat the threshold and search each survivor among the children (a wide range)
+A beam over two segments is met as one row: what is found in either is offered once, known by its *place*: p of the base, or
+-1 - p of the delta where the base does not have it; the delta's range of a survivor in both is found at the end.
 
-Shapes: B requests, K beams, V codes, L levels, W words, D denied leaves, C children of a row.
+Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied leaves, C children of a row.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
@@ -24,8 +26,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pleach.errors import LogitsError
-from pleach.index import Trie
+from pleach.index import Trie, Version
 from pleach.index.bits import prefetch, trailing_zeros
+from pleach.index.level import Level
 from pleach.ops.constrain.beams import Beams, RequestFilter, Scoring
 from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, codes_above, sum_exp
 from pleach.ops.constrain.ranges import (
@@ -36,89 +39,105 @@ from pleach.ops.constrain.ranges import (
     allowed_of,
     child_range,
     children_bounds,
+    code_at,
     collect,
-    first_at_least,
+    find_code,
 )
 from pleach.ops.constrain.select import arrival_of, compact, key_of, least_of_groups, score_of, sort_descending
 
-__all__ = ["FilterArrays", "TrieArrays", "bind", "bind_filters", "children", "step"]
+__all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrieArrays:
-    """A trie's levels as the kernel reads them: (layout, codes, firsts, words, before, num_leaves) for each level."""
+class VersionArrays:
+    """A version's levels as the kernel reads them: for each level a (base, delta) pair of
+    (layout, codes, firsts, words, before, num_leaves, width). Where there is one segment, it stands for both.
+    """
 
-    levels: tuple[tuple[Any, ...], ...]
+    levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     sizes: tuple[int, ...]
-    num_leaves: int
-    num_levels: int
+    num_leaves_S: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilterArrays:
     """The filters of a batch as addresses, so that one compiled loop serves any number of different filters.
 
-    words_B, before_B: addresses of each request's bitmap, 0 where it has none. denied_B1, denied: ragged denied leaves.
+    pair: for base and delta (words_B, before_B, denied_B1, denied): the addresses of each request's bitmap, 0 where it has
+    none, and the ragged denied leaves. held: keeps the addressed memory.
     """
 
-    words_B: NDArray[np.int64]
-    before_B: NDArray[np.int64]
-    denied_B1: NDArray[np.int64]
-    denied: NDArray[np.int64]
-    alive: tuple[RequestFilter, ...]  # keeps the addressed memory
+    pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]
+    held: tuple[tuple[RequestFilter, ...], ...]
 
 
-def bind(trie: Trie) -> TrieArrays:
-    """View a trie's arrays; nothing is copied."""
-    no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    kinds = {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}
-    levels = tuple(
-        (
-            kinds[level.layout],
-            level.codes,
-            no_firsts if level.firsts is None else level.firsts,
-            no_words if level.boundary is None else level.boundary.words_W,
-            no_firsts if level.boundary is None else level.boundary.before_W,
-            trie.num_leaves,
-        )
-        for level in trie.levels
+def bind(index: Trie | Version) -> VersionArrays:
+    """View a version's arrays; nothing is copied."""
+    tries = [segment.trie for segment in Version.of(index).segments]
+    views = [[_view(level, trie.num_leaves) for level in trie.levels] for trie in tries]
+    return VersionArrays(
+        levels=tuple(zip(views[0], views[-1], strict=True)),
+        sizes=tries[0].codebook_sizes,
+        num_leaves_S=tuple(trie.num_leaves for trie in tries),
     )
-    return TrieArrays(levels=levels, sizes=trie.codebook_sizes, num_leaves=trie.num_leaves, num_levels=trie.num_levels)
 
 
-def bind_filters(arrays: TrieArrays, filters: Sequence[RequestFilter]) -> FilterArrays:
+def _view(level: Level, num_leaves: int) -> tuple[Any, ...]:
+    no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
+    return (
+        {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
+        level.codes,
+        no_firsts if level.firsts is None else level.firsts,
+        no_words if level.boundary is None else level.boundary.words_W,
+        no_firsts if level.boundary is None else level.boundary.before_W,
+        num_leaves,
+        level.width,
+    )
+
+
+def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
     """Collect the addresses of a batch's filters, once for all rounds of a search."""
+    bound = [_addresses([parts[s] for parts in filters], size) for s, size in enumerate(arrays.num_leaves_S)]
+    return FilterArrays(pair=(bound[0], bound[-1]), held=tuple(filters))
+
+
+def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
     words_B, before_B = np.zeros(len(filters), np.int64), np.zeros(len(filters), np.int64)
     for request, one in enumerate(filters):
         if one.leaves is not None:
-            assert one.leaves.size == arrays.num_leaves
+            assert one.leaves.size == num_leaves
             words_B[request] = one.leaves.words_W.ctypes.data
             before_B[request] = one.leaves.before_W.ctypes.data
     denied_B1 = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
     denied = np.concatenate([np.empty(0, np.int64), *(one.denied_D for one in filters)])
-    return FilterArrays(words_B=words_B, before_B=before_B, denied_B1=denied_B1, denied=denied, alive=tuple(filters))
+    return words_B, before_B, denied_B1, denied
 
 
 def children(
-    arrays: TrieArrays, level: int, lo_BK: NDArray[np.int64], hi_BK: NDArray[np.int64], filters: FilterArrays
+    arrays: VersionArrays, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: FilterArrays
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Every legal child of every range, ragged: see `pleach.ops.constrain.reference.children`, which this equals.
+    """Every legal child of every beam, ragged: see `pleach.ops.constrain.reference.children`, which this equals.
 
-    Cost: a few reads a child; memory for min(range, codebook) children a row at most.
+    Cost: a few reads a child; memory for min(range, codebook) children a row and segment at most.
     """
-    most = int(np.minimum(hi_BK - lo_BK, arrays.sizes[level]).sum())
-    row_R1 = np.zeros(lo_BK.size + 1, np.int64)
-    code_C, lo_C, hi_C = (np.empty(most, np.int64) for _ in range(3))
-    on = (filters.words_B, filters.before_B, filters.denied_B1, filters.denied)
-    count = _children(arrays.levels[level], lo_BK, hi_BK, on, row_R1, code_C, lo_C, hi_C)
-    return row_R1, code_C[:count], lo_C[:count], hi_C[:count]
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    most = int(np.minimum(hi_SBK - lo_SBK, arrays.sizes[level]).sum())
+    row_R1 = np.zeros(batch_size * num_rows + 1, np.int64)
+    code_C, lo_SC, hi_SC = (
+        np.empty(most, np.int64),
+        np.zeros((num_segments, most), np.int64),
+        np.zeros((num_segments, most), np.int64),
+    )
+    space = _children_space(arrays, level)
+    count = _children(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_R1, code_C, lo_SC, hi_SC)
+    return row_R1, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
 
 
 def step(
-    arrays: TrieArrays,
+    arrays: VersionArrays,
     level: int,
-    lo_BK: NDArray[np.int64],
-    hi_BK: NDArray[np.int64],
+    lo_SBK: NDArray[np.int64],
+    hi_SBK: NDArray[np.int64],
     scores_BK: NDArray[np.float32],
     logits_BKV: NDArray[np.float32],
     filters: FilterArrays,
@@ -132,33 +151,37 @@ def step(
     whose beam score is already below that threshold is not read at all.
     Raises LogitsError where a row that was read holds NaN or +inf.
     """
-    batch_size = lo_BK.shape[0]
+    num_segments, batch_size, num_rows = lo_SBK.shape
     shape = (batch_size, num_beams)
     scores = np.empty(shape, np.float32)
-    taken = np.zeros((4, *shape), np.int64)
+    parent_code = np.zeros((2, *shape), np.int64)
+    ranges = np.zeros((2, num_segments, *shape), np.int64)
     num_valid_B = np.zeros(batch_size, np.int64)
-    on = (filters.words_B, filters.before_B, filters.denied_B1, filters.denied)
-    candidates, children = _work_space(num_beams, logits_BKV.shape[2], arrays.num_leaves)
-    full = scoring == "full"
-    bad = _step(
-        arrays.levels[level], lo_BK, hi_BK, scores_BK, logits_BKV, on, full, candidates, children, taken, scores, num_valid_B
+    capacity = 4 * num_beams + 64
+    space = _children_space(arrays, level)
+    num_codes = logits_BKV.shape[2]
+    work = (
+        np.empty((2, capacity), np.uint64),  # keys and scratch of the candidates
+        np.empty((3, capacity), np.int64),  # their parents, codes and places
+        space,
+        np.empty((2, max(space.shape[2], num_codes // CHUNK + 1)), np.float32),  # a row's logits and maxima of its chunks
     )
+    out = (parent_code, ranges, scores, num_valid_B)
+    bad = _step(arrays.levels[level], lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.pair, scoring == "full", work, out)
     if bad >= 0:
-        request, beam = divmod(bad, lo_BK.shape[1])
+        request, beam = divmod(bad, num_rows)
         raise LogitsError(
             f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or -inf "
             f"for a code that must not be taken; look at the model's output"
         )
-    parent, code, lo, hi = taken
+    (parent, code), (lo, hi) = parent_code, ranges
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 
 
-def _work_space(num_beams: int, num_codes: int, num_leaves: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """[keys, scratch] and [parents, codes, places] of candidates; [codes, places] and [logits, chunk maxima] of a row."""
-    capacity = 4 * num_beams + 64
-    most = min(num_codes, num_leaves)
-    candidates = (np.empty((2, capacity), np.uint64), np.empty((3, capacity), np.int64))
-    return candidates, (np.empty((2, most), np.int64), np.empty((2, max(most, num_codes // CHUNK + 1)), np.float32))
+def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
+    """Room for (codes, places) of a row's children: of both segments, of the base alone, of the delta alone."""
+    num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
+    return np.empty((num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))), np.int64)
 
 
 @njit(nogil=True, _nrt=False)
@@ -197,10 +220,10 @@ def _push(candidates, count, threshold, num_beams, score, parent, code, place):
 
 
 @njit(nogil=True, _nrt=False)
-def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, candidates, count, threshold, num_beams):
+def _scan(levels, allowed, restricted, bounds, row, beam, chunks, least, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
-    codes = level[1]
     base, lse, parent = beam
+    begin, end, begin_1, end_1 = bounds
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < least:
             continue
@@ -211,20 +234,29 @@ def _scan(level, allowed, restricted, begin, end, row, beam, chunks, least, cand
             score = base + (row[code] - lse)
             if score <= threshold:
                 continue
-            place = first_at_least(codes, begin, end, code)
-            if place == end or codes[place] != code:
-                continue
-            if restricted:
-                child_lo, child_hi = child_range(level, place)
-                if alive_in(allowed, child_lo, child_hi) <= 0:
+            place = find_code(levels[0], begin, end, code)
+            if place >= 0 and restricted:
+                child_lo, child_hi = child_range(levels[0], place)
+                if alive_in(allowed[0], child_lo, child_hi) <= 0:
+                    place = np.int64(-1)
+            if place < 0:
+                if begin_1 >= end_1:
                     continue
+                place = find_code(levels[1], begin_1, end_1, code)
+                if place < 0:
+                    continue
+                child_lo, child_hi = child_range(levels[1], place)
+                if alive_in(allowed[1], child_lo, child_hi) <= 0:
+                    continue
+                place = -1 - place
             count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
     return count, threshold
 
 
 @njit(nogil=True, _nrt=False)
-def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
+def _offer_column(level, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
     """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
+    codes, words, width = level[1], level[3], level[6]
     base, lse, parent = beam
     first, last = lo >> 6, (hi - 1) >> 6
     for word in range(first, last + 1):
@@ -236,13 +268,14 @@ def _offer_column(codes, words, lo, hi, row, beam, least, candidates, count, thr
         while bits != np.uint64(0):
             place = (word << 6) + np.int64(trailing_zeros(bits))
             bits &= bits - np.uint64(1)
-            value = row[codes[place]]
+            code = code_at(codes, width, place)
+            value = row[code]
             if value < least:
                 continue
             score = base + (value - lse)
             if score <= threshold:
                 continue
-            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, codes[place], place)
+            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
     return count, threshold
 
 
@@ -262,73 +295,135 @@ def _offer(row, beam, child_codes, child_places, candidates, count, threshold, n
     return count, threshold
 
 
+@njit(nogil=True, _nrt=False)
+def _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space):
+    """Write (codes, places) of a row's legal children in both segments to space[0], ascending by code; returns how many."""
+    if lo_1 >= hi_1:
+        return collect(levels[0], allowed[0], lo, hi, space[0, 0], space[0, 1])
+    if lo >= hi:
+        count = collect(levels[1], allowed[1], lo_1, hi_1, space[0, 0], space[0, 1])
+        for child in range(count):
+            space[0, 1, child] = -1 - space[0, 1, child]
+        return count
+    size = collect(levels[0], allowed[0], lo, hi, space[1, 0], space[1, 1])
+    size_1 = collect(levels[1], allowed[1], lo_1, hi_1, space[2, 0], space[2, 1])
+    count, one, other = 0, 0, 0
+    while one < size or other < size_1:
+        if other == size_1 or (one < size and space[1, 0, one] <= space[2, 0, other]):
+            if other < size_1 and space[1, 0, one] == space[2, 0, other]:
+                other += 1
+            space[0, 0, count], space[0, 1, count] = space[1, 0, one], space[1, 1, one]
+            one += 1
+        else:
+            space[0, 0, count], space[0, 1, count] = space[2, 0, other], -1 - space[2, 1, other]
+            other += 1
+        count += 1
+    return count
+
+
+@njit(nogil=True, _nrt=False)
+def _ranges_of(levels, allowed_1, lo_1, hi_1, code, place):
+    """(lo, hi) in the base and (lo, hi) in the delta of a child, whose parent has [lo_1, hi_1) in the delta."""
+    if place < 0:
+        child_lo, child_hi = child_range(levels[1], -1 - place)
+        return np.int64(0), np.int64(0), child_lo, child_hi
+    base_lo, base_hi = child_range(levels[0], place)
+    if lo_1 < hi_1:
+        begin, end = children_bounds(levels[1], lo_1, hi_1)
+        place = find_code(levels[1], begin, end, code)
+        if place >= 0:
+            child_lo, child_hi = child_range(levels[1], place)
+            if alive_in(allowed_1, child_lo, child_hi) > 0:
+                return base_lo, base_hi, child_lo, child_hi
+    return base_lo, base_hi, np.int64(0), np.int64(0)
+
+
+@njit(nogil=True, _nrt=False)
+def _range_in(lo_SBK, hi_SBK, segment, b, k):
+    """The range of a beam in a segment; an empty one in a segment that is not there."""
+    if segment >= lo_SBK.shape[0]:
+        return np.int64(0), np.int64(0)
+    return lo_SBK[segment, b, k], hi_SBK[segment, b, k]
+
+
 @njit(cache=True, nogil=True, _nrt=False)
-def _children(level, lo_BK, hi_BK, filters, row_R1, code_C, lo_C, hi_C):
+def _children(levels, lo_SBK, hi_SBK, filters, space, row_R1, code_C, lo_SC, hi_SC):
     """All rows' legal children; returns how many."""
     count = 0
-    for b in range(lo_BK.shape[0]):
-        allowed = allowed_of(filters, b, level[5])
-        for k in range(lo_BK.shape[1]):
-            lo, hi = lo_BK[b, k], hi_BK[b, k]
-            if lo < hi and alive_in(allowed, lo, hi) > 0:
-                found = collect(level, allowed, lo, hi, code_C[count:], lo_C[count:])
-                for child in range(count, count + found):
-                    lo_C[child], hi_C[child] = child_range(level, lo_C[child])
-                count += found
-            row_R1[b * lo_BK.shape[1] + k + 1] = count
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    for b in range(batch_size):
+        allowed = (allowed_of(filters[0], b, levels[0][5]), allowed_of(filters[1], b, levels[1][5]))
+        for k in range(num_rows):
+            lo, hi = lo_SBK[0, b, k], hi_SBK[0, b, k]
+            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
+            found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space) if lo < hi or lo_1 < hi_1 else 0
+            for child in range(found):
+                code_C[count] = space[0, 0, child]
+                ranges = _ranges_of(levels, allowed[1], lo_1, hi_1, space[0, 0, child], space[0, 1, child])
+                lo_SC[0, count], hi_SC[0, count] = ranges[0], ranges[1]
+                if num_segments > 1:
+                    lo_SC[1, count], hi_SC[1, count] = ranges[2], ranges[3]
+                count += 1
+            row_R1[b * num_rows + k + 1] = count
     return count
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, children, taken, out_scores, num_valid_B):
+def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, out):
     """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf."""
-    num_leaves = level[5]
-    out_parent, out_code, out_lo, out_hi = taken[0], taken[1], taken[2], taken[3]
-    batch_size, num_rows = lo_BK.shape
+    parent_code, ranges, out_scores, num_valid_B = out
+    level = levels[0]
+    num_segments, batch_size, num_rows = lo_SBK.shape
     num_beams = out_scores.shape[1]
     keys, scratch = work[0][0], work[0][1]
     parents, chosen, places = work[1][0], work[1][1], work[1][2]
-    child_codes, child_places = children[0][0], children[0][1]
-    child_logits, chunks = children[1][0], children[1][1]
+    space = work[2]
+    child_logits, chunks = work[3][0], work[3][1]
     candidates = (keys, parents, chosen, places, scratch)
     nothing = np.float32(-np.inf)
     for b in range(batch_size):
         out_scores[b] = nothing
-        allowed = allowed_of(filters, b, num_leaves)
+        allowed = (allowed_of(filters[0], b, level[5]), allowed_of(filters[1], b, levels[1][5]))
         count, threshold = 0, nothing
         for k in range(num_rows):
-            lo, hi, base = lo_BK[b, k], hi_BK[b, k], scores_BK[b, k]
+            lo, hi, base = lo_SBK[0, b, k], hi_SBK[0, b, k], scores_BK[b, k]
+            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
             # No step can raise a score (lse >= every logit of the row, in float32 too), so such a beam is out.
-            if lo >= hi or base <= threshold:
+            if (lo >= hi and lo_1 >= hi_1) or base <= threshold:
                 continue
-            alive = alive_in(allowed, lo, hi)
+            alive = alive_in(allowed[0], lo, hi)
             if alive <= 0:
+                lo, hi, alive = np.int64(0), np.int64(0), np.int64(0)
+            if lo_1 < hi_1 and alive_in(allowed[1], lo_1, hi_1) <= 0:
+                lo_1, hi_1 = np.int64(0), np.int64(0)
+            if alive == 0 and lo_1 >= hi_1:
                 continue
             row = logits_BKV[b, k]
             if full:
                 # The codes of the next row's children arrive while this row is summed.
                 if k + 1 < num_rows and level[0] != LISTING:
-                    prefetch(level[3], lo_BK[b, k + 1] >> 6)
-                    for leaf in range(lo_BK[b, k + 1], min(hi_BK[b, k + 1], lo_BK[b, k + 1] + 1024), 32):
-                        prefetch(level[1], leaf)
+                    next_lo, next_hi = lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1]
+                    prefetch(level[3], next_lo >> 6)
+                    for leaf in range(next_lo, min(next_hi, next_lo + 1024), 32):
+                        prefetch(level[1], leaf if level[6] == 0 else (leaf * level[6]) >> 6)
                 top, lse = _log_sum_exp(row, chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
                 if top == nothing or base + (top - lse) <= threshold:
                     continue
                 beam = (base, lse, k)
-                if threshold > nothing:
+                if threshold > nothing and alive > 0:
                     begin, end = children_bounds(level, lo, hi)
                     # `least` may let a chunk too many through; the scan compares scores exactly.
                     least = threshold - base + lse
                     least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
                     if _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
+                        begin_1, end_1 = children_bounds(levels[1], lo_1, hi_1) if lo_1 < hi_1 else (np.int64(0), np.int64(0))
                         count, threshold = _scan(
-                            level,
+                            levels,
                             allowed,
                             alive < hi - lo,
-                            begin,
-                            end,
+                            (begin, end, begin_1, end_1),
                             row,
                             beam,
                             chunks,
@@ -339,16 +434,16 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
                             num_beams,
                         )
                         continue
-                    if level[0] == COLUMN and alive == hi - lo and not allowed[0]:
+                    if level[0] == COLUMN and alive == hi - lo and not allowed[0][0] and lo_1 >= hi_1:
                         count, threshold = _offer_column(
-                            level[1], level[3], lo, hi, row, beam, least, candidates, count, threshold, num_beams
+                            level, lo, hi, row, beam, least, candidates, count, threshold, num_beams
                         )
                         continue
-                found = collect(level, allowed, lo, hi, child_codes, child_places)
+                found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
             else:
-                found = collect(level, allowed, lo, hi, child_codes, child_places)
+                found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
                 for child in range(found):
-                    child_logits[child] = row[child_codes[child]]
+                    child_logits[child] = row[space[0, 0, child]]
                 top, lse = _log_sum_exp(child_logits[:found], chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
@@ -356,7 +451,7 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
                     continue
                 beam = (base, lse, k)
             count, threshold = _offer(
-                row, beam, child_codes[:found], child_places[:found], candidates, count, threshold, num_beams
+                row, beam, space[0, 0, :found], space[0, 1, :found], candidates, count, threshold, num_beams
             )
             if count >= 2 * num_beams or (threshold == nothing and count >= num_beams):
                 threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
@@ -368,8 +463,12 @@ def _step(level, lo_BK, hi_BK, scores_BK, logits_BKV, filters, full, work, child
         sort_descending(keys, count)
         for slot in range(count):
             candidate = arrival_of(keys[slot])
+            parent, code = parents[candidate], chosen[candidate]
             out_scores[b, slot] = score_of(keys[slot])
-            out_parent[b, slot] = parents[candidate]
-            out_code[b, slot] = chosen[candidate]
-            out_lo[b, slot], out_hi[b, slot] = child_range(level, places[candidate])
+            parent_code[0, b, slot], parent_code[1, b, slot] = parent, code
+            lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, parent)
+            found_in = _ranges_of(levels, allowed[1], lo_1, hi_1, code, places[candidate])
+            ranges[0, 0, b, slot], ranges[1, 0, b, slot] = found_in[0], found_in[1]
+            if num_segments > 1:
+                ranges[0, 1, b, slot], ranges[1, 1, b, slot] = found_in[2], found_in[3]
     return -1

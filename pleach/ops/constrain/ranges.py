@@ -4,9 +4,9 @@
     column: the leaves of [lo, hi) whose boundary bit is set ("leaves": where every leaf is a node, all of them)
     a child is alive iff the filter's leaves under it outnumber the denied ones
 
-A level is passed as (layout, codes, firsts, words, before, num_leaves), a request's filter as (has_filter, words, before,
-denied): tuples cost nothing in compiled code and keep the signatures readable. The kernels allocate nothing and are compiled
-without numba's reference counting (`_nrt=False`): counting the arrays in those tuples cost as much as the search itself.
+A level is passed as (layout, codes, firsts, words, before, num_leaves, width), a request's filter as (has_filter, words,
+before, denied): tuples cost nothing in compiled code and keep the signatures readable. The kernels allocate nothing and are
+compiled without numba's reference counting (`_nrt=False`): counting the arrays in those tuples cost as much as the search.
 
 Shapes: W words, D denied leaves.
 """
@@ -15,9 +15,10 @@ Shapes: W words, D denied leaves.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
-from pleach.index.bits import next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
+from pleach.index.bits import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
 
 __all__ = [
     "COLUMN",
@@ -27,17 +28,37 @@ __all__ = [
     "allowed_of",
     "child_range",
     "children_bounds",
+    "code_at",
     "collect",
+    "find_code",
     "first_at_least",
 ]
 
 LISTING, COLUMN, LEAVES = 0, 1, 2
 
 
+def code_at(codes, width, place):
+    """The code at a place of a listing or column; packed codes (uint64 words) take `width` bits each."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(code_at, jit_options={"_nrt": False})
+def _code_at(codes, width, place):
+    """Which of the two it is, is known when a kernel is compiled: plain codes cost no test."""
+
+    def packed(codes, width, place):
+        return np.int64(bits_at(codes, place * width) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+
+    def plain(codes, width, place):
+        return np.int64(codes[place])
+
+    return packed if codes.dtype == types.uint64 else plain
+
+
 @njit(nogil=True, _nrt=False)
 def children_bounds(level, lo, hi):
     """Where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
-    layout, _, _, words, before, _ = level
+    layout, _, _, words, before, _, _ = level
     if layout == LISTING:
         return rank(words, before, lo), rank(words, before, hi)
     return lo, hi
@@ -46,7 +67,7 @@ def children_bounds(level, lo, hi):
 @njit(nogil=True, _nrt=False)
 def child_range(level, place):
     """The leaf range of the child that stands at `place` of the listing or column."""
-    layout, _, firsts, words, _, num_leaves = level
+    layout, _, firsts, words, _, num_leaves, _ = level
     if layout == LISTING:
         return np.int64(firsts[place]), (np.int64(firsts[place + 1]) if place + 1 < firsts.size else num_leaves)
     if layout == COLUMN:
@@ -55,14 +76,27 @@ def child_range(level, place):
 
 
 @njit(nogil=True, _nrt=False)
-def first_at_least(codes, begin, end, code):
-    """The first place of ascending codes[begin:end] whose code is at least `code`; no branch that could be mispredicted."""
+def first_at_least(values, begin, end, value):
+    """The first place of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
     size = end - begin
     while size > 1:
         half = size >> 1
-        begin = begin + half if codes[begin + half - 1] < code else begin
+        begin = begin + half if values[begin + half - 1] < value else begin
         size -= half
-    return begin + 1 if size == 1 and codes[begin] < code else begin
+    return begin + 1 if size == 1 and values[begin] < value else begin
+
+
+@njit(nogil=True, _nrt=False)
+def find_code(level, begin, end, code):
+    """The first of the (ascending) codes[begin:end] that is `code`, -1 where none is; searched as `first_at_least`."""
+    codes, width = level[1], level[6]
+    stop, size = end, end - begin
+    while size > 1:
+        half = size >> 1
+        begin = begin + half if code_at(codes, width, begin + half - 1) < code else begin
+        size -= half
+    begin = begin + 1 if size == 1 and code_at(codes, width, begin) < code else begin
+    return begin if begin < stop and code_at(codes, width, begin) == code else np.int64(-1)
 
 
 @njit(nogil=True, _nrt=False)
@@ -83,7 +117,7 @@ def alive_in(allowed, lo, hi):
 @njit(nogil=True, _nrt=False)
 def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
     """`collect` through a filter: one visit for each child that is alive, none for the others."""
-    layout, codes, _, words, before, _ = level
+    layout, codes, _, words, before, _, width = level
     _, filter_words, _, denied_D = allowed
     count = 0
     leaf = next_set(filter_words, lo, hi)
@@ -96,7 +130,7 @@ def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
             place = rank(words, before, leaf + 1) - 1
         elif layout == COLUMN:
             place = prev_set(words, leaf)
-        out_codes[count] = codes[place]
+        out_codes[count] = code_at(codes, width, place)
         out_places[count] = place
         count += 1
         leaf = next_set(filter_words, child_range(level, place)[1], hi)
@@ -106,7 +140,7 @@ def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
 @njit(nogil=True, _nrt=False)
 def collect(level, allowed, lo, hi, out_codes, out_places):
     """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
-    layout, codes, _, words, _, _ = level
+    layout, codes, _, words, _, _, width = level
     has_filter, _, _, denied_D = allowed
     if has_filter:
         return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
@@ -123,13 +157,13 @@ def collect(level, allowed, lo, hi, out_codes, out_places):
             while bits != np.uint64(0):
                 place = (word << 6) + np.int64(trailing_zeros(bits))
                 bits &= bits - np.uint64(1)
-                out_codes[count] = codes[place]
+                out_codes[count] = code_at(codes, width, place)
                 out_places[count] = place
                 count += 1
     else:
         count = end - begin
         for child in range(count):
-            out_codes[child] = codes[begin + child]
+            out_codes[child] = code_at(codes, width, begin + child)
             out_places[child] = begin + child
     if denied_D.size > 0:
         kept = 0
