@@ -7,16 +7,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pleach.cli.capacity import show_bounds
 from pleach.cli.run import RunDirectory
 from pleach.errors import DataError
 from pleach.index import Trie
+from pleach.index.plan import Plan
 from pleach.semid.table import SidTable
 
 __all__ = ["show_directory", "show_sids", "show_trie"]
 
 
 def show_trie(console: Console, path: Path) -> None:
-    """An index: bytes by part, levels, nodes of each level."""
+    """An index: bytes by part, levels, nodes of each level; STATIC's memory for the same nodes, and the entropy bound."""
     trie = Trie.load(path)
     table = Table(title=f"{path}  ·  index version {trie.version}", title_justify="left")
     for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
@@ -42,6 +44,7 @@ def show_trie(console: Console, path: Path) -> None:
     table.add_row("file", *[""] * 6, f"{path.stat().st_size:,}", f"{path.stat().st_size / max(1, len(trie)):.2f}")
     console.print(table)
     console.print(f"{len(trie):,} items on {trie.num_leaves:,} leaves; a search reads the levels alone")
+    show_bounds(console, Plan.of(trie), "its own")
 
 
 def show_sids(console: Console, path: Path) -> None:

@@ -24,7 +24,7 @@ from pleach.index.bits import leading_zeros
 from pleach.index.level import Level, code_dtype
 from pleach.index.sort import WordLayout, in_threads, pack_codes, sort_rows
 
-__all__ = ["SortedTable", "build_levels", "check_codes"]
+__all__ = ["MAX_ITEMS", "SortedTable", "build_levels", "check_codes", "check_sizes", "layout_of"]
 
 MAX_LEVELS = 16
 MAX_CODEBOOK = 2**31
@@ -45,15 +45,26 @@ class SortedTable:
     first_M1: NDArray[np.uint32] | None
 
 
-def check_codes(codes: NDArray[np.integer], codebook_sizes: Sequence[int]) -> tuple[NDArray[np.integer], tuple[int, ...]]:
-    """The table as a 2-D integer array and the codebook sizes as ints, or a CodesError that says what is wrong."""
-    table = np.asarray(codes)
+def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
+    """The codebook sizes as ints, or a CodesError that says what is wrong."""
     sizes = tuple(int(size) for size in codebook_sizes)
     if not 1 <= len(sizes) <= MAX_LEVELS:
         raise CodesError(f"codebook_sizes has {len(sizes)} levels: expected 1 to {MAX_LEVELS}, one size for each level")
     for level, size in enumerate(sizes):
         if not 1 <= size <= MAX_CODEBOOK:
             raise CodesError(f"the codebook of level {level} has {size:,} codes: expected 1 to 2^31")
+    return sizes
+
+
+def layout_of(num_nodes: int, num_leaves: int) -> str:
+    """The layout that a level gets (see `Level`): a column without a boundary, a listing of few nodes, or a column."""
+    return "leaves" if num_nodes == num_leaves else "listing" if num_nodes * 4 <= num_leaves else "column"
+
+
+def check_codes(codes: NDArray[np.integer], codebook_sizes: Sequence[int]) -> tuple[NDArray[np.integer], tuple[int, ...]]:
+    """The table as a 2-D integer array and the codebook sizes as ints, or a CodesError that says what is wrong."""
+    table = np.asarray(codes)
+    sizes = check_sizes(codebook_sizes)
     if table.size == 0 and table.ndim <= 2:
         table = np.empty((0, len(sizes)), np.int64)
     if table.ndim != 2 or table.shape[1] != len(sizes):
@@ -168,8 +179,9 @@ def _lay_out(word_M, shift: int, mask, differs_M, level: int, size: int, num_nod
     """One level's column (and boundary), or its listing where it has at most a quarter as many nodes as leaves."""
     num_leaves = len(word_M)
     dtype = code_dtype(size)
+    layout = layout_of(num_nodes, num_leaves)
     boundary = None
-    if num_nodes < num_leaves:
+    if layout != "leaves":
         words_W = np.empty(num_leaves // 64 + 1, np.uint64)
 
         def mark(begin: int, end: int) -> int:
@@ -178,7 +190,7 @@ def _lay_out(word_M, shift: int, mask, differs_M, level: int, size: int, num_nod
 
         in_threads(mark, len(words_W), threads)
         boundary = Bitmap.from_words(words_W, num_leaves)
-    if boundary is not None and num_nodes * 4 <= num_leaves:
+    if layout == "listing":
         codes_S, firsts_S = np.empty(num_nodes, dtype), np.empty(num_nodes, np.uint32)
         _list_nodes(word_M, np.uint64(shift), mask, differs_M, level, codes_S, firsts_S)
         return Level(size=size, num_nodes=num_nodes, codes=codes_S, firsts=firsts_S, boundary=boundary)
