@@ -222,6 +222,24 @@ def pack_bits_ordered(mask_N, order_N, words_W):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
+def pack_codes(codes_M, width, words_W):
+    """Write the codes one behind the other, `width` bits each, from the lowest bit of the first word on."""
+    filled, word = 0, np.uint64(0)
+    at = 0
+    for place in range(codes_M.size):
+        code = np.uint64(codes_M[place])
+        word |= code << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            words_W[at] = word
+            at += 1
+            filled -= 64
+            word = code >> np.uint64(width - filled)  # the bits that did not fit; none of them where filled is 0
+    words_W[at:] = np.uint64(0)
+    words_W[at] = word
+
+
+@njit(cache=True, nogil=True, _nrt=False)
 def positions_of(words_W, out_M):
     """Write the positions of all set bits, in order."""
     count = 0

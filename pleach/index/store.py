@@ -20,11 +20,11 @@ from safetensors.numpy import save_file
 from pleach.errors import IndexFileError
 from pleach.index.bitmap import Bitmap
 from pleach.index.items import ItemTable
-from pleach.index.level import Level, code_dtype
+from pleach.index.level import Level, code_dtype, packed_words
 
 __all__ = ["FORMAT_VERSION", "load", "save"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # a file that needs nothing newer is written as version 1
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
 
 
@@ -43,11 +43,11 @@ def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: in
     if items.ids is not None:
         tensors["items.ids"] = _encode_ids(items.ids)
     header = {
-        "format_version": FORMAT_VERSION,
+        "format_version": 2 if any(level.width for level in levels) else 1,
         "version": version,
         "num_leaves": num_leaves,
         "num_items": items.num_items,
-        "levels": [{"size": level.size, "num_nodes": level.num_nodes} for level in levels],
+        "levels": [_describe(level) for level in levels],
         "ids": "rows" if items.ids is None else "int64" if items.ids.dtype.kind == "i" else "utf-8",
     }
     beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
@@ -114,7 +114,7 @@ def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple
     num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
     levels: list[Level] = []
     for number, entry in enumerate(header["levels"]):
-        size, num_nodes = int(entry["size"]), int(entry["num_nodes"])
+        size, num_nodes, width = int(entry["size"]), int(entry["num_nodes"]), int(entry.get("width", 0))
         codes, firsts = tensors[f"level.{number}.codes"], tensors.get(f"level.{number}.firsts")
         boundary = None
         if f"level.{number}.words" in tensors:
@@ -122,12 +122,13 @@ def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple
             _expect(words_W, np.uint64, num_leaves // 64 + 1)
             _expect(before_W, np.uint32, num_leaves // 64 + 1)
             boundary = Bitmap(words_W=words_W, before_W=before_W, size=num_leaves, count=num_nodes)
-        _expect(codes, code_dtype(size), num_leaves if firsts is None else num_nodes)
+        num_codes = num_leaves if firsts is None else num_nodes
+        _expect(codes, np.uint64 if width else code_dtype(size), packed_words(num_codes, width) if width else num_codes)
         if firsts is not None:
             _expect(firsts, np.uint32, num_nodes)
         if boundary is None and num_nodes != num_leaves:
             raise ValueError(f"level {number} has {num_nodes} nodes on {num_leaves} leaves and no boundary")
-        levels.append(Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary))
+        levels.append(Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary, width=width))
     order_N, first_M1 = tensors["items.order"], tensors.get("items.first")
     _expect(order_N, np.uint32, num_items)
     if first_M1 is not None:
@@ -137,6 +138,11 @@ def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple
     ids = None if header["ids"] == "rows" else _decode_ids(tensors["items.ids"], header["ids"], num_items)
     items = ItemTable(ids=ids, order_N=order_N, first_M1=first_M1)
     return tuple(levels), items, num_leaves, str(header["version"])
+
+
+def _describe(level: Level) -> dict[str, int]:
+    packed = {"width": level.width} if level.width else {}
+    return {"size": level.size, "num_nodes": level.num_nodes, **packed}
 
 
 def _expect(array: NDArray[Any], dtype: type[np.generic], length: int) -> None:

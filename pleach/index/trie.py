@@ -6,7 +6,7 @@ Shapes: N items, M leaves (distinct SIDs), L levels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,7 @@ class Trie:
         codebook_sizes: Sequence[int],
         item_ids: ItemIds | None = None,
         *,
+        packed: bool = False,
         num_threads: int | None = None,
     ) -> Trie:
         """Index a table of codes.
@@ -56,6 +57,7 @@ class Trie:
         codes: (N, L) of any integer dtype, in any order; rows may repeat (several items on one leaf); N may be 0.
         codebook_sizes: L sizes, 1 to 16 levels of 1 to 2^31 codes.
         item_ids: N distinct integers or strings; None numbers the items by their rows.
+        packed: see `packed()`.
 
         Cost: O(N), 0.1 µs an item and a peak of about 33 bytes an item beside the result at 8 x 2,048.
         Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, duplicates).
@@ -65,8 +67,17 @@ class Trie:
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, first_M1=table.first_M1)
         items.check_unique()
-        version = _fingerprint(table.levels, items)
-        return cls(levels=table.levels, items=items, num_leaves=table.num_leaves, version=version)
+        levels = tuple(level.packed() for level in table.levels) if packed else table.levels
+        version = _fingerprint(levels, items)
+        return cls(levels=levels, items=items, num_leaves=table.num_leaves, version=version)
+
+    def packed(self) -> Trie:
+        """The same index with codes of 11 bits in place of 16 (V = 2,048): a quarter smaller, a little slower to search.
+
+        It is an index of its own: filters of one do not fit the other. Cost: one pass over the codes and one for the version.
+        """
+        levels = tuple(level.packed() for level in self.levels)
+        return replace(self, levels=levels, version=_fingerprint(levels, self.items))
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file (docs/format.md), replacing the old one in a single step."""

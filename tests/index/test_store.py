@@ -33,13 +33,21 @@ def test_format_version_1_loads_forever() -> None:
     assert [level.layout for level in loaded.levels] == [level.layout for level in expected.levels]
 
 
+def test_packed_codes_of_format_version_2_load_forever() -> None:
+    loaded, expected = Trie.load(FIXTURE.with_name("index-v2-packed.pleach")), fixture_trie()
+    assert loaded.version == expected.packed().version
+    assert [level.width for level in loaded.levels] == [2, 9, 17]
+    assert np.array_equal(loaded.codes_of(expected.item_ids), expected.codes_of(expected.item_ids))
+
+
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("ids", [None, "integers", "strings"])
-@pytest.mark.parametrize(("num_items", "size"), [(0, 5), (1, 5), (500, 3), (2000, 2000)])
-def test_load_gives_back_what_was_saved(tmp_path: Path, num_items: int, size: int, ids: str | None) -> None:
+@pytest.mark.parametrize(("num_items", "size"), [(0, 5), (1, 5), (500, 3), (2000, 2000), (300, 2**31)])
+def test_load_gives_back_what_was_saved(tmp_path: Path, num_items: int, size: int, ids: str | None, packed: bool) -> None:
     rng = np.random.default_rng(1)
     codes = rng.integers(0, size, (num_items, 4))
     item_ids = {None: None, "integers": np.arange(num_items) * 7, "strings": [f"é{row}" for row in range(num_items)]}[ids]
-    trie = Trie.build(codes, [size] * 4, item_ids)
+    trie = Trie.build(codes, [size] * 4, item_ids, packed=packed)
     trie.save(tmp_path / "x.pleach")
     loaded = Trie.load(tmp_path / "x.pleach")
     assert loaded.version == trie.version
@@ -47,6 +55,7 @@ def test_load_gives_back_what_was_saved(tmp_path: Path, num_items: int, size: in
     assert loaded.item_ids.tolist() == trie.item_ids.tolist()
     for ours, theirs in zip(trie.levels, loaded.levels, strict=True):
         assert np.array_equal(ours.codes, theirs.codes)
+        assert ours.width == theirs.width
         assert (ours.firsts is None) == (theirs.firsts is None)
         assert ours.boundary == theirs.boundary
     mask = rng.random(num_items) < 0.3
@@ -172,4 +181,4 @@ def test_verify_finds_a_changed_array(tmp_path: Path) -> None:
 
 
 def test_the_format_version_is_what_the_fixture_proves() -> None:
-    assert store.FORMAT_VERSION == 1
+    assert store.FORMAT_VERSION == 2

@@ -177,3 +177,32 @@ def test_filter_takes_one_of_its_two_arguments() -> None:
         trie.filter()
     with pytest.raises(ArgumentError, match="one of the two"):
         trie.filter([True], item_ids=[0])
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 7, 256, 257, 2048, 70_000, 2**31]), st.integers(0, 300))
+def test_packed_codes_are_the_same_codes(seed: int, size: int, num_items: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = np.stack(
+        [rng.integers(0, min(size, 9), num_items), rng.integers(0, size, num_items), np.arange(num_items) % size], 1
+    )
+    plain = Trie.build(codes, [size] * 3)
+    packed = plain.packed()
+    packed.verify()
+    assert packed.packed().version == packed.version
+    assert (packed.version == plain.version) == all(level.width == 0 for level in packed.levels)
+    assert np.array_equal(packed.codes_at(np.arange(plain.num_leaves)), plain.codes_at(np.arange(plain.num_leaves)))
+    for one, other in zip(plain.levels, packed.levels, strict=True):
+        assert np.array_equal(one.codes, other.plain_codes)
+        assert one.codes.dtype == other.plain_codes.dtype
+    for row in rng.integers(0, max(1, num_items), 20 if num_items else 0):
+        assert packed.leaf_of(codes[row]) == plain.leaf_of(codes[row]) >= 0
+        stranger = [*codes[row][:2], int(rng.integers(0, size))]
+        assert packed.leaf_of(stranger) == plain.leaf_of(stranger)
+
+
+def test_packing_2048_codes_saves_five_bits_each() -> None:
+    codes = np.random.default_rng(0).integers(0, 2048, (20_000, 8))
+    plain, packed = Trie.build(codes, [2048] * 8), Trie.build(codes, [2048] * 8, packed=True)
+    assert packed.bytes_per_item < plain.bytes_per_item - 7 * 5 / 8 + 0.1
+    assert Trie.build(codes % 256, [256] * 8, packed=True).bytes_per_item == Trie.build(codes % 256, [256] * 8).bytes_per_item

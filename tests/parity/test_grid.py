@@ -14,6 +14,7 @@ from tests.parity.oracle import search
 
 BACKENDS = ("cpu", "reference")
 SCORINGS = ("full", "allowed")
+SHAPES = ("whole", "whole-packed", "changed", "changed-packed")
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,18 @@ class Catalogue:
         return self.index.filter(item_ids=ids)
 
     @classmethod
-    def whole(cls, case: Case) -> Catalogue:
+    def of(cls, case: Case, shape: str) -> Catalogue:
+        packed = shape.endswith("packed")
+        return cls.changed(case, packed) if shape.startswith("changed") else cls.whole(case, packed)
+
+    @classmethod
+    def whole(cls, case: Case, packed: bool) -> Catalogue:
         ids = [f"item-{row}" for row in range(len(case.codes))]
-        trie = Trie.build(case.codes, case.sizes, ids if ids else None)
+        trie = Trie.build(case.codes, case.sizes, ids if ids else None, packed=packed)
         return cls(trie, dict(zip(ids, map(tuple, case.codes.tolist()), strict=True)))
 
     @classmethod
-    def changed(cls, case: Case) -> Catalogue:
+    def changed(cls, case: Case, packed: bool) -> Catalogue:
         """Two thirds of the items in the base; the rest, and copies of SIDs of the base, in the delta; a tenth deleted."""
         rng = np.random.default_rng(5)
         in_base = rng.random(len(case.codes)) < 0.67
@@ -130,7 +136,7 @@ class Catalogue:
         segments, sids = [], {}
         for name, codes in zip(("base", "delta"), tables, strict=True):
             ids = [f"{name}-{row}" for row in range(len(codes))]
-            trie = Trie.build(codes, case.sizes, ids if ids else None)
+            trie = Trie.build(codes, case.sizes, ids if ids else None, packed=packed and name == "base")
             live = rng.random(len(codes)) < 0.9
             segments.append(Segment(trie=trie, live=trie.filter(live) if name == "base" or rng.random() < 0.7 else None))
             keep = live if segments[-1].live is not None else np.ones(len(codes), np.bool_)
@@ -140,12 +146,12 @@ class Catalogue:
 
 @pytest.mark.parametrize("scoring", SCORINGS)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", ["whole", "changed"])
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CASES)
 def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
     case = CASES[name]
     rng = np.random.default_rng(99)
-    catalogue = Catalogue.whole(case) if shape == "whole" else Catalogue.changed(case)
+    catalogue = Catalogue.of(case, shape)
     ids = np.array(list(catalogue.sids), dtype=np.str_)
     masks = [np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share for _ in range(2)]
     filters = [None if case.share is None else catalogue.filter(ids[mask].tolist()) for mask in masks]
