@@ -138,13 +138,38 @@ def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
 
 
 @njit(nogil=True, _nrt=False)
+def _keep_alive(level, allowed, lo, hi, count, codes, places):
+    """Drop those of all `count` children of [lo, hi) that have no leaf alive; returns how many stay.
+
+    One rank a child, none waiting for another: the end of a child is the start of the next.
+    """
+    listing, firsts = level[0] == LISTING, level[2]
+    has_filter, words, before, denied_D = allowed
+    kept = 0
+    start, alive_before = lo, rank(words, before, lo) if has_filter else lo
+    for child in range(count):
+        end = hi
+        if child + 1 < count:
+            end = np.int64(firsts[places[child + 1]]) if listing else places[child + 1]
+        alive_after = rank(words, before, end) if has_filter else end
+        alive = alive_after - alive_before
+        # Only a child with no more leaves than there are denied ones can be denied altogether.
+        if denied_D.size > 0 and 0 < alive <= denied_D.size:
+            alive -= denied_in(denied_D, start, end)
+        codes[kept], places[kept] = codes[child], places[child]
+        kept += alive > 0
+        start, alive_before = end, alive_after
+    return kept
+
+
+@njit(nogil=True, _nrt=False)
 def collect(level, allowed, lo, hi, out_codes, out_places):
     """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
     layout, codes, _, words, _, _, width = level
     has_filter, _, _, denied_D = allowed
-    if has_filter:
-        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
     begin, end = children_bounds(level, lo, hi)
+    if has_filter and alive_in(allowed, lo, hi) * 4 < end - begin:
+        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
     count = 0
     if layout == COLUMN:
         first, last = begin >> 6, (end - 1) >> 6
@@ -165,15 +190,8 @@ def collect(level, allowed, lo, hi, out_codes, out_places):
         for child in range(count):
             out_codes[child] = code_at(codes, width, begin + child)
             out_places[child] = begin + child
-    if denied_D.size > 0:
-        kept = 0
-        for child in range(count):
-            child_lo, child_hi = child_range(level, out_places[child])
-            # Only a child with no more leaves than there are denied ones can be denied altogether.
-            if child_hi - child_lo > denied_D.size or denied_in(denied_D, child_lo, child_hi) < child_hi - child_lo:
-                out_codes[kept], out_places[kept] = out_codes[child], out_places[child]
-                kept += 1
-        count = kept
+    if has_filter or denied_D.size > 0:
+        return _keep_alive(level, allowed, lo, hi, count, out_codes, out_places)
     return count
 
 
