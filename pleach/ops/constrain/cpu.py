@@ -386,6 +386,9 @@ def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, ou
         allowed = (allowed_of(filters[0], b, level[5]), allowed_of(filters[1], b, levels[1][5]))
         count, threshold = 0, nothing
         for k in range(num_rows):
+            if count >= 2 * num_beams or (threshold == nothing and count >= num_beams):
+                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
+                count = num_beams
             lo, hi, base = lo_SBK[0, b, k], hi_SBK[0, b, k], scores_BK[b, k]
             lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
             # No step can raise a score (lse >= every logit of the row, in float32 too), so such a beam is out.
@@ -399,6 +402,7 @@ def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, ou
             if alive == 0 and lo_1 >= hi_1:
                 continue
             row = logits_BKV[b, k]
+            forced = hi - lo == 1 and lo_1 >= hi_1 and level[0] != LISTING  # a leaf: one child, and where it is
             if full:
                 # The codes of the next row's children arrive while this row is summed.
                 if k + 1 < num_rows and level[0] != LISTING:
@@ -412,6 +416,12 @@ def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, ou
                 if top == nothing or base + (top - lse) <= threshold:
                     continue
                 beam = (base, lse, k)
+                if forced:
+                    code = code_at(level[1], level[6], lo)
+                    score = base + (row[code] - lse)
+                    if score > threshold:
+                        count, threshold = _push(candidates, count, threshold, num_beams, score, k, code, lo)
+                    continue
                 if threshold > nothing and alive > 0:
                     begin, end = children_bounds(level, lo, hi)
                     # `least` may let a chunk too many through; the scan compares scores exactly.
@@ -440,6 +450,13 @@ def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, ou
                         )
                         continue
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
+            elif forced:
+                code = code_at(level[1], level[6], lo)
+                if not row[code] < np.float32(np.inf):
+                    return b * num_rows + k
+                if row[code] > nothing:  # among the legal codes it is certain
+                    count, threshold = _push(candidates, count, threshold, num_beams, base, k, code, lo)
+                continue
             else:
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
                 for child in range(found):
@@ -453,9 +470,6 @@ def _step(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, ou
             count, threshold = _offer(
                 row, beam, space[0, 0, :found], space[0, 1, :found], candidates, count, threshold, num_beams
             )
-            if count >= 2 * num_beams or (threshold == nothing and count >= num_beams):
-                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-                count = num_beams
         if count > num_beams:
             compact(keys, parents, chosen, places, count, num_beams, scratch)
             count = num_beams
