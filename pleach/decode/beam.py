@@ -10,7 +10,16 @@ from typing import get_args
 
 import numpy as np
 
-from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items, root_ranges
+from pleach.decode.search import (
+    SearchResult,
+    StepFn,
+    all_finished,
+    check_batch,
+    check_logits,
+    collect_items,
+    finished_beams,
+    root_ranges,
+)
 from pleach.errors import ArgumentError
 from pleach.index import Filter, Trie, Version, VersionFilter
 from pleach.index.items import ItemIds
@@ -67,7 +76,8 @@ class BeamSearch:
         call returned.
 
         filters: one for all requests, or one for each (None allows everything). deny: item ids for each request; unknown ones
-        change nothing. Cost: L calls of step_fn, fewer where no request has a legal item left.
+        change nothing. Cost: L calls of step_fn, fewer where no request has a legal item left or, with an index of sequences,
+        where every beam has ended; the rows of beams that ended (their code is the index's end_code) are not looked at.
         Raises ArgumentError, ForeignFilterError, LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
@@ -79,10 +89,14 @@ class BeamSearch:
         for level, width in enumerate(self.widths):
             if not num_valid_B.any():
                 break
+            finished_BK = finished_beams(self.version, codes_BK)
+            if all_finished(finished_BK, num_valid_B):
+                num_valid_B = np.minimum(num_valid_B, min(self.widths[level:]))
+                break
             logits = step_fn(codes_BK, parents_BK)
             sample = logits if sample is None else sample
             shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
-            lo, hi, scores, logits_BKV = lo_SBK, hi_SBK, scores_BK, check_logits(logits, level, shape)
+            lo, hi, scores, logits_BKV = lo_SBK, hi_SBK, scores_BK, check_logits(logits, level, shape, finished_BK)
             if self.backend == "reference":
                 lo, hi, scores, logits_BKV = (backends.to_torch(array) for array in (lo, hi, scores, logits_BKV))
             # More beams than nodes of the level would only be dead weight for the model.

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.decode.search import SearchResult, StepFn, check_batch, check_logits, collect_items, root_ranges
+from pleach.decode.search import (
+    SearchResult,
+    StepFn,
+    all_finished,
+    check_batch,
+    check_logits,
+    collect_items,
+    finished_beams,
+    root_ranges,
+)
 from pleach.errors import ArgumentError, LogitsError
 from pleach.index import Filter, Trie, Version, VersionFilter
 from pleach.index.items import ItemIds
@@ -81,12 +90,13 @@ class Sampler:
         num_valid_B = np.asarray((hi_SBK > lo_SBK).any(axis=(0, 2)), np.int64)
         codes_BK = parents_BK = sample = None
         for level in range(self.version.num_levels):
-            if not num_valid_B.any():
+            finished_BK = finished_beams(self.version, codes_BK)
+            if not num_valid_B.any() or all_finished(finished_BK, num_valid_B):
                 break
             logits = step_fn(codes_BK, parents_BK)
             sample = logits if sample is None else sample
             shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
-            logits_RV = check_logits(logits, level, shape).reshape(-1, shape[2])
+            logits_RV = check_logits(logits, level, shape, finished_BK).reshape(-1, shape[2])
             lo, hi = lo_SBK, hi_SBK
             if self.backend == "reference":
                 lo, hi = backends.to_torch(lo), backends.to_torch(hi)

@@ -18,7 +18,16 @@ from pleach.index.items import ItemIds
 from pleach.ops.backend import to_numpy
 from pleach.ops.constrain import RequestFilter, request_filters
 
-__all__ = ["SearchResult", "StepFn", "check_batch", "check_logits", "collect_items", "root_ranges"]
+__all__ = [
+    "SearchResult",
+    "StepFn",
+    "all_finished",
+    "check_batch",
+    "check_logits",
+    "collect_items",
+    "finished_beams",
+    "root_ranges",
+]
 
 StepFn = Callable[[Any, Any], Any]
 
@@ -65,8 +74,27 @@ def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]])
     return np.zeros_like(hi_SB1), hi_SB1
 
 
-def check_logits(logits: Any, level: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """The model's answer as contiguous float32 [B, K, V], or a LogitsError that says what shape was expected."""
+def finished_beams(version: Version, codes_BK: Any) -> NDArray[np.bool_] | None:
+    """Which beams ended a sequence in an earlier round; None where the items are no sequences, or before the first round."""
+    end_code = version.segments[0].trie.end_code
+    return None if end_code is None or codes_BK is None else np.asarray(to_numpy(codes_BK) == end_code)
+
+
+def all_finished(finished_BK: NDArray[np.bool_] | None, num_valid_B: NDArray[np.int64]) -> bool:
+    """Whether only end codes are left: every further round would change nothing, so that the model need not be asked."""
+    if finished_BK is None:
+        return False
+    return bool((finished_BK | (np.arange(finished_BK.shape[1]) >= num_valid_B[:, None])).all())
+
+
+def check_logits(
+    logits: Any, level: int, shape: tuple[int, int, int], finished_BK: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
+    """The model's answer as contiguous float32 [B, K, V], or a LogitsError that says what shape was expected.
+
+    A finished beam is certain of its only child, the end code again (the last one): whatever the model says, that row is 0
+    there and -inf elsewhere, whose log-probability is 0 under every scoring.
+    """
     array = to_numpy(logits)
     if level == 0 and array.ndim == 2:
         array = array[:, None, :]
@@ -77,7 +105,12 @@ def check_logits(logits: Any, level: int, shape: tuple[int, int, int]) -> NDArra
         )
     if array.dtype.kind not in "fiu":
         raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {level}: expected floating point numbers")
-    return np.ascontiguousarray(array, np.float32)
+    if finished_BK is None or not finished_BK.any():
+        return np.ascontiguousarray(array, np.float32)
+    certain_BKV = np.array(array, np.float32)  # a copy: the array may be the caller's
+    certain_BKV[finished_BK] = -np.inf
+    certain_BKV[finished_BK, -1] = 0
+    return certain_BKV
 
 
 def collect_items(

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from pleach.errors import CodesError
 from pleach.index.bitmap import Bitmap
-from pleach.index.bits import leading_zeros
+from pleach.index.bits import leading_zeros, uint64_at
 from pleach.index.level import Level, code_dtype
-from pleach.index.sort import WordLayout, in_threads, pack_codes, sort_rows
+from pleach.index.sort import Table, WordLayout, addresses_of, in_threads, pack_codes, sort_rows
 
-__all__ = ["MAX_ITEMS", "SortedTable", "build_levels", "check_codes", "check_sizes", "layout_of"]
+__all__ = ["MAX_CODEBOOK", "MAX_ITEMS", "MAX_LEVELS", "SortedTable", "build_levels", "check_codes", "check_sizes", "layout_of"]
 
-MAX_LEVELS = 16
+MAX_LEVELS = 65  # 64 tokens and the end of a sequence
 MAX_CODEBOOK = 2**31
 MAX_ITEMS = 2**32 - 1
 
@@ -79,7 +79,7 @@ def check_codes(codes: NDArray[np.integer], codebook_sizes: Sequence[int]) -> tu
     return table, sizes
 
 
-def build_levels(codes_NL: NDArray[np.integer], sizes: tuple[int, ...], num_threads: int | None = None) -> SortedTable:
+def build_levels(codes_NL: Table, sizes: tuple[int, ...], num_threads: int | None = None) -> SortedTable:
     """Sort a checked table and lay out its levels. Cost: O(N), about 33 bytes a row beside the result."""
     threads = max(1, min(num_threads or os.cpu_count() or 1, 1 + len(codes_NL) // 100_000))
     layout = WordLayout.of(sizes)
@@ -147,13 +147,13 @@ def _first_differences(words_PN, layout: WordLayout, differs_N, threads: int) ->
     for level in range(num_levels):
         top = 64 - int(layout.shift_L[level])
         level_of_bit[layout.word_L[level], top - int(layout.mask_L[level]).bit_length() : top] = level
-    words_P = tuple(words_PN)
+    addresses_P = addresses_of(words_PN)
     counts: list[NDArray[np.int64]] = []
 
     def compare(begin: int, end: int) -> int:
         count_L1 = np.zeros(num_levels + 1, np.int64)
         counts.append(count_L1)
-        _compare(words_P, level_of_bit, begin, end, differs_N, count_L1)
+        _compare(addresses_P, level_of_bit, begin, end, differs_N, count_L1)
         return 0
 
     in_threads(compare, len(differs_N), threads)
@@ -161,13 +161,15 @@ def _first_differences(words_PN, layout: WordLayout, differs_N, threads: int) ->
 
 
 @njit(cache=True, nogil=True)
-def _compare(words_P, level_of_bit, begin, end, differs_N, count_L1):
+def _compare(addresses_P, level_of_bit, begin, end, differs_N, count_L1):
     num_levels = count_L1.size - 1
+    size = differs_N.size
     for row in range(begin, end):
         level = np.int64(0 if row == 0 else num_levels)
         if row > 0:
-            for word in range(len(words_P)):
-                difference = words_P[word][row] ^ words_P[word][row - 1]
+            for word in range(addresses_P.size):
+                words_N = uint64_at(addresses_P[word], size)
+                difference = words_N[row] ^ words_N[row - 1]
                 if difference != np.uint64(0):
                     level = np.int64(level_of_bit[word, leading_zeros(difference)])
                     break

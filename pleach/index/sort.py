@@ -15,14 +15,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from pleach.errors import CodesError
+from pleach.index.bits import uint64_at
 
-__all__ = ["WordLayout", "in_threads", "pack_codes", "sort_rows"]
+__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows"]
+
+
+class Table(Protocol):
+    """What can be sorted: an (N, L) array of codes, or something that gives blocks of its rows."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice, /) -> NDArray[np.integer]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +76,12 @@ def in_threads(work: Callable[[int, int], int], size: int, threads: int) -> list
         return list(pool.map(lambda part: work(*part), parts))
 
 
-def pack_codes(
-    codes_NL: NDArray[np.integer], sizes: Sequence[int], layout: WordLayout, threads: int
-) -> list[NDArray[np.uint64]]:
+def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
+    """Where the words lie, so that one compiled loop serves any number of them; the caller keeps them alive."""
+    return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
+
+
+def pack_codes(codes_NL: Table, sizes: Sequence[int], layout: WordLayout, threads: int) -> list[NDArray[np.uint64]]:
     """Pack a table of codes into words, checking every code on the way.
 
     Raises CodesError at the first code that is negative or not below its codebook's size.
@@ -92,7 +104,7 @@ def pack_codes(
 
     for bad in in_threads(pack, len(codes_NL), threads):
         if bad >= 0:
-            row = [int(code) for code in codes_NL[bad]]
+            row = [int(code) for code in codes_NL[bad : bad + 1][0]]
             level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
             raise CodesError(
                 f"row {bad:,} has code {row[level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
@@ -131,10 +143,10 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], layout: WordLayout, threads: i
     else:
         _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads)
     for word in range(1, layout.num_words):
-        words_P = tuple(words_PN[: word + 1])
+        addresses_P = addresses_of(words_PN[: word + 1])
 
-        def sort_ties(begin: int, end: int, words_P: tuple[NDArray[np.uint64], ...] = words_P) -> int:
-            _sort_ties(words_P, order_N, other_keys_N, keys_N, other_order_N, begin, end)
+        def sort_ties(begin: int, end: int, addresses_P: NDArray[np.int64] = addresses_P) -> int:
+            _sort_ties(addresses_P, order_N, other_keys_N, keys_N, other_order_N, begin, end)
             return 0
 
         in_threads(sort_ties, size, threads)
@@ -257,13 +269,14 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
 
 
 @njit(cache=True, nogil=True)
-def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, first, stop):
+def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, first, stop):
     """Sort every run of rows that are equal in all words but the last by the last word: the runs that begin in [first, stop).
 
-    words_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
+    addresses_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
     """
     size = order_N.size
-    last = len(words_P) - 1
+    last = addresses_P.size - 1
+    last_N = uint64_at(addresses_P[last], size)
     other_keys = np.empty(0, np.uint64)
     begin = first
     while 0 < begin < size and sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]:
@@ -274,7 +287,8 @@ def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, fir
         while end < size and sorted_word_0_N[end] == sorted_word_0_N[begin]:
             equal = True
             for word in range(1, last):
-                if words_P[word][order_N[end]] != words_P[word][order_N[begin]]:
+                word_N = uint64_at(addresses_P[word], size)
+                if word_N[order_N[end]] != word_N[order_N[begin]]:
                     equal = False
                     break
             if not equal:
@@ -282,7 +296,7 @@ def _sort_ties(words_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, fir
             end += 1
         if end - begin > 1:
             for i in range(begin, end):
-                tie_keys_N[i] = words_P[last][order_N[i]]
+                tie_keys_N[i] = last_N[order_N[i]]
             if end - begin <= 40:
                 _insertion_sort(tie_keys_N, order_N, begin, end)
             else:

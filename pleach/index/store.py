@@ -28,7 +28,9 @@ FORMAT_VERSION = 2  # a file that needs nothing newer is written as version 1
 _DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
 
 
-def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, version: str) -> None:
+def save(
+    path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, version: str, end_code: int | None = None
+) -> None:
     """Write the file beside its place, then move it there, so that a reader sees the old one or the new one whole."""
     tensors: dict[str, NDArray[Any]] = {"items.order": items.order_N}
     for number, level in enumerate(levels):
@@ -43,12 +45,13 @@ def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: in
     if items.ids is not None:
         tensors["items.ids"] = _encode_ids(items.ids)
     header = {
-        "format_version": 2 if any(level.width for level in levels) else 1,
+        "format_version": 2 if end_code is not None or any(level.width for level in levels) else 1,
         "version": version,
         "num_leaves": num_leaves,
         "num_items": items.num_items,
         "levels": [_describe(level) for level in levels],
         "ids": "rows" if items.ids is None else "int64" if items.ids.dtype.kind == "i" else "utf-8",
+        **({} if end_code is None else {"end_code": end_code}),
     }
     beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
@@ -62,12 +65,12 @@ def save(path: Path, levels: tuple[Level, ...], items: ItemTable, num_leaves: in
         raise
 
 
-def load(path: Path) -> tuple[tuple[Level, ...], ItemTable, int, str]:
+def load(path: Path) -> tuple[tuple[Level, ...], ItemTable, int, str, int | None]:
     """Map the file and check that its parts fit each other; the arrays themselves are not read."""
     tensors, header = _map(path)
     try:
         return _assemble(tensors, header)
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
         raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save the index again") from error
 
 
@@ -89,7 +92,7 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         table = json.loads(raw[8 : 8 + length].tobytes())
         header = json.loads(table.pop("__metadata__")["pleach"])
         format_version = int(header["format_version"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise foreign from error
     if not 1 <= format_version <= FORMAT_VERSION:
         raise IndexFileError(
@@ -105,12 +108,14 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
                     f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; copy or save it again"
                 )
             tensors[name] = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise foreign from error
     return tensors, header
 
 
-def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple[tuple[Level, ...], ItemTable, int, str]:
+def _assemble(
+    tensors: dict[str, NDArray[Any]], header: dict[str, Any]
+) -> tuple[tuple[Level, ...], ItemTable, int, str, int | None]:
     num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
     levels: list[Level] = []
     for number, entry in enumerate(header["levels"]):
@@ -137,7 +142,10 @@ def _assemble(tensors: dict[str, NDArray[Any]], header: dict[str, Any]) -> tuple
         raise ValueError(f"{num_items} items on {num_leaves} leaves without items.first")
     ids = None if header["ids"] == "rows" else _decode_ids(tensors["items.ids"], header["ids"], num_items)
     items = ItemTable(ids=ids, order_N=order_N, first_M1=first_M1)
-    return tuple(levels), items, num_leaves, str(header["version"])
+    end_code = None if header.get("end_code") is None else int(header["end_code"])
+    if end_code is not None and {level.size for level in levels} != {end_code + 1}:
+        raise ValueError(f"end code {end_code} is not the last code of every level")
+    return tuple(levels), items, num_leaves, str(header["version"]), end_code
 
 
 def _describe(level: Level) -> dict[str, int]:

@@ -18,8 +18,9 @@ from pleach.index.build import build_levels, check_codes
 from pleach.index.filters import Filter
 from pleach.index.items import ItemIds, ItemTable, check_item_ids
 from pleach.index.level import Level
+from pleach.index.sequences import SequenceTable, check_ends
 
-__all__ = ["Trie"]
+__all__ = ["Trie", "fingerprint"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +33,8 @@ class Trie:
 
     Immutable. About 15 bytes an item at 8 levels of 2,048 codes, plus 4 to remember the caller's order, plus the ids.
 
+    end_code: the code that ends a sequence, where the items are sequences of different lengths (`from_sequences`), else None.
+
     >>> index = Trie.build([[3, 1], [0, 2], [3, 0]], codebook_sizes=[4, 4], item_ids=["c", "a", "b"])
     >>> len(index), (3, 0) in index, index.codes_of(["a"]).tolist()
     (3, True, [[0, 2]])
@@ -41,6 +44,7 @@ class Trie:
     items: ItemTable
     num_leaves: int
     version: str
+    end_code: int | None = None
 
     @classmethod
     def build(
@@ -49,27 +53,75 @@ class Trie:
         codebook_sizes: Sequence[int],
         item_ids: ItemIds | None = None,
         *,
+        end_code: int | None = None,
         packed: bool = False,
         num_threads: int | None = None,
     ) -> Trie:
         """Index a table of codes.
 
         codes: (N, L) of any integer dtype, in any order; rows may repeat (several items on one leaf); N may be 0.
-        codebook_sizes: L sizes, 1 to 16 levels of 1 to 2^31 codes.
+        codebook_sizes: L sizes, 1 to 65 levels of 1 to 2^31 codes.
         item_ids: N distinct integers or strings; None numbers the items by their rows.
+        end_code: the last code of every level, where rows are sequences padded with it (see `from_sequences`); else None.
         packed: see `packed()`.
 
         Cost: O(N), 0.1 µs an item and a peak of about 33 bytes an item beside the result at 8 x 2,048.
         Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, duplicates).
         """
         table_NL, sizes = check_codes(np.asarray(codes), codebook_sizes)
+        if end_code is not None:
+            check_ends(table_NL, sizes, end_code)
+        return cls._of_table(table_NL, sizes, item_ids, end_code, packed, num_threads)
+
+    @classmethod
+    def from_sequences(
+        cls,
+        sequences: Sequence[Sequence[int] | NDArray[np.integer]],
+        vocabulary_size: int,
+        item_ids: ItemIds | None = None,
+        *,
+        max_length: int | None = None,
+        packed: bool = False,
+        num_threads: int | None = None,
+    ) -> Trie:
+        """Index sequences of different lengths: titles, entity names, n-grams, as token ids of a large vocabulary.
+
+        sequences: N of 0 to 64 tokens each; one may be the beginning of another, several may be equal.
+        vocabulary_size: V; tokens are 0 to V - 1 and keep their numbers. max_length: deeper than the longest of these, so that
+        longer ones can be inserted later.
+
+        The index has max_length + 1 levels of V + 1 codes; code V ends a sequence and stands in all levels after its end. A
+        search asks its model for V + 1 logits, the last of which is the end's (for a language model: the logit of its
+        end-of-sequence token, copied there); a finished beam is certain of its end codes and costs nothing. Results' `codes`
+        are padded the same way; `sequences_of` strips them.
+
+        Raises CodesError, ItemIdError, ArgumentError. Cost: as for `build`.
+
+        >>> names = Trie.from_sequences([[7, 3], [7], []], vocabulary_size=10, item_ids=["ab", "a", ""])
+        >>> [7] in names, [3] in names, names.codes_of(["ab"]).tolist()
+        (True, False, [[7, 3, 10]])
+        """
+        table = SequenceTable.of(sequences, vocabulary_size, max_length)
+        return cls._of_table(table, table.codebook_sizes, item_ids, table.end_code, packed, num_threads)
+
+    @classmethod
+    def _of_table(
+        cls,
+        table_NL: NDArray[np.integer] | SequenceTable,
+        sizes: tuple[int, ...],
+        item_ids: ItemIds | None,
+        end_code: int | None,
+        packed: bool,
+        num_threads: int | None,
+    ) -> Trie:
+        """Sort a checked table."""
         ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL))
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, first_M1=table.first_M1)
         items.check_unique()
         levels = tuple(level.packed() for level in table.levels) if packed else table.levels
-        version = _fingerprint(levels, items)
-        return cls(levels=levels, items=items, num_leaves=table.num_leaves, version=version)
+        version = fingerprint(levels, items, end_code)
+        return cls(levels=levels, items=items, num_leaves=table.num_leaves, version=version, end_code=end_code)
 
     def packed(self) -> Trie:
         """The same index with codes of 11 bits in place of 16 (V = 2,048): a quarter smaller, a little slower to search.
@@ -77,11 +129,11 @@ class Trie:
         It is an index of its own: filters of one do not fit the other. Cost: one pass over the codes and one for the version.
         """
         levels = tuple(level.packed() for level in self.levels)
-        return replace(self, levels=levels, version=_fingerprint(levels, self.items))
+        return replace(self, levels=levels, version=fingerprint(levels, self.items, self.end_code))
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file (docs/format.md), replacing the old one in a single step."""
-        store.save(Path(path), self.levels, self.items, self.num_leaves, self.version)
+        store.save(Path(path), self.levels, self.items, self.num_leaves, self.version, self.end_code)
 
     @classmethod
     def load(cls, path: str | Path) -> Trie:
@@ -89,15 +141,15 @@ class Trie:
 
         Raises IndexFileError where the file is missing, truncated, of another kind or of a newer format.
         """
-        levels, items, num_leaves, version = store.load(Path(path))
-        return cls(levels=levels, items=items, num_leaves=num_leaves, version=version)
+        levels, items, num_leaves, version, end_code = store.load(Path(path))
+        return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
     def verify(self) -> None:
         """Read every array and raise IndexFileError where they are not those that the version was computed from.
 
         `load` trusts the arrays and reads none of them; after a copy over an unreliable path, check once. Cost: one read.
         """
-        found = _fingerprint(self.levels, self.items)
+        found = fingerprint(self.levels, self.items, self.end_code)
         if found != self.version:
             raise IndexFileError(
                 f"the index says that it is version {self.version}, but its arrays hash to {found}: copy it again"
@@ -160,6 +212,11 @@ class Trie:
         """The SID of each item, (n, L); ItemIdError where an id is unknown."""
         return self.codes_at(self.items.leaves_of(self.items.known_rows_of(item_ids)))
 
+    def sequences_of(self, item_ids: ItemIds) -> list[NDArray[np.int64]]:
+        """The codes of each item up to its end code; ItemIdError where an id is unknown."""
+        codes_nL = self.codes_of(item_ids)
+        return [row[: row.size if self.end_code is None else int((row != self.end_code).sum())] for row in codes_nL]
+
     def find(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id in the caller's order, -1 where it is unknown."""
         return self.items.rows_of(item_ids)
@@ -169,7 +226,9 @@ class Trie:
         return self.find(item_ids) >= 0
 
     def leaf_of(self, codes: Sequence[int]) -> int:
-        """The leaf of a SID, -1 where no item has it. Cost: L binary searches."""
+        """The leaf of a SID, -1 where no item has it; a sequence may come without its end codes. Cost: L binary searches."""
+        if self.end_code is not None:
+            codes = [*codes, *[self.end_code] * (self.num_levels - len(codes))]
         if len(codes) != self.num_levels:
             return -1
         lo, hi = 0, self.num_leaves
@@ -192,8 +251,8 @@ class Trie:
         return f"Trie({self.num_items:,} items, {self.num_leaves:,} leaves of {sizes}, {self.nbytes:,} bytes, {self.version})"
 
 
-def _fingerprint(levels: Sequence[Level], items: ItemTable) -> str:
-    """Sixteen hex digits that change with any SID, order or id. Cost: one read of all arrays."""
+def fingerprint(levels: Sequence[Level], items: ItemTable, end_code: int | None = None) -> str:
+    """Sixteen hex digits that change with any SID, order, id or end code. Cost: one read of all arrays."""
     state = 0
     arrays: list[NDArray[np.generic] | None] = [items.order_N, items.first_M1, items.ids]
     for level in levels:
@@ -206,5 +265,6 @@ def _fingerprint(levels: Sequence[Level], items: ItemTable) -> str:
         tail[: len(raw) - whole] = raw[whole:]
         state = int(bits.word_hash(raw[:whole].view(np.uint64), np.uint64((state + len(raw)) % 2**64)))
         state = int(bits.word_hash(tail.view(np.uint64), np.uint64(state)))
-    shape = np.array([number for level in levels for number in (level.size, level.num_nodes)], np.uint64)
+    numbers = [number for level in levels for number in (level.size, level.num_nodes)]
+    shape = np.array(numbers if end_code is None else [*numbers, end_code], np.uint64)
     return f"{int(bits.word_hash(shape, np.uint64(state))):016x}"

@@ -76,6 +76,9 @@ class Version:
         sizes = {segment.trie.codebook_sizes for segment in self.segments}
         if len(sizes) > 1:
             raise ArgumentError(f"the segments of a version have different codebooks: {sorted(sizes)}")
+        ends = {segment.trie.end_code for segment in self.segments}
+        if len(ends) > 1:
+            raise ArgumentError(f"the segments of a version end their sequences by different codes: {ends}")
 
     @classmethod
     def of(cls, index: Trie | Version) -> Version:
