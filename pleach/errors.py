@@ -7,6 +7,8 @@
     ├── FilterError              a mask or set of items cannot become a filter
     │   └── ForeignFilterError   the filter was made for another index
     ├── IndexFileError           the file is truncated, of another kind, or of a newer format
+    ├── JournalError             the directory of a live catalogue is damaged, or a change could not be written to it
+    │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
     ├── DataError                a table of items or interactions cannot be read as one
     ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
@@ -31,6 +33,8 @@ __all__ = [
     "ForeignFilterError",
     "IndexFileError",
     "ItemIdError",
+    "JournalError",
+    "LockedError",
     "LogitsError",
     "MissingExtraError",
     "OverloadedError",
@@ -68,6 +72,14 @@ class ForeignFilterError(FilterError):
 
 class IndexFileError(PleachError, ValueError):
     """An index file is truncated, of another kind, or of a newer format."""
+
+
+class JournalError(PleachError, RuntimeError):
+    """The directory of a live catalogue is damaged, or could not be written."""
+
+
+class LockedError(JournalError):
+    """Another writer has the directory of a live catalogue open."""
 
 
 class LogitsError(PleachError, ValueError):
