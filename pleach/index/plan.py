@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from pleach.errors import ArgumentError
-from pleach.index.build import MAX_ITEMS, check_sizes, layout_of
+from pleach.index.assemble import layout_of
+from pleach.index.build import MAX_ITEMS, check_sizes
 from pleach.index.level import code_dtype
 from pleach.index.trie import Trie
 
