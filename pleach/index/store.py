@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from pleach.errors import IndexFileError
 from pleach.index.bitmap import Bitmap
@@ -25,7 +24,7 @@ from pleach.index.level import Level, code_dtype, packed_words
 __all__ = ["FORMAT_VERSION", "load", "save"]
 
 FORMAT_VERSION = 2  # a file that needs nothing newer is written as version 1
-_DTYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64}
+_DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8}  # in the order of a file
 
 
 def save(
@@ -55,14 +54,30 @@ def save(
     }
     beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode  # safetensors' own files only their owner may read, but the server may be somebody else
-        save_file(tensors, beside, metadata={"pleach": json.dumps(header)})
-        beside.chmod(mode)
+        _write(beside, tensors, {"pleach": json.dumps(header)})
         os.replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> None:
+    """What `safetensors.numpy.save_file` writes, byte for byte, without its copy of all arrays."""
+    names = list(_DTYPES)
+    kinds = {name: names[list(_DTYPES.values()).index(array.dtype.type)] for name, array in tensors.items()}
+    order = sorted(tensors, key=lambda name: (names.index(kinds[name]), name))
+    table: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name in order:
+        end = offset + tensors[name].nbytes
+        table[name] = {"dtype": kinds[name], "shape": tensors[name].shape, "data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
 def load(path: Path) -> tuple[tuple[Level, ...], ItemTable, int, str, int | None]:
@@ -161,7 +176,7 @@ def _expect(array: NDArray[Any], dtype: type[np.generic], length: int) -> None:
 def _encode_ids(ids: NDArray[np.generic]) -> NDArray[Any]:
     if ids.dtype.kind == "i":
         return ids
-    return np.frombuffer(ids.tobytes(), np.uint8).reshape(len(ids), ids.dtype.itemsize)
+    return np.ascontiguousarray(ids).view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
 
 
 def _decode_ids(stored: NDArray[Any], kind: str, num_items: int) -> NDArray[np.generic]:

@@ -65,6 +65,23 @@ def test_load_gives_back_what_was_saved(tmp_path: Path, num_items: int, size: in
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.pleach", "y.pleach"]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("ids", [None, "integers", "strings"])
+@pytest.mark.parametrize("num_items", [0, 1, 700])
+def test_the_file_is_what_safetensors_itself_would_write(tmp_path: Path, num_items: int, ids: str | None, packed: bool) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(4)
+    sizes = (3, 300, 70_000, *[2] * 9)
+    item_ids = {None: None, "integers": np.arange(num_items), "strings": [f"é{row}" for row in range(num_items)]}[ids]
+    codes = np.stack([rng.integers(0, size, num_items) for size in sizes], axis=1)
+    Trie.build(codes, sizes, item_ids, packed=packed).save(tmp_path / "ours")
+    with safe_open(tmp_path / "ours", "numpy") as file:
+        save_file({name: file.get_tensor(name) for name in file.keys()}, tmp_path / "its", file.metadata())  # noqa: SIM118
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "its").read_bytes()
+
+
 def test_loading_reads_no_array(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     Trie.build(rng.integers(0, 2048, (400_000, 8)), [2048] * 8).save(tmp_path / "big.pleach")
