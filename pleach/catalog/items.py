@@ -174,7 +174,7 @@ def _check_ids(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         "SELECT table_type FROM information_schema.tables WHERE table_name = 'items' AND table_schema = 'main'"
     ).fetchall()
     if not kinds:
-        raise DataError(f"{name} has no table 'items': make it with Catalog.create, or create the table in DuckDB")
+        raise DataError(f"{name} has no table 'items': make it with Catalogue.create, or create the table in DuckDB")
     if kinds[0][0] != "BASE TABLE":
         raise DataError(f"'items' in {name} has to be a table, not a {kinds[0][0].lower()}: CREATE TABLE items AS ...")
     _require_item_id(connection.sql("SELECT * FROM items LIMIT 0").columns, f"the table 'items' of {name}")

@@ -73,5 +73,5 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
 
 
 def rows_of(engine: Engine, item_ids: Sequence[ItemId]) -> list[dict[str, object]]:
-    assert engine.catalog is not None
-    return engine.catalog.lookup(item_ids).to_pylist()
+    assert engine.catalogue is not None
+    return engine.catalogue.lookup(item_ids).to_pylist()

@@ -21,7 +21,7 @@ def build(
     ] = False,
 ) -> None:
     """Make the index and the catalogue of a run, and evaluate its rules once."""
-    from pleach.catalog import Catalog
+    from pleach.catalog import Catalogue
     from pleach.cli.sources import Source
     from pleach.index import Trie
     from pleach.semid.table import SidTable
@@ -45,7 +45,7 @@ def build(
     if here.catalogue.exists() and not force:
         console.print(f"{here.catalogue} is kept as it is, with its attributes; pass --force to write it anew")
     else:
-        Catalog.create(here.catalogue, items, overwrite=force)
+        Catalogue.create(here.catalogue, items, overwrite=force)
     if not here.rules.exists():
         own = source.directory / "rules.toml"
         if own.exists():
@@ -53,7 +53,7 @@ def build(
         else:
             here.rules.write_text(EMPTY_RULES.format(columns=", ".join(items.column_names)), encoding="utf-8")
             console.print(f"{here.rules} has no rules yet: write some, and tell the server by SIGHUP")
-    report = Catalog.open(here.catalogue, trie, here.rules).rules.report
+    report = Catalogue.open(here.catalogue, trie, here.rules).rules.report
     done(console, what=str(report), seconds=time.perf_counter() - began)
     here.add_to_report(
         "build",

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from pleach.catalog import Catalog
+from pleach.catalog import Catalogue
 from pleach.decode import BeamSearch, SearchResult
 from pleach.engine.batcher import Batcher
 from pleach.engine.prompt import Prompt, Reader
@@ -60,7 +60,7 @@ class Engine:
     clerk, one worker thread, takes what waits and can run together, runs it, and hands out the results (`step`: schedule,
     run, postprocess). `recommend` does the same in the caller's own thread, for scripts and batches.
 
-    catalog: None serves without rules. num_beams: the width of requests that name none. max_batch: requests in one search.
+    catalogue: None serves without rules. num_beams: the width of requests that name none. max_batch: requests in one search.
     max_queue: how many may wait; one more is refused (OverloadedError). timeout_s: a request that waited longer is
     refused rather than run. clock: seconds, monotonic.
 
@@ -72,7 +72,7 @@ class Engine:
         self,
         model: Transformer,
         trie: Trie,
-        catalog: Catalog | None = None,
+        catalogue: Catalogue | None = None,
         *,
         limits: Limits | None = None,
         num_beams: int = 20,
@@ -87,15 +87,15 @@ class Engine:
                 f"the model's codebooks are {sizes}, but the index has {trie.codebook_sizes}: they come from different "
                 "Semantic IDs; train the model and build the index from the same table of them"
             )
-        if catalog is not None and catalog.index_version != trie.version:
+        if catalogue is not None and catalogue.index_version != trie.version:
             raise ForeignFilterError(
-                f"the catalogue's rules were made for index {catalog.index_version}, but this is index {trie.version}: open "
+                f"the catalogue's rules were made for index {catalogue.index_version}, but this is index {trie.version}: open "
                 "the catalogue with this index"
             )
         self.limits = limits or Limits()
         if not 1 <= num_beams <= self.limits.max_beams:
             raise ArgumentError(f"num_beams has to be from 1 to {self.limits.max_beams}, not {num_beams}")
-        self.model, self.trie, self.catalog = model, trie, catalog
+        self.model, self.trie, self.catalogue = model, trie, catalogue
         self._reader = Reader(trie, model.config.max_position_embeddings)
         self._num_beams, self._max_batch, self._timeout_s, self._clock = num_beams, max_batch, timeout_s, clock
         self._batcher: Batcher[_Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
@@ -110,7 +110,7 @@ class Engine:
         cls,
         model_dir: str | os.PathLike[str],
         index_path: str | os.PathLike[str],
-        catalog_path: str | os.PathLike[str] | None = None,
+        catalogue_path: str | os.PathLike[str] | None = None,
         rules: str | os.PathLike[str] | Mapping[str, object] | None = None,
         *,
         device: str = "cpu",
@@ -124,14 +124,14 @@ class Engine:
 
         Raises CheckpointError, IndexFileError, DataError (the catalogue), RuleError, ArgumentError.
         """
-        if rules is not None and catalog_path is None:
-            raise ArgumentError("rules need a catalogue to look at: pass catalog_path too")
+        if rules is not None and catalogue_path is None:
+            raise ArgumentError("rules need a catalogue to look at: pass catalogue_path too")
         trie = Trie.load(os.fspath(index_path))
-        catalog = None if catalog_path is None else Catalog.open(catalog_path, trie, rules)
+        catalogue = None if catalogue_path is None else Catalogue.open(catalogue_path, trie, rules)
         return cls(
             Transformer.from_pretrained(model_dir, device=device),
             trie,
-            catalog,
+            catalogue,
             limits=limits,
             num_beams=num_beams,
             max_batch=max_batch,
@@ -239,7 +239,7 @@ class Engine:
     def _prepare(self, request: Request) -> _Job:
         began = self._clock()
         self.limits.check(request)
-        rules = None if self.catalog is None else self.catalog.rules
+        rules = None if self.catalogue is None else self.catalogue.rules
         if rules is None and request.rules:
             raise UnknownRuleError(f"unknown rule {request.rules[0][:80]!r}; this engine has no catalogue, so no rules")
         chosen = None if rules is None else rules.filter(request.rules)

@@ -84,7 +84,7 @@ def create_app(
     async def readyz(response: Response) -> Readiness:  # pyright: ignore[reportUnusedFunction]
         ready = engine.is_running
         response.status_code = 200 if ready else 503
-        filters = {} if engine.catalog is None else engine.catalog.rules.filters
+        filters = {} if engine.catalogue is None else engine.catalogue.rules.filters
         sizes = {name: len(chosen) for name, chosen in filters.items()}
         return Readiness(ready=ready, index_version=engine.trie.version, num_items=len(engine.trie), rules=sizes)
 

@@ -106,9 +106,9 @@ class _State(Collector):
         yield GaugeMetricFamily("pleach_ready", "1 while requests are taken", value=float(engine.is_running))
         yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(engine.trie))
         yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": engine.trie.version})
-        if engine.catalog is None:
+        if engine.catalogue is None:
             return
-        rules = engine.catalog.rules
+        rules = engine.catalogue.rules
         yield GaugeMetricFamily("pleach_rules_generation", "Loads that changed the rules", value=rules.generation)
         yield GaugeMetricFamily(
             "pleach_items_not_in_index", "Items of the catalogue unknown to the index", value=rules.report.not_in_index

@@ -73,10 +73,10 @@ class Server:
 
     def reload(self) -> LoadReport | None:
         """Evaluate the rules again and log what came of it; None without a catalogue."""
-        if self.engine.catalog is None:
+        if self.engine.catalogue is None:
             log.warning("there are no rules to reload: the server was started without a catalogue")
             return None
-        report = self.engine.catalog.reload()
+        report = self.engine.catalogue.reload()
         self.metrics.observe_reload(report)
         log.log(logging.INFO if report.ok else logging.ERROR, "rules reloaded\n%s", report)
         return report
@@ -123,7 +123,7 @@ class _Announcing(uvicorn.Server):
 def serve(
     model_dir: str | os.PathLike[str],
     index_path: str | os.PathLike[str],
-    catalog_path: str | os.PathLike[str] | None = None,
+    catalogue_path: str | os.PathLike[str] | None = None,
     rules: str | os.PathLike[str] | Mapping[str, object] | None = None,
     *,
     host: str = "127.0.0.1",
@@ -144,7 +144,7 @@ def serve(
     engine = Engine.load(
         model_dir,
         index_path,
-        catalog_path,
+        catalogue_path,
         rules,
         device=device,
         limits=limits,
@@ -153,8 +153,8 @@ def serve(
         max_queue=max_queue,
         timeout_s=timeout_s,
     )
-    if engine.catalog is not None:
-        report = engine.catalog.rules.report
+    if engine.catalogue is not None:
+        report = engine.catalogue.rules.report
         log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
     Server(engine, host=host, port=port, grace_s=grace_s, announce=announce).run()
 

@@ -15,7 +15,7 @@ from pleach.index import Trie
 from pleach.model import ModelConfig, Transformer, Vocabulary
 
 if TYPE_CHECKING:
-    from pleach.catalog import Catalog
+    from pleach.catalog import Catalogue
     from pleach.engine import Engine
 
 # pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
@@ -86,23 +86,23 @@ def shop() -> Shop:
 
 
 @pytest.fixture(scope="session")
-def catalog_file(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from pleach.catalog import Catalog
+def catalogue_file(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pleach.catalog import Catalogue
 
     path = tmp_path_factory.mktemp("engine") / "shop.duckdb"
-    Catalog.create(path, pa.Table.from_pylist(shop.rows))
+    Catalogue.create(path, pa.Table.from_pylist(shop.rows))
     return path
 
 
 @pytest.fixture(scope="session")
-def catalog(shop: Shop, catalog_file: Path) -> "Catalog":
-    from pleach.catalog import Catalog
+def catalogue(shop: Shop, catalogue_file: Path) -> "Catalogue":
+    from pleach.catalog import Catalogue
 
-    return Catalog.open(catalog_file, shop.trie, RULES)
+    return Catalogue.open(catalogue_file, shop.trie, RULES)
 
 
 @pytest.fixture
-def engine(shop: Shop, catalog: "Catalog") -> "Engine":
+def engine(shop: Shop, catalogue: "Catalogue") -> "Engine":
     from pleach.engine import Engine
 
-    return Engine(shop.model, shop.trie, catalog)
+    return Engine(shop.model, shop.trie, catalogue)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog import Catalog
+from pleach.catalog import Catalogue
 from pleach.engine import Engine, Limits, Request
 from pleach.errors import (
     ArgumentError,
@@ -159,10 +159,10 @@ def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
         Engine(shop.model, Trie.build(shop.codes_NL, (8, 8, 5)))
 
 
-def test_a_catalogue_of_another_index_is_refused(shop, catalog):
+def test_a_catalogue_of_another_index_is_refused(shop, catalogue):
     other = Trie.build(shop.codes_NL[::-1], shop.trie.codebook_sizes, item_ids=[row["item_id"] for row in shop.rows])
     with pytest.raises(ForeignFilterError, match="open the catalogue with this index"):
-        Engine(shop.model, other, catalog)
+        Engine(shop.model, other, catalogue)
 
 
 def test_an_empty_index_gives_empty_answers(shop):
@@ -171,10 +171,10 @@ def test_an_empty_index_gives_empty_answers(shop):
     assert (result.num_valid, result.item_ids, result.ignored_history) == (0, (), (1, 2))
 
 
-def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalog_file, tmp_path):
+def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalogue_file, tmp_path):
     shop.model.save_pretrained(tmp_path / "model")
     shop.trie.save(tmp_path / "index.pleach")
-    loaded = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalog_file, {"cheap": "price < 20"})
+    loaded = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalogue_file, {"cheap": "price < 20"})
     fields = {"history": HISTORY, "rules": ("cheap",)}
     assert one(loaded, **fields).item_ids == one(engine, **fields).item_ids
     with pytest.raises(ArgumentError, match="rules need a catalogue"):
@@ -203,8 +203,8 @@ def test_an_engine_that_is_not_running_refuses(engine):
         engine.submit(Request())
 
 
-def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
-    engine = Engine(shop.model, shop.trie, catalog, max_queue=2)
+def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalogue):
+    engine = Engine(shop.model, shop.trie, catalogue, max_queue=2)
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -217,9 +217,9 @@ def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
         assert [future.result().batch_size for future in (running, *waiting)] == [1, 2, 2]
 
 
-def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalog):
+def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalogue):
     clock = Clock()
-    engine = Engine(shop.model, shop.trie, catalog, timeout_s=5, clock=clock)
+    engine = Engine(shop.model, shop.trie, catalogue, timeout_s=5, clock=clock)
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -297,11 +297,11 @@ def test_an_unforeseen_failure_reaches_its_requests_and_the_next_is_answered(sho
         assert engine.submit(Request()).result(20).num_valid == 10
 
 
-def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp_path):
+def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalogue_file, tmp_path):
     path = tmp_path / "shop.duckdb"
-    path.write_bytes(catalog_file.read_bytes())
-    catalog = Catalog.open(path, shop.trie, {"cheap": "price < 20"})
-    with Engine(shop.model, shop.trie, catalog) as engine:
+    path.write_bytes(catalogue_file.read_bytes())
+    catalogue = Catalogue.open(path, shop.trie, {"cheap": "price < 20"})
+    with Engine(shop.model, shop.trie, catalogue) as engine:
         before = engine.submit(Request(rules=("cheap",), num_items=100)).result(20)
         with held(shop.model) as began:
             blocker = engine.submit(Request())
@@ -309,7 +309,7 @@ def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp
             early = engine.submit(Request(rules=("cheap",), num_items=100))
             with duckdb.connect(str(path)) as connection:
                 connection.execute("UPDATE items SET price = 39 - price")
-            assert catalog.reload().ok
+            assert catalogue.reload().ok
             late = engine.submit(Request(rules=("cheap",), num_items=100))
         assert set(early.result(20).item_ids) == set(before.item_ids) == shop.allowed(("cheap",))
         assert set(late.result(20).item_ids) == shop.allowed() - shop.allowed(("cheap",))
@@ -350,8 +350,8 @@ ids = st.one_of(st.sampled_from([f"é{i}" for i in range(170)]), st.text(max_siz
     st.lists(ids, max_size=20), st.lists(ids, max_size=200), st.sampled_from(ALL_RULES), st.integers(1, 200),
     st.sampled_from(["full", "allowed"]),
 )  # fmt: skip
-def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history, deny, rules, num_items, scoring):
-    engine = Engine(shop.model, shop.trie, catalog)
+def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalogue, history, deny, rules, num_items, scoring):
+    engine = Engine(shop.model, shop.trie, catalogue)
     request = Request(history=history, deny_item_ids=deny, rules=rules, num_items=num_items, scoring=scoring)
     result = engine.recommend([request])[0]
     allowed = shop.allowed(rules, tuple(deny))

@@ -55,10 +55,10 @@ class Shop:
 
 @pytest.fixture(scope="session")
 def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    from pleach.catalog import Catalog
+    from pleach.catalog import Catalogue
 
     shop = Shop(directory=tmp_path_factory.mktemp("serve"))
-    model_dir, index_path, catalog_path, rules_path = shop.files
+    model_dir, index_path, catalogue_path, rules_path = shop.files
     rng = np.random.default_rng(5)
     codes_NL = np.stack([rng.integers(0, size, len(shop.item_ids)) for size in SIZES], axis=1)
     Trie.build(codes_NL, SIZES, item_ids=list(shop.item_ids)).save(index_path)
@@ -76,7 +76,7 @@ def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     )
     Transformer(config, vocabulary, generator=torch.Generator().manual_seed(2)).save_pretrained(model_dir)
     rows = [{"item_id": one, "title": f"thing {one}", "price": one % 40, "stock": one % 3} for one in shop.item_ids]
-    Catalog.create(catalog_path, pa.Table.from_pylist(rows))
+    Catalogue.create(catalogue_path, pa.Table.from_pylist(rows))
     rules_path.write_text(RULES)
     return shop
 

@@ -232,13 +232,13 @@ def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
         assert set(client.post(URL, json=body).json()["item_ids"]) == shop.allowed(["cheap"], [])
         with duckdb.connect(str(shop.files[2])) as connection:
             connection.execute("UPDATE items SET price = 39 - price")
-        assert engine.catalog is not None
-        metrics.observe_reload(engine.catalog.reload())
+        assert engine.catalogue is not None
+        metrics.observe_reload(engine.catalogue.reload())
         answer = client.post(URL, json=body).json()
         assert set(answer["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
         assert answer["rules_generation"] == 2
         shop.files[3].write_text("[rules]\ncheap = 'no_such_column'\n")
-        metrics.observe_reload(engine.catalog.reload())
+        metrics.observe_reload(engine.catalogue.reload())
         assert client.post(URL, json=body).json()["item_ids"] == answer["item_ids"]
         assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 1
         assert metric(client, 'pleach_rule_reloads_total{outcome="ok"}') == 1

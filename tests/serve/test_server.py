@@ -69,14 +69,14 @@ def until(found) -> None:
 
 
 def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(shop):
-    _, _, catalog_path, rules_path = shop.files
+    _, _, catalogue_path, rules_path = shop.files
     with process(shop) as (server, url), httpx.Client(base_url=url, timeout=20) as client:
         body = {"rules": ["cheap"], "num_items": 100}
         first = client.post("/v1/recommend", json=body).json()
         assert set(first["item_ids"]) == shop.allowed(["cheap"], [])
 
         # Another process than the server's changes prices and a rule while the server runs.
-        with duckdb.connect(str(catalog_path)) as connection:
+        with duckdb.connect(str(catalogue_path)) as connection:
             connection.execute("UPDATE items SET price = 39 - price")
         rules_path.write_text("[rules]\ncheap = 'price < 20'\ndear = 'price >= 20'\n")
         server.send_signal(signal.SIGHUP)
@@ -158,7 +158,7 @@ def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
 
 def test_reload_without_a_catalogue_says_there_is_nothing_to_reload(first_shop, caplog):
     engine = first_shop.engine()
-    engine.catalog = None
+    engine.catalogue = None
     with thread(engine) as server:
         assert server.reload() is None
         assert httpx.post(server.url + "/v1/recommend", json={"rules": ["cheap"]}).json()["error"]["type"] == "UnknownRuleError"
@@ -201,9 +201,9 @@ def test_a_model_that_cannot_answer_never_serves(first_shop):
 
 
 def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
-    model_dir, index_path, catalog_path, _ = shop.files
+    model_dir, index_path, catalogue_path, _ = shop.files
     with pytest.raises(RuleError, match="'bad'"):
-        serve(model_dir, index_path, catalog_path, {"bad": "no_such_column"}, port=0)
+        serve(model_dir, index_path, catalogue_path, {"bad": "no_such_column"}, port=0)
     os.remove(model_dir / "config.json")
     with pytest.raises(CheckpointError):
-        serve(model_dir, index_path, catalog_path, port=0)
+        serve(model_dir, index_path, catalogue_path, port=0)

@@ -1,4 +1,4 @@
-"""Catalog: the items, their attributes, and the rules over them as filters.
+"""Catalogue: the items, their attributes, and the rules over them as filters.
 
 Shapes: N items of the index, M items of the table (its rows are DuckDB's, the index has its own).
 """
@@ -22,15 +22,15 @@ from pleach.errors import DataError, PleachError, RuleError
 from pleach.index import Filter, Trie
 
 
-class Catalog:
+class Catalogue:
     """A shop's items with their attributes, and its rules, ready as filters.
 
     Think of it as a photograph of a table: `open` and `reload` take one (evaluate every rule by SQL), requests look at
     the latest photograph and never at the table. Between photographs the file is closed, so any other process may
     change it: change attributes in DuckDB, then call `reload` (the server: SIGHUP). Nothing is rebuilt.
 
-    >>> catalog = Catalog.open("shop.duckdb", trie, rules={"cheap": "price < 20"})     # doctest: +SKIP
-    >>> catalog.filter(["cheap"])                                                      # doctest: +SKIP
+    >>> catalogue = Catalogue.open("shop.duckdb", trie, rules={"cheap": "price < 20"})     # doctest: +SKIP
+    >>> catalogue.filter(["cheap"])                                                      # doctest: +SKIP
     """
 
     def __init__(self, items: ItemFile, trie: Trie, rules: str | os.PathLike[str] | Mapping[str, object] | None) -> None:
@@ -53,7 +53,7 @@ class Catalog:
         rules: str | os.PathLike[str] | Mapping[str, object] | None = None,
         *,
         wait_s: float = 5.0,
-    ) -> "Catalog":
+    ) -> "Catalogue":
         """Read a catalogue and evaluate its rules, a TOML file's `[rules]` or a mapping of name to SQL predicate.
 
         Costs one scan of the ids, and one scan of its columns for each rule. wait_s: how long to wait for a process
