@@ -10,6 +10,7 @@ from typing import get_args
 
 import numpy as np
 
+from pleach.decode.forced import Suffixes, SuffixFn, SuffixReplay
 from pleach.decode.search import (
     SearchResult,
     StepFn,
@@ -67,6 +68,7 @@ class BeamSearch:
         batch_size: int = 1,
         filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
         deny: Sequence[ItemIds | None] | None = None,
+        suffix_fn: SuffixFn | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
@@ -78,6 +80,11 @@ class BeamSearch:
         filters: one for all requests, or one for each (None allows everything). deny: item ids for each request; unknown ones
         change nothing. Cost: L calls of step_fn, fewer where no request has a legal item left or, with an index of sequences,
         where every beam has ended; the rows of beams that ended (their code is the index's end_code) are not looked at.
+
+        suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search asks it once,
+        as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes are
+        the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
+        called: what is forced is certain, unless the model excludes it by a logit of -inf (then do without suffix_fn).
         Raises ArgumentError, ForeignFilterError, LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
@@ -86,6 +93,8 @@ class BeamSearch:
         scores_BK = np.zeros((batch_size, 1), np.float32)
         num_valid_B = np.asarray((hi_SBK > lo_SBK).any(axis=(0, 2)), np.int64)
         codes_BK = parents_BK = sample = None
+        answer: StepFn = step_fn
+        rounds_saved = 0
         for level, width in enumerate(self.widths):
             if not num_valid_B.any():
                 break
@@ -93,7 +102,18 @@ class BeamSearch:
             if all_finished(finished_BK, num_valid_B):
                 num_valid_B = np.minimum(num_valid_B, min(self.widths[level:]))
                 break
-            logits = step_fn(codes_BK, parents_BK)
+            if suffix_fn is not None and codes_BK is not None and answer is step_fn:
+                suffixes = Suffixes.of(self.version, requests, (lo_SBK, hi_SBK), num_valid_B)
+                if suffixes is not None and self.scoring == "allowed":
+                    lo_SBK, hi_SBK = suffixes.ranges
+                    num_valid_B = np.minimum(num_valid_B, min(self.widths[level:]))
+                    rounds_saved = self.version.num_levels - level
+                    break
+                if suffixes is not None and (num_rounds := suffixes.num_rounds(level)) > 1:
+                    forced_BKT = backends.to_kind_of(suffixes.codes_BKL[:, :, level - 1 : level - 1 + num_rounds], sample)
+                    answer = SuffixReplay(suffix_fn(forced_BKT, parents_BK), num_rounds)
+                    rounds_saved = num_rounds - 1
+            logits = answer(codes_BK, parents_BK)
             sample = logits if sample is None else sample
             shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
             lo, hi, scores, logits_BKV = lo_SBK, hi_SBK, scores_BK, check_logits(logits, level, shape, finished_BK)
@@ -114,4 +134,5 @@ class BeamSearch:
             lo_SBK, hi_SBK, scores_BK = (backends.to_numpy(array) for array in (beams.lo, beams.hi, beams.scores))
             num_valid_B = backends.to_numpy(beams.num_valid)
             codes_BK, parents_BK = (backends.to_kind_of(array, sample) for array in (beams.code, beams.parent))
-        return collect_items(self.version, requests, (lo_SBK, hi_SBK), scores_BK, num_valid_B, self.widths[-1])
+        ranges, width = (lo_SBK, hi_SBK), self.widths[-1]
+        return collect_items(self.version, requests, ranges, scores_BK, num_valid_B, width, rounds_saved)

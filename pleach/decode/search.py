@@ -38,13 +38,16 @@ class SearchResult:
 
     item_ids: one array for each request, best first, of length `num_valid[b]`: fewer legal items than beams give a short
     answer, never an item that may not be shown. scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0
-    beyond. num_valid: int64 (B,). Items that share a Semantic ID follow each other with equal scores, in the caller's order.
+    beyond. num_valid: int64 (B,). rounds_saved: how often the model was not asked because what was left was forced.
+
+    Items that share a Semantic ID follow each other with equal scores, in the caller's order.
     """
 
     item_ids: list[NDArray[Any]]
     scores: NDArray[np.float32]
     codes: NDArray[np.int64]
     num_valid: NDArray[np.int64]
+    rounds_saved: int = 0
 
 
 def check_batch(
@@ -107,7 +110,7 @@ def check_logits(
         raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {level}: expected floating point numbers")
     if finished_BK is None or not finished_BK.any():
         return np.ascontiguousarray(array, np.float32)
-    certain_BKV = np.array(array, np.float32)  # a copy: the array may be the caller's
+    certain_BKV = np.array(array, np.float32, order="C")  # a copy: the array may be the caller's
     certain_BKV[finished_BK] = -np.inf
     certain_BKV[finished_BK, -1] = 0
     return certain_BKV
@@ -120,6 +123,7 @@ def collect_items(
     scores_BK: NDArray[np.float32],
     num_valid_B: NDArray[np.int64],
     width: int,
+    rounds_saved: int = 0,
 ) -> SearchResult:
     """Turn ranked leaves into ranked items; a SID with several allowed items lists them all, up to `width` in total."""
     batch_size = len(requests)
@@ -150,7 +154,8 @@ def collect_items(
             ids.append(segment.trie.items.ids_of(segment.trie.items.order_N[place_n[mine]]))
     ids = [one for one in ids if len(one)] or ids[:1]
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
-    return SearchResult(item_ids=np.split(item_ids, np.cumsum(num_valid)[:-1]), scores=scores, codes=codes, num_valid=num_valid)
+    lists = np.split(item_ids, np.cumsum(num_valid)[:-1])
+    return SearchResult(item_ids=lists, scores=scores, codes=codes, num_valid=num_valid, rounds_saved=rounds_saved)
 
 
 def _places(

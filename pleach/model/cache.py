@@ -2,8 +2,8 @@
 
 Reading the prompt's per beam would move K times as much memory (xGR, section 5, splits them for the same reason).
 
-Shapes: B requests, T tokens of a prompt, K beams, S codes of a beam so far, H query heads, G key heads, R query heads per key
-head (H = G x R), E values of a head.
+Shapes: B requests, T tokens of a prompt or new codes of a beam, K beams, S codes of a beam so far, H query heads, G key heads,
+R query heads per key head (H = G x R), E values of a head.
 """
 
 import torch
@@ -67,15 +67,38 @@ class BeamCache:
             *suffix_attention(query_BKHE, keys_BKSGE, values_BKSGE),
         )
 
+    def attend_suffixes(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
+        """As `attend`, for T codes of every beam at once (N = K x T, a beam's codes side by side): each sees those before it.
+
+        The new slots are not kept: nothing follows a suffix.
+        """
+        assert self._parents_BK is not None, "follow() comes before attend_suffixes()"
+        beams = self._parents_BK.shape[1]
+        query_BKTHE, key_BKTGE, value_BKTGE = (one.unflatten(1, (beams, -1)) for one in (query_BNHE, key_BNGE, value_BNGE))
+        keys_BKSGE, values_BKSGE = key_BKTGE, value_BKTGE
+        before = self.keys[layer], self.values[layer]
+        if before[0] is not None and before[1] is not None:
+            keys_BKSGE = torch.cat((self._followed(before[0]), key_BKTGE), 2)
+            values_BKSGE = torch.cat((self._followed(before[1]), value_BKTGE), 2)
+        values, lse = causal_suffix_attention(query_BKTHE, keys_BKSGE, values_BKSGE)
+        return merge(
+            *prefix_attention(query_BNHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.padding_B11T),
+            values.flatten(1, 2),
+            lse.flatten(1, 2),
+        )
+
     def _extended(self, slots_BKSGE: Tensor | None, new_BKGE: Tensor) -> Tensor:
         if slots_BKSGE is None:
             return new_BKGE[:, :, None]
+        return torch.cat((self._followed(slots_BKSGE), new_BKGE[:, :, None]), 2)
+
+    def _followed(self, slots_BKSGE: Tensor) -> Tensor:
+        """The slots of the parents, in the order of their children."""
         assert self._parents_BK is not None, "follow() comes before the second attend()"
         requests, beams = slots_BKSGE.shape[:2]
-        first_row_B = torch.arange(requests, device=new_BKGE.device) * beams
+        first_row_B = torch.arange(requests, device=slots_BKSGE.device) * beams
         rows = (self._parents_BK + first_row_B[:, None]).flatten()
-        kept = slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
-        return torch.cat((kept, new_BKGE[:, :, None]), 2)
+        return slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
 
 
 def prefix_attention(
@@ -111,6 +134,21 @@ def suffix_attention(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor)
     weights_BKSGR = (scores_BKSGR - lse_BKGR[:, :, None]).exp_().to(value_BKSGE.dtype)
     values_BKGRE = (weights_BKSGR[..., None] * value_BKSGE[..., None, :]).sum(2)
     return values_BKGRE.flatten(2, 3), lse_BKGR.flatten(2, 3)
+
+
+def causal_suffix_attention(query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention of a beam's last T codes over its S, each up to itself -> (B, K, T, H, E), log-sum-exps (B, K, T, H)."""
+    num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
+    groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
+    query_BKGNE = (query_BKTHE.unflatten(3, (groups, -1)) * size**-0.5).permute(0, 1, 3, 2, 4, 5).flatten(3, 4)
+    scores = torch.matmul(query_BKGNE, key_BKSGE.permute(0, 1, 3, 4, 2)).float().unflatten(3, (num_new, -1))
+    slot_S = torch.arange(num_slots, device=scores.device)
+    later_TS = slot_S > slot_S[num_slots - num_new :, None]
+    scores.masked_fill_(later_TS[:, None], -torch.inf)
+    lse_BKGTR = scores.logsumexp(-1)
+    weights = (scores - lse_BKGTR[..., None]).exp_().to(value_BKSGE.dtype)
+    values = torch.matmul(weights.flatten(3, 4), value_BKSGE.transpose(2, 3)).unflatten(3, (num_new, -1))
+    return values.permute(0, 1, 3, 2, 4, 5).flatten(3, 4), lse_BKGTR.transpose(2, 3).flatten(3, 4)
 
 
 def merge(one_BKHE: Tensor, one_lse_BKH: Tensor, other_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:

@@ -61,6 +61,31 @@ class Rounds:
         self._width = codes_BK.shape[1]
         return self._head(hidden_BKD, self._level)
 
+    @torch.inference_mode()
+    def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
+        """Logits of the next T levels when T codes of every beam are known: (B, K, V of the level) for each.
+
+        Equal to T calls of `step_fn` with every beam its own parent after the first, for one pass over B x K x T tokens. The
+        search is over then: step_fn(None, None) starts anew.
+        """
+        codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
+        if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:
+            raise ArgumentError(f"the codes of suffixes must have shape (B, K, T), not {tuple(codes_BKT.shape)}")
+        num_codes, first = codes_BKT.shape[2], self._level
+        _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK)
+        tokens: list[Tensor] = []
+        for level, codes_BK in enumerate(codes_BKT.unbind(2), start=first):
+            self._level, self._width = level, codes_BKT.shape[1]
+            self._checked(codes_BK, torch.zeros_like(codes_BK))
+            tokens.append(self._vocabulary.tokens_at(codes_BK, level))
+        self.beams.follow(parents_BK)
+        steps_N = torch.arange(num_codes, device=codes_BKT.device).repeat(codes_BKT.shape[1])
+        positions_BN = (self._lengths_B + first)[:, None] + steps_N
+        hidden_BND = self._body(torch.stack(tokens, 2).flatten(1, 2), positions_BN, self.beams.attend_suffixes)
+        self._level = self._vocabulary.num_levels - 1  # no round is left
+        hidden_BKTD = hidden_BND.unflatten(1, (-1, num_codes))
+        return [self._head(hidden_BKTD[:, :, step], first + 1 + step) for step in range(num_codes)]
+
     def _restart(self) -> None:
         self.beams = BeamCache(self.prompt)
         self._level = 0  # of the codes that the next call brings

@@ -276,3 +276,48 @@ def test_widths_may_grow_and_shrink_without_growing_what_is_kept(make_model: Mak
     rounds = check_a_search(model, *prompts(model, generator), (2, 9, 4), generator)
     assert [key.shape[1] for key in rounds.beams.keys if key is not None] == [4, 4]
     assert all(a.data_ptr() != b.data_ptr() for a, b in pairwise(k for k in rounds.beams.keys if k is not None))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, taken: int) -> None:
+    model = make_model()
+    generator = torch.Generator().manual_seed(taken)
+    tokens_BT, lengths_B = prompts(model, generator)
+    one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
+    width = 1
+    for rounds in (one, many):
+        rounds.step_fn(None, None)
+    for level in range(taken):
+        size = model.vocabulary.codebook_sizes[level]
+        codes = torch.randint(0, size, (len(lengths_B), 5), generator=generator)
+        parents = torch.randint(0, width, codes.shape, generator=generator)
+        for rounds in (one, many):
+            rounds.step_fn(codes, parents)
+        width = 5
+    sizes = model.vocabulary.codebook_sizes[taken:-1]
+    codes_BKT = torch.stack([torch.randint(0, size, (len(lengths_B), 4), generator=generator) for size in sizes], 2)
+    parents = torch.randint(0, width, codes_BKT.shape[:2], generator=generator)
+    expected = [many.step_fn(codes_BKT[:, :, 0], parents)]
+    own = torch.arange(4).expand(len(lengths_B), 4)
+    expected += [many.step_fn(codes_BKT[:, :, t], own) for t in range(1, len(sizes))]
+    found = one.suffix_fn(codes_BKT, parents)
+    assert len(found) == len(expected)
+    for mine, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=0)
+    with pytest.raises(ArgumentError, match="the last was answered"):
+        one.step_fn(codes_BKT[:, :, 0], parents)
+
+
+def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -> None:
+    model = make_model()
+    tokens_BT, lengths_B = prompts(model, torch.Generator().manual_seed(0))
+    rounds = model.start(tokens_BT, lengths_B)
+    rounds.step_fn(None, None)
+    parents = torch.zeros(len(lengths_B), 2, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"must have shape \(B, K, T\)"):
+        rounds.suffix_fn(parents, parents)
+    with pytest.raises(ArgumentError, match="got one outside"):
+        rounds.suffix_fn(torch.full((len(lengths_B), 2, 1), 10**6), parents)
+    too_many = torch.zeros(len(lengths_B), 2, model.vocabulary.num_levels, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match="levels and the last was answered"):
+        rounds.suffix_fn(too_many, parents)

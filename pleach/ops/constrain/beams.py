@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.index import Bitmap, Filter, Trie, Version, VersionFilter
+from pleach.index import Bitmap, Filter, Trie, Version, VersionFilter, bits
 from pleach.index.items import ItemIds
 
 __all__ = ["Beams", "RequestFilter", "Scoring", "request_filters"]
@@ -81,6 +81,22 @@ class RequestFilter:
     def may_reach(self, num_leaves: int) -> bool:
         """Whether any leaf at all is left."""
         return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
+
+    def sole_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The one leaf of each range that may be reached, -1 where there are several or none. Cost: two ranks a range.
+
+        A range whose other leaves are denied one by one counts as several: it will be down to one a level later at most.
+        """
+        if self.leaves is None:
+            return np.where(hi_n - lo_n == 1, lo_n, -1)
+        words_W, before_W = self.leaves.words_W, self.leaves.before_W
+        ranks = np.empty((2, len(lo_n)), np.int64)
+        bits.rank_many(words_W, before_W, lo_n, ranks[0])
+        bits.rank_many(words_W, before_W, hi_n, ranks[1])
+        one = ranks[1] - ranks[0] == 1
+        return np.array(
+            [bits.next_set(words_W, lo, hi) if sole else -1 for lo, hi, sole in zip(lo_n, hi_n, one, strict=True)], np.int64
+        )
 
     def allowed_places(self, begin: int, end: int) -> list[int]:
         """The allowed places among [begin, end)."""
