@@ -43,7 +43,7 @@ def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], 
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
         "machine": _machine(),
-        "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch")},
+        "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
         "parameters": parameters,
         "measured": measured,
     }

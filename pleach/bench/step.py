@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from pleach.bench.peers import static
+from pleach.bench.peers.peer import extend
+from pleach.bench.peers.peer import root as root_of
 from pleach.bench.rows import spread
 from pleach.bench.workloads import random_codes, random_logits
 from pleach.index import Trie
@@ -56,7 +58,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
         return round_of
 
     def theirs(level: int, state: Any, fresh: Any) -> Any:
-        return static.step(peer, level, static.StaticState.root(B) if state is None else state, torch.from_numpy(fresh), K)
+        return extend(peer, root_of(peer, B) if state is None else state, torch.from_numpy(fresh), K)
 
     @torch.inference_mode()
     def unconstrained(level: int, state: Any, fresh: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from pleach import Trie
 from pleach.bench import filters, step
 from pleach.bench.peers import static
+from pleach.bench.peers.peer import extend, root
 from pleach.bench.rows import append_row, interleaved, spread
 from pleach.bench.workloads import DISTRIBUTIONS, random_codes, random_logits
 from pleach.ops.constrain import cpu, request_filters
@@ -23,13 +24,13 @@ def test_static_gives_the_same_beams_where_it_is_exact(distribution: str) -> Non
     trie, peer = Trie.build(codes, [size] * levels), static.StaticIndex.build(codes, size)
     arrays = cpu.bind(trie)
     allowed = cpu.bind_filters(arrays, request_filters(trie, 3, None, None))
-    state = static.StaticState.root(3)
+    state = root(peer, 3)
     lo, hi = np.zeros((1, 3, 1), np.int64), np.full((1, 3, 1), trie.num_leaves)
     scores = np.zeros((3, 1), np.float32)
     for level in range(levels):
         logits = random_logits(rng, 3, lo.shape[2], size)
         ours = cpu.step(arrays, level, lo, hi, scores, logits, allowed, num_beams=beams, scoring="full")
-        state = static.step(peer, level, state, torch.from_numpy(logits), beams)
+        state = extend(peer, state, torch.from_numpy(logits), beams)
         np.testing.assert_allclose(ours.scores, state.scores_BK.numpy(), atol=1e-4)
         assert (ours.code == state.code_BK.numpy()).mean() > 0.97
         assert (ours.parent == state.parent_BK.numpy()).mean() > 0.97
