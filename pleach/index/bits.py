@@ -20,7 +20,9 @@ from numba.np import arrayobj
 
 __all__ = [
     "bits_float",
+    "float32_at",
     "float_bits",
+    "int64_at",
     "leading_zeros",
     "next_set",
     "pack_bits",
@@ -142,6 +144,8 @@ def _array_at(dtype):
 # the reference counting that these loops do without.)
 uint64_at = _array_at(types.uint64)
 uint32_at = _array_at(types.uint32)
+int64_at = _array_at(types.int64)
+float32_at = _array_at(types.float32)
 
 
 @njit(cache=True, nogil=True, _nrt=False)

@@ -1,0 +1,1 @@
+"""pleach inside other people's engines. Nothing here is imported by the rest of pleach."""

@@ -1,0 +1,175 @@
+"""The compiled loops of a logits processor: from tokens to leaf ranges, from leaf ranges to scores.
+
+A level is a (base, delta) pair of what `ops.constrain.ranges` calls a level, filters are such pairs too; where there is one
+segment it stands for both. Tensors come as addresses: a call of `generate`'s finds cold caches, where each array made of a
+tensor costs as much as a row. Nothing here allocates.
+
+Shapes: S segments, R rows (a request's rows together), D depths (0 to L tokens generated), L levels, T tokens of a row, V codes
+of a level, K tokens of a level, W tokens of the model.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from pleach.index.bits import float32_at, int64_at
+from pleach.ops.constrain.normalize import chunk_maxima, sum_exp
+from pleach.ops.constrain.ranges import (
+    alive_in,
+    allowed_of,
+    child_range,
+    children_bounds,
+    collect,
+    find_code,
+    first_at_least,
+)
+
+__all__ = ["follow_rows", "write_rows"]
+
+
+@njit(nogil=True, _nrt=False)
+def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
+    """The slot of the row that has this request and these first `depth` tokens, or the empty one where it would go."""
+    state = np.uint64(request) + np.uint64(0x9E3779B97F4A7C15)
+    for i in range(depth):
+        state = (state ^ np.uint64(tokens_t[i])) * np.uint64(0x9E3779B97F4A7C15)
+        state ^= state >> np.uint64(29)
+    slot = np.int64(state & np.uint64(table.size - 1))
+    while table[slot] >= 0:
+        row = table[slot]
+        same = row // rows == request
+        for i in range(depth):
+            same &= tokens_RL[row, i] == tokens_t[i]
+        if same:
+            break
+        slot = (slot + 1) & (table.size - 1)
+    return slot
+
+
+@njit(nogil=True, _nrt=False)
+def _child_of(level, allowed, lo, hi, code):
+    """The range of the child of [lo, hi) that has this code, (0, 0) where it has none with a leaf alive."""
+    if lo < hi:
+        begin, end = children_bounds(level, lo, hi)
+        place = find_code(level, begin, end, code)
+        if place >= 0:
+            child_lo, child_hi = child_range(level, place)
+            if alive_in(allowed, child_lo, child_hi) > 0:
+                return child_lo, child_hi
+    return np.int64(0), np.int64(0)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table):
+    """Read `depth` >= 1 tokens of each row and write the ranges that they reach, empty where they are no legal prefix.
+
+    address: int64, R sequences `stride` apart, with their prompts; `rows` of them for each request. tokens_DRL, ranges_D2SR:
+    the rows of each depth; that of `depth` is written, the one before read. known_2K: the tokens of level depth - 1, ascending,
+    above their codes. table: room for a hash table, a power of two, more than 2 R.
+    Returns False where the depth before lacks the prefix of a row.
+    """
+    tokens_RL, ranges_2SR = tokens_DRL[depth], ranges_D2SR[depth]
+    before_RL, before_2SR = tokens_DRL[depth - 1], ranges_D2SR[depth - 1]
+    num_rows, num_segments = tokens_RL.shape[0], ranges_2SR.shape[1]
+    sequences = int64_at(address, num_rows * stride)
+    table[:] = -1
+    for row in range(num_rows):
+        slot = _slot_of(table, before_RL, rows, depth - 1, before_RL[row], row // rows)
+        table[slot] = row  # of equal rows any one will do
+    for row in range(num_rows):
+        request = row // rows
+        for i in range(depth):
+            tokens_RL[row, i] = sequences[row * stride + prompt_length + i]
+        parent = table[_slot_of(table, before_RL, rows, depth - 1, tokens_RL[row], request)]
+        if parent < 0:
+            return False
+        token = tokens_RL[row, depth - 1]
+        place = first_at_least(known_2K[0], 0, known_2K.shape[1], token)
+        known = place < known_2K.shape[1] and known_2K[0, place] == token
+        code = known_2K[1, place] if known else np.int64(0)
+        for s in range(num_segments):
+            lo, hi = np.int64(0), np.int64(0)
+            if known and before_2SR[0, s, parent] < before_2SR[1, s, parent]:
+                allowed = allowed_of(filters[s], request, levels[s][5])
+                lo, hi = _child_of(levels[s], allowed, before_2SR[0, s, parent], before_2SR[1, s, parent], code)
+            ranges_2SR[0, s, row], ranges_2SR[1, s, row] = lo, hi
+    return True
+
+
+@njit(nogil=True, _nrt=False)
+def _legal_codes(levels, allowed, lo, hi, lo_1, hi_1, space_4V):
+    """Write the legal codes of a row to space_4V[0], those that the delta alone has last; returns how many."""
+    count = collect(levels[0], allowed[0], lo, hi, space_4V[0], space_4V[1]) if lo < hi else 0
+    if lo_1 < hi_1:
+        more = collect(levels[1], allowed[1], lo_1, hi_1, space_4V[2], space_4V[3])
+        for child in range(more):
+            code = space_4V[2, child]
+            base_lo, base_hi = _child_of(levels[0], allowed[0], lo, hi, code)
+            if base_lo == base_hi:
+                space_4V[0, count] = code
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def write_rows(levels, filters, token_V, known_2K, rows, ranges_2SR, scoring, ends, space_4V, floats_3V, scores, out, width):
+    """Write -inf and, at the tokens of a row's legal codes, the normalised score.
+
+    scores, out: addresses of float32 (R, width), which may be equal. token_V: the token of each code. scoring: 0 as it is, 1
+    over all tokens of known_2K[0], 2 over the legal ones. ends: (the end token, what it scores in a row without a finite legal
+    score, a code that must not occur). Returns -1, the number of a row that holds NaN or +inf, or -2 where that code occurs.
+    """
+    eos, ended, shadowed = ends
+    num_rows, two = ranges_2SR.shape[2], ranges_2SR.shape[1] > 1
+    level_K = known_2K[0]
+    one_range = level_K[level_K.size - 1] - level_K[0] + 1 == level_K.size
+    nothing = np.float32(-np.inf)
+    values, gathered, chunks = floats_3V[0], floats_3V[1], floats_3V[2]
+    scores_n, out_n = float32_at(scores, num_rows * width), float32_at(out, num_rows * width)
+    count, met, met_lo, met_hi, met_lo_1, met_hi_1 = 0, -1, np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for row in range(num_rows):
+        request, lo, hi = row // rows, ranges_2SR[0, 0, row], ranges_2SR[1, 0, row]
+        lo_1, hi_1 = (ranges_2SR[0, 1, row], ranges_2SR[1, 1, row]) if two else (np.int64(0), np.int64(0))
+        # The beams of a request all start at its root: the children of the row before may be this row's.
+        if not (request == met and lo == met_lo and hi == met_hi and lo_1 == met_lo_1 and hi_1 == met_hi_1):
+            met, met_lo, met_hi, met_lo_1, met_hi_1 = request, lo, hi, lo_1, hi_1
+            allowed = (allowed_of(filters[0], request, levels[0][5]), allowed_of(filters[1], request, levels[1][5]))
+            count = _legal_codes(levels, allowed, lo, hi, lo_1, hi_1, space_4V)
+            for child in range(count):
+                if space_4V[0, child] == shadowed:
+                    return -2
+                space_4V[1, child] = token_V[space_4V[0, child]]
+        read = scores_n[row * width : row * width + width]
+        write = out_n[row * width : row * width + width]
+        top = nothing
+        for child in range(count):
+            value = read[space_4V[1, child]]
+            if not value < np.inf:
+                return row
+            values[child] = value
+            top = value if value > top else top
+        lse = np.float32(0.0)
+        if scoring > 0 and top > nothing:
+            source = values[:count]
+            if scoring == 1 and one_range:
+                source = read[level_K[0] : level_K[0] + level_K.size]
+            elif scoring == 1:
+                for place in range(level_K.size):
+                    gathered[place] = read[level_K[place]]
+                source = gathered[: level_K.size]
+            most = chunk_maxima(source, chunks)
+            total = sum_exp(source, most)
+            if most == np.float32(np.inf) or not total < np.float32(np.inf):
+                return row
+            lse = most + np.float32(math.log(total))
+        for token in range(width):
+            write[token] = nothing
+        for child in range(count):
+            write[space_4V[1, child]] = values[child] - lse
+        if top == nothing:
+            write[eos] = ended
+    return -1

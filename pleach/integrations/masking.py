@@ -1,0 +1,132 @@
+"""From ranges to scores: everything -inf except the tokens that may follow.
+
+    out = -inf
+    out[row, token of each legal code] = score - log-sum-exp       of nothing, of the level's tokens, or of the legal ones
+    out[row, eos] = ENDED where nothing else is finite: no row is ever empty
+
+Shapes: S segments, R rows, W tokens of the model, V codes of a level, K tokens of a level, C legal codes of all rows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pleach.errors import CodesError, LogitsError
+from pleach.integrations.loops import write_rows
+from pleach.integrations.prefixes import Prefixes
+from pleach.integrations.tokens import CodeTokens, LevelTokens
+from pleach.ops.constrain.normalize import CHUNK
+
+__all__ = ["ENDED", "Masking", "Normalisation", "check_ends"]
+
+Normalisation = Literal["vocabulary", "full", "allowed"]
+
+# What the end token of a row scores that is over or cannot go on: finite, so that a softmax over the row is 1 and not NaN, and
+# far below the -1e9 that transformers' beam search gives to slots it has not filled, so that it never fills one; with room
+# for a division by a tiny temperature.
+ENDED = -1e20
+
+
+class Masking:
+    """Writes the scores of a round. Holds the room that its loops work in, so one call at a time.
+
+    Think of it as `scores + mask` with the mask never made: on a CPU one write of the rows and a read of what is legal; on
+    another device the index arrays (16 bytes a legal token) are all that is moved, and nothing waits for the device.
+    """
+
+    def __init__(self, prefixes: Prefixes, tokens: CodeTokens, eos: int, scoring: Normalisation) -> None:
+        self._prefixes, self._tokens, self._eos, self._scoring = prefixes, tokens, eos, scoring
+        self._number = {"vocabulary": 0, "full": 1, "allowed": 2}[scoring]
+        width = max(len(level.token_V) for level in tokens.levels)
+        self._codes_4V = np.empty((4, width), np.int64)
+        self._floats_3V = np.empty((3, max(width, CHUNK)), np.float32)
+
+    def write_legal(self, scores_RW: Tensor, depth: int, ranges_2SR: NDArray[np.int64], out_RW: Tensor) -> None:
+        """Write the scores of the legal tokens behind ranges of a depth to `out_RW`, which may be `scores_RW` itself.
+
+        Raises LogitsError where a score that is read is NaN or +inf (float32 on a CPU; elsewhere it is passed on), CodesError
+        where a sequence holds the end token.
+        """
+        if not (scores_RW.is_cpu and scores_RW.dtype == torch.float32 and scores_RW.is_contiguous()):
+            self._write_on_device(scores_RW, depth, ranges_2SR, out_RW)
+            return
+        level, prefixes = self._tokens.levels[depth], self._prefixes
+        bad = write_rows(
+            prefixes.arrays.levels[depth],
+            prefixes.filters.pair,
+            level.token_V,
+            level.known_2K,
+            prefixes.rows.per_request,
+            ranges_2SR,
+            self._number,
+            (self._eos, ENDED, level.shadowed),
+            self._codes_4V,
+            self._floats_3V,
+            scores_RW.data_ptr(),
+            out_RW.data_ptr(),
+            scores_RW.shape[1],
+        )
+        if bad == -2:
+            raise _held_end(level)
+        if bad >= 0:
+            raise LogitsError(
+                f"the model's scores of row {bad} hold NaN or +inf among the tokens of its codes: expected finite numbers, or "
+                f"-inf for a token that must not be taken; look at the model's output"
+            )
+
+    def write_end(self, over_R: NDArray[np.bool_], complete_R: Tensor | float, out_RW: Tensor) -> None:
+        """Leave nothing but the end token: `complete_R` in rows that just became complete, ENDED in those that are over.
+
+        complete_R may be a part of `out_RW`.
+        """
+        ended = _ended(out_RW.dtype)
+        values_R = torch.as_tensor(complete_R, dtype=out_RW.dtype, device=out_RW.device).clamp(min=ended)
+        values_R = torch.where(torch.from_numpy(over_R).to(out_RW.device), ended, values_R)
+        out_RW.fill_(-torch.inf)
+        out_RW[:, self._eos] = values_R
+
+    def _write_on_device(self, scores_RW: Tensor, depth: int, ranges_2SR: NDArray[np.int64], out_RW: Tensor) -> None:
+        level = self._tokens.levels[depth]
+        row_R1, code_C = self._prefixes.codes(depth, ranges_2SR)
+        check_ends(level, code_C)
+        row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))
+        index_2C = torch.from_numpy(np.stack([row_C, level.token_V[code_C]])).to(scores_RW.device)
+        row, token = index_2C[0], index_2C[1]
+        values_C = scores_RW[row, token]
+        if self._scoring == "full":
+            level_K = torch.from_numpy(level.known_2K[0]).to(scores_RW.device)
+            values_C = values_C - _finite(scores_RW[:, level_K].logsumexp(1))[row]
+        out_RW.fill_(-torch.inf)
+        out_RW[row, token] = values_C
+        if self._scoring == "allowed":
+            out_RW -= _finite(out_RW.logsumexp(1))[:, None]
+        best_R = torch.full((len(out_RW),), -torch.inf, dtype=out_RW.dtype, device=out_RW.device)
+        best_R.scatter_reduce_(0, row, values_C, "amax")
+        out_RW[:, self._eos] = torch.where(best_R == -torch.inf, _ended(out_RW.dtype), out_RW[:, self._eos])
+
+
+def check_ends(level: LevelTokens, code_C: NDArray[np.int64]) -> None:
+    """Raise CodesError where the code occurs whose token the end has taken."""
+    if level.shadowed >= 0 and bool((code_C == level.shadowed).any()):
+        raise _held_end(level)
+
+
+def _held_end(level: LevelTokens) -> CodesError:
+    return CodesError(
+        f"a sequence of the index holds code {level.shadowed:,}, whose token is the end of a sequence: build the index from "
+        f"sequences without their end token, which it adds itself"
+    )
+
+
+def _ended(dtype: torch.dtype) -> float:
+    return max(ENDED, torch.finfo(dtype).min)
+
+
+def _finite(lse_R: Tensor) -> Tensor:
+    """0 for a row without any mass, so that its -inf stay what they are."""
+    return torch.where(lse_R == -torch.inf, 0.0, lse_R)
