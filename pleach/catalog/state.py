@@ -105,7 +105,9 @@ class State:
         codes_nL[len(live_N) :] = self.codes_DL[stay_D]
         del leaves
         ids_n = join_ids([live_N if trie.items.ids is None else trie.items.ids[live_N], self.ids_D[stay_D]])
-        if kind_of(ids_n) == "int64" and np.array_equal(ids_n, np.arange(len(ids_n))):
+        if kind_of(ids_n) == "utf-8":
+            ids_n = ids_n.astype(f"S{max(1, int(np.strings.str_len(ids_n).max()))}")  # no wider than the longest that lives
+        elif np.array_equal(ids_n, np.arange(len(ids_n))):
             ids_n = None  # the ids are the rows: nothing to keep
         packed = any(level.width for level in trie.levels)
         return Trie.build(codes_nL, trie.codebook_sizes, ids_n, end_code=trie.end_code, packed=packed, num_threads=num_threads)
