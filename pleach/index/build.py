@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from pleach.errors import CodesError
 from pleach.index.assemble import Assembly, SortedTable
-from pleach.index.sort import Table, WordLayout, pack_codes, sort_rows
+from pleach.index.sort import Table, WordLayout, pack_codes, sort_rows, threads_for
 
 __all__ = [
     "MAX_CODEBOOK",
@@ -26,7 +25,6 @@ __all__ = [
     "build_levels",
     "check_codes",
     "check_sizes",
-    "threads_for",
 ]
 
 MAX_LEVELS = 65  # 64 tokens and the end of a sequence
@@ -72,13 +70,8 @@ def build_levels(codes_NL: Table, sizes: tuple[int, ...], num_threads: int | Non
 
 def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, sizes: Sequence[int], threads: int) -> SortedTable:
     """The same for rows that are packed already; word 0 is sorted in place."""
-    order_N = sort_rows(words_PN, layout, threads)
+    order_N = sort_rows(words_PN, threads)
     assembly = Assembly(layout, sizes, len(order_N), threads)
     assembly.append(words_PN, order_N)
     words_PN.clear()
     return assembly.finish(order_N)
-
-
-def threads_for(num_rows: int, num_threads: int | None = None) -> int:
-    """As many threads as asked for, or as there are cores; a small table is not worth more than one."""
-    return max(1, min(num_threads or os.cpu_count() or 1, 1 + num_rows // 100_000))

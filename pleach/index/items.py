@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pleach.errors import ItemIdError
+from pleach.index.sort import sort_rows, threads_for
+from pleach.index.unique import raise_repeated
 
 __all__ = ["ItemIds", "ItemTable", "check_item_ids"]
 
@@ -89,20 +91,20 @@ class ItemTable:
     def _by_id(self) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
         """The ids in sorted order and the row of each, made at first use (one sort of the ids)."""
         assert self.ids is not None
-        rows = np.argsort(self.ids, kind="stable")
-        return self.ids[rows], rows
+        if self.ids.dtype.kind != "i" or len(self.ids) < 2:
+            rows = np.argsort(self.ids, kind="stable")
+            return self.ids[rows], rows
+        least, most = int(self.ids.min()), int(self.ids.max())
+        keys = self.ids.view(np.uint64) - np.uint64(least % 2**64)  # ascending as the ids are, from 0 ...
+        keys <<= np.uint64(64 - max(1, (most - least).bit_length()))  # ... and up to the highest bit
+        rows = sort_rows([keys], threads_for(len(keys)))
+        return self.ids[rows], rows.astype(np.int64)
 
     def check_unique(self) -> None:
         """Raise ItemIdError where an id occurs twice. Cost: the sort that look-ups by id need anyway."""
         if self.ids is None or len(self.ids) < 2:
             return
-        ids, _ = self._by_id
-        same = np.flatnonzero(ids[1:] == ids[:-1])
-        if same.size:
-            raise ItemIdError(
-                f"{same.size:,} item ids occur more than once, {ids[same[0]].item()!r} among them: each row needs its own id "
-                f"(several items may share one Semantic ID, but not one item id)"
-            )
+        raise_repeated(self._by_id[0])
 
     def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id, -1 where it is unknown. Cost: one binary search an id."""

@@ -11,6 +11,7 @@ plain threads share the work and two builds at once cannot disturb each other. S
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from pleach.errors import CodesError
 from pleach.index.bits import uint64_at
 
-__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows"]
+__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows", "threads_for"]
 
 
 class Table(Protocol):
@@ -76,15 +77,23 @@ def in_threads(work: Callable[[int, int], int], size: int, threads: int) -> list
         return list(pool.map(lambda part: work(*part), parts))
 
 
+def threads_for(num_rows: int, num_threads: int | None = None) -> int:
+    """As many threads as asked for, or as there are cores; a small table is not worth more than one."""
+    return max(1, min(num_threads or os.cpu_count() or 1, 1 + num_rows // 100_000))
+
+
 def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
     """Where the words lie, so that one compiled loop serves any number of them; the caller keeps them alive."""
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
-def pack_codes(codes_NL: Table, sizes: Sequence[int], layout: WordLayout, threads: int) -> list[NDArray[np.uint64]]:
+def pack_codes(
+    codes_NL: Table, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
+) -> list[NDArray[np.uint64]]:
     """Pack a table of codes into words, checking every code on the way.
 
-    Raises CodesError at the first code that is negative or not below its codebook's size.
+    Raises CodesError at the first code that is negative or not below its codebook's size; `first_row`: the number of row 0 in
+    its message.
     """
     words_PN = [np.zeros(len(codes_NL), np.uint64) for _ in range(layout.num_words)]
     sizes_L = np.array(sizes, np.int64)
@@ -107,7 +116,7 @@ def pack_codes(codes_NL: Table, sizes: Sequence[int], layout: WordLayout, thread
             row = [int(code) for code in codes_NL[bad : bad + 1][0]]
             level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
             raise CodesError(
-                f"row {bad:,} has code {row[level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
+                f"row {first_row + bad:,} has code {row[level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
                 f"expected 0 <= code < {sizes[level]:,}; check the codes or pass larger codebook_sizes"
             )
     return words_PN
@@ -126,7 +135,7 @@ def _pack_word(codes_NL, sizes_L, shift_L, first, last, word_N):
     return -1
 
 
-def sort_rows(words_PN: list[NDArray[np.uint64]], layout: WordLayout, threads: int) -> NDArray[np.uint32]:
+def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.uint32]:
     """Sort the rows by their packed codes, stably; word 0 is sorted in place, the others keep the caller's order.
 
     Returns order_N: the row of the caller that stands at each place of the sorted table. Cost at 10^7 rows of 8 x 11 bits:
@@ -142,7 +151,7 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], layout: WordLayout, threads: i
         _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, 0, size, 64, False)
     else:
         _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads)
-    for word in range(1, layout.num_words):
+    for word in range(1, len(words_PN)):
         addresses_P = addresses_of(words_PN[: word + 1])
 
         def sort_ties(begin: int, end: int, addresses_P: NDArray[np.int64] = addresses_P) -> int:
