@@ -1,0 +1,517 @@
+"""`generate` under a TrieLogitsProcessor is pleach's own search, whatever the beams do, and never leaves the index."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from transformers import LogitsProcessorList, NoBadWordsLogitsProcessor, T5Config, T5ForConditionalGeneration
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
+
+from pleach import BeamSearch, Trie
+from pleach.bench.peers.python_trie import PythonTrie
+from pleach.errors import ArgumentError, CodesError, ForeignFilterError, LogitsError
+from pleach.index import Filter, Segment, Version, VersionFilter
+from pleach.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
+from pleach.model import Vocabulary
+
+from .tiny import EOS, PAD, WORDS, Model, prompts, step_fn_of, tiny_qwen3
+
+SIZES = (12, 9, 14)
+Kind = Literal["trie", "version"]
+
+
+class Shop:
+    """300 items, their tokens scattered over the vocabulary, as one trie or as a base and a delta with deleted items."""
+
+    def __init__(self, kind: Kind = "trie", seed: int = 0, items: int = 300) -> None:
+        rng = np.random.default_rng(seed)
+        words = rng.permutation(np.arange(3, WORDS))
+        self.tokens = np.split(words[: sum(SIZES)], np.cumsum(SIZES)[:-1])
+        codes = rng.integers(0, SIZES, (items, len(SIZES)))
+        self.index: Trie | Version = Trie.build(codes, SIZES)
+        if kind == "version":
+            base, delta = Trie.build(codes[:250], SIZES), Trie.build(codes[200:], SIZES, item_ids=np.arange(200, items))
+            live = base.filter(np.arange(250) < 200) - base.filter(item_ids=[3, 4, 5])
+            self.index = Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)), number=1)
+        self.rng = rng
+
+    def filter(self, share: float) -> Filter | VersionFilter:
+        alive = (
+            np.arange(self.index.num_items) if isinstance(self.index, Trie) else self.index.filter_of([None, None]).item_ids()
+        )
+        return self.index.filter(item_ids=alive[self.rng.random(len(alive)) < share])
+
+    def processor(self, inputs: dict[str, torch.Tensor], **options: Any) -> TrieLogitsProcessor:
+        width = inputs["input_ids"].shape[1]
+        return TrieLogitsProcessor(self.index, code_tokens=self.tokens, eos_token_id=EOS, prompt_length=width, **options)
+
+
+def beams(model: Model, inputs: dict[str, torch.Tensor], processor: Any, width: int, steps: int = 3, **options: Any) -> Any:
+    return model.generate(
+        **inputs,
+        logits_processor=LogitsProcessorList([processor]),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=steps,
+        length_penalty=0.0,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("extra", [0, 1, 4])
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("kind", ["trie", "version"])
+def test_generate_with_beams_is_the_beam_search(model: Model, kind: Kind, scoring: Any, extra: int) -> None:
+    """Left padding, a filter for each request, one with fewer items than beams; room behind the item changes nothing."""
+    shop, inputs = Shop(kind), prompts([5, 9, 7, 9])
+    filters = [shop.filter(0.5), None, shop.filter(0.02), shop.filter(0.1)]
+    deny = [None, [0, 1, 299], None, [7]]
+    step_fn = step_fn_of(model, inputs, shop.tokens)
+    wanted = BeamSearch(shop.index, num_beams=8, scoring=scoring).run(step_fn, 4, filters, deny)
+    legal = shop.processor(inputs, filters=filters, deny=deny, scoring=scoring)
+    found = beams(model, inputs, legal, 8, 3 + extra)
+    result = legal.results(found.sequences, found.sequences_scores, num_return_sequences=8)
+    assert result.num_valid.tolist() == wanted.num_valid.tolist()
+    assert 0 < wanted.num_valid[2] < 8
+    np.testing.assert_array_equal(result.codes, wanted.codes)
+    np.testing.assert_allclose(result.scores, wanted.scores, atol=1e-5)
+    for mine, its in zip(result.item_ids, wanted.item_ids, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("steps", [3, 5])
+def test_vocabulary_scoring_is_what_prefix_allowed_tokens_fn_does(model: Model, steps: int, in_place: bool) -> None:
+    shop, inputs = Shop(), prompts([4, 6])
+    assert isinstance(shop.index, Trie)
+    width = inputs["input_ids"].shape[1]
+    rows = np.stack([table[codes] for table, codes in zip(shop.tokens, shop.index.codes_of(range(300)).T, strict=True)], axis=1)
+    functions = [
+        PythonTrie(rows.tolist()).allowed_tokens(width, EOS),
+        prefix_allowed_tokens_fn(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=width),
+    ]
+    mine = beams(model, inputs, shop.processor(inputs, scoring="vocabulary", in_place=in_place), 6, steps)
+    for function in functions:
+        its = beams(model, inputs, PrefixConstrainedLogitsProcessor(function, 6), 6, steps)
+        assert torch.equal(mine.sequences, its.sequences)
+        torch.testing.assert_close(mine.sequences_scores, its.sequences_scores)
+
+
+@pytest.mark.parametrize("kind", ["trie", "version"])
+def test_a_batch_of_different_filters_is_one_request_after_the_other(model: Model, kind: Kind) -> None:
+    shop, inputs = Shop(kind), prompts([6, 6, 6])
+    filters = [shop.filter(0.3), shop.filter(0.05), None]
+    legal = shop.processor(inputs, filters=filters)
+    together = beams(model, inputs, legal, 5)
+    for request, one in enumerate(filters):
+        alone = {name: value[request : request + 1] for name, value in inputs.items()}
+        by_itself = shop.processor(alone, filters=one)
+        found = beams(model, alone, by_itself, 5)
+        mine = slice(5 * request, 5 * request + 5)
+        assert torch.equal(found.sequences, together.sequences[mine])
+        torch.testing.assert_close(found.sequences_scores, together.sequences_scores[mine])
+
+
+def test_one_object_serves_any_number_of_generations(model: Model) -> None:
+    """Also of another batch size, after one that was broken off, and from the middle of an item."""
+    shop = Shop()
+    first, second = prompts([6, 6], seed=1), prompts([6, 3, 5], seed=2)
+    legal = shop.processor(first)
+    wanted = [beams(model, inputs, shop.processor(inputs), 4).sequences for inputs in (first, second)]
+    for _ in range(2):
+        legal(first["input_ids"], torch.zeros(2, WORDS))  # begun, not finished
+        assert torch.equal(beams(model, first, legal, 4).sequences, wanted[0])
+        assert torch.equal(beams(model, second, legal, 4).sequences, wanted[1])
+    begun = wanted[0][:1, :8]  # a prompt of six and two codes of an item
+    inputs = {"input_ids": begun, "attention_mask": torch.ones_like(begun)}
+    rest = beams(model, inputs, legal, 4, steps=1)
+    result = legal.results(rest.sequences, num_return_sequences=4)
+    assert result.num_valid[0] >= 1
+    codes = [int(np.flatnonzero(table == token)[0]) for table, token in zip(shop.tokens, begun[0, 6:].tolist(), strict=False)]
+    assert (result.codes[0, : result.num_valid[0], :2] == codes).all()
+
+
+def test_greedy_and_sampling_stay_inside_and_come_out_the_same_under_every_scoring(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6, 4, 6])
+    filters = [shop.filter(0.1), None, shop.filter(0.5)]
+    sampled: list[torch.Tensor] = []
+    greedy: list[torch.Tensor] = []
+    for scoring in ("full", "allowed", "vocabulary"):
+        legal = shop.processor(inputs, filters=filters, scoring=scoring)
+        torch.manual_seed(3)
+        options: dict[str, Any] = {"do_sample": True, "num_return_sequences": 6, "temperature": 0.7, "top_k": 5}
+        sampled.append(model.generate(**inputs, logits_processor=[legal], max_new_tokens=5, **options))
+        greedy.append(model.generate(**inputs, logits_processor=[legal], max_new_tokens=5, do_sample=False))
+        result = legal.results(sampled[-1], num_return_sequences=6)
+        assert (result.num_valid > 0).all()
+        assert np.isnan(result.scores[0, 0])
+        for found, one in zip(result.item_ids, filters, strict=True):
+            assert one is None or all(int(item) in one for item in found)
+        assert (legal.results(greedy[-1]).num_valid >= 1).all()
+    assert all(torch.equal(one, sampled[0]) for one in sampled)
+    assert all(torch.equal(one, greedy[0]) for one in greedy)
+    assert (greedy[0][:, -2:] != EOS).sum() <= len(greedy[0])  # an end token, then padding
+
+
+def test_the_models_own_logits_stay_as_they_are(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6])
+    legal = shop.processor(inputs)
+    options: dict[str, Any] = {"max_new_tokens": 3, "return_dict_in_generate": True, "output_logits": True, "do_sample": False}
+    masked = model.generate(**inputs, logits_processor=[legal], **options)
+    free = model.generate(**inputs, **options)
+    assert torch.equal(masked.logits[0], free.logits[0])
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 4, "num_return_sequences": 4}])
+def test_a_request_that_may_be_shown_nothing_ends_at_once(model: Model, options: dict[str, Any]) -> None:
+    shop, inputs = Shop("version"), prompts([6, 6])
+    filters = [shop.filter(0.0), shop.filter(0.2)]
+    legal = shop.processor(inputs, filters=filters)
+    found = model.generate(**inputs, logits_processor=[legal], max_new_tokens=4, **({"do_sample": False} | options))
+    result = legal.results(found, num_return_sequences=options.get("num_return_sequences", 1))
+    assert result.num_valid[0] == 0
+    assert result.num_valid[1] >= 1
+
+
+def test_an_empty_index_gives_empty_results(model: Model) -> None:
+    inputs = prompts([6, 6])
+    legal = TrieLogitsProcessor(
+        Trie.build([], SIZES), code_tokens=Vocabulary(codebook_sizes=SIZES), eos_token_id=EOS, prompt_length=6
+    )
+    found = beams(model, inputs, legal, 3)
+    assert legal.results(found.sequences, num_return_sequences=3).num_valid.tolist() == [0, 0]
+
+
+def test_what_other_processors_take_away_is_a_short_answer_and_never_nan(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6, 6])
+    legal = shop.processor(inputs, scoring="allowed")
+    forbidden = NoBadWordsLogitsProcessor([[int(token)] for token in shop.tokens[1]], eos_token_id=EOS)
+    for sample in (True, False):
+        found = model.generate(
+            **inputs, logits_processor=[forbidden, legal], max_new_tokens=4, do_sample=sample, num_return_sequences=1
+        )
+        assert legal.results(found).num_valid.tolist() == [0, 0]
+    found = model.generate(**inputs, logits_processor=[forbidden, legal], max_new_tokens=3, num_beams=4, do_sample=False)
+    assert legal.results(found).num_valid.tolist() == [0, 0]
+    some = NoBadWordsLogitsProcessor([[int(token)] for token in shop.tokens[1][:5]], eos_token_id=EOS)
+    found = beams(model, inputs, legal, 4)
+    fewer = model.generate(**inputs, logits_processor=[some, legal], max_new_tokens=3, num_beams=4, do_sample=False)
+    assert not np.isin(fewer[:, 7].numpy(), shop.tokens[1][:5]).any()
+    assert legal.results(fewer).num_valid.tolist() == [1, 1]
+
+
+def test_an_encoder_decoder_model_has_a_prompt_of_one() -> None:
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=PAD, eos_token_id=EOS
+    )
+    shop, inputs = Shop(), prompts([6, 6])
+    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=1)
+    found = beams(T5ForConditionalGeneration(config).eval(), inputs, legal, 4)
+    assert legal.results(found.sequences, num_return_sequences=4).num_valid.tolist() == [4, 4]
+
+
+def test_prompts_given_as_embeddings_have_length_zero(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6, 6])
+    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0)
+    embedded = {
+        "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]).detach(),
+        "attention_mask": inputs["attention_mask"],
+    }
+    found = beams(model, embedded, legal, 4)
+    result = legal.results(found.sequences, found.sequences_scores, num_return_sequences=4)
+    plain = shop.processor(inputs)
+    its = beams(model, inputs, plain, 4)
+    wanted = plain.results(its.sequences, its.sequences_scores, num_return_sequences=4)
+    np.testing.assert_array_equal(result.codes, wanted.codes)
+
+
+def test_assisted_generation_goes_back_and_forth(model: Model) -> None:
+    """The helper model runs ahead under the same processor and the big one takes back what it does not like."""
+    shop, inputs = Shop(), prompts([6])
+    helper = tiny_qwen3(hidden=16, layers=1, seed=8)
+    wanted = model.generate(**inputs, logits_processor=[shop.processor(inputs)], max_new_tokens=3, do_sample=False)
+    found = model.generate(
+        **inputs, logits_processor=[shop.processor(inputs)], max_new_tokens=3, do_sample=False, assistant_model=helper
+    )
+    assert torch.equal(found, wanted)
+
+
+# A call by itself, without a model.
+
+
+def rows_of(shop: Shop, depth: int, count: int) -> NDArray[np.int64]:
+    """Beginnings of random items."""
+    version = Version.of(shop.index)
+    codes = version.codes_of(version.filter_of([None] * len(version.segments)).item_ids())
+    picked = codes[shop.rng.integers(0, len(codes), count), :depth]
+    return np.stack([table[column] for table, column in zip(shop.tokens, picked.T, strict=False)], 1) if depth else picked
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
+@pytest.mark.parametrize("kind", ["trie", "version"])
+def test_other_devices_and_dtypes_get_the_same_scores(kind: Kind, scoring: Any) -> None:
+    """float64 and transposed scores take the way of a device: index arrays and torch's own operations."""
+    shop = Shop(kind)
+    legal = TrieLogitsProcessor(
+        shop.index,
+        code_tokens=shop.tokens,
+        eos_token_id=EOS,
+        prompt_length=0,
+        filters=[shop.filter(0.3), None, shop.filter(0)],
+        scoring=scoring,
+    )
+    for depth in range(5):
+        rows = torch.from_numpy(np.pad(rows_of(shop, min(depth, 3), 12), ((0, 0), (0, max(0, depth - 3)))))
+        scores = torch.randn(12, WORDS, generator=torch.Generator().manual_seed(depth)).log_softmax(-1)
+        scores[4] = -torch.inf
+        wanted = legal(rows, scores)
+        for other in (scores.double(), scores.T.contiguous().T, scores.clone()):
+            kept = other.clone()
+            torch.testing.assert_close(legal(rows.int(), other).float(), wanted, rtol=1e-4, atol=2e-5)
+            assert torch.equal(kept, other)
+        assert (wanted.isfinite().any(1)).all()
+        half = legal(rows, scores.half())
+        assert (half.isfinite().any(1)).all()
+        assert not half.isnan().any()
+        in_place = TrieLogitsProcessor(
+            shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0, scoring=scoring, in_place=True
+        )
+        fresh = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0, scoring=scoring)
+        for own in (scores.clone(), scores.double()):
+            expected = fresh(rows, own.clone())
+            assert in_place(rows, own) is own
+            torch.testing.assert_close(own, expected)
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["trie", "version"]))
+def test_beams_may_stand_in_any_order_and_any_number_of_times(seed: int, kind: Kind) -> None:
+    """Rows of a request are shuffled, repeated, lost and made illegal between calls; each row's legal tokens depend on its own
+    tokens alone."""
+    rng = np.random.default_rng(seed)
+    shop = Shop(kind, seed=seed % 7, items=int(rng.integers(255, 300)))
+    version = Version.of(shop.index)
+    filters = [shop.filter(rng.choice([0.02, 0.2, 1.0])) for _ in range(3)]
+    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2, filters=filters)
+    allowed = [
+        {tuple(table[code] for table, code in zip(shop.tokens, row, strict=True)) for row in version.codes_of(one.item_ids())}
+        for one in filters
+    ]
+    width = int(rng.integers(1, 7))
+    rows = np.zeros((3, width, 2), np.int64)
+    for depth in range(5):
+        scores = legal(torch.from_numpy(rows.reshape(3 * width, -1)), torch.zeros(3 * width, WORDS))
+        for row, (given_scores, tokens) in enumerate(zip(scores, rows.reshape(3 * width, -1)[:, 2:].tolist(), strict=True)):
+            following = {item[depth] for item in allowed[row // width] if item[:depth] == tuple(tokens)} if depth < 3 else set()
+            assert set(given_scores.isfinite().nonzero()[:, 0].tolist()) == (following or {EOS})
+            over = depth >= 3 and not (depth == 3 and tuple(tokens) in allowed[row // width])
+            assert (given_scores.max() == -1e20) == (not following and (depth < 3 or over))
+        parents = rng.integers(0, width, (3, width))
+        taken = np.empty((3, width, 1), np.int64)
+        for request, beam in np.ndindex(3, width):
+            finite = scores[request * width + parents[request, beam]].isfinite().nonzero()[:, 0].numpy()
+            taken[request, beam] = rng.choice(finite) if rng.random() < 0.9 else rng.integers(0, WORDS)
+        rows = np.concatenate([np.take_along_axis(rows, parents[:, :, None], 1), taken], 2)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@given(st.data())
+def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st.DataObject) -> None:
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    num_items, batch = draw(st.integers(0, 40)), draw(st.integers(1, 3))
+    codes = rng.integers(0, sizes, (num_items, len(sizes)))
+    if draw(st.booleans()):  # levels share their tokens, or do not
+        tokens = [rng.permutation(np.arange(3, 3 + size)) for size in sizes]
+    else:
+        tokens = np.split(rng.permutation(np.arange(3, 40))[: sum(sizes)], np.cumsum(sizes)[:-1])
+    index: Trie | Version = Trie.build(codes, sizes)
+    if num_items and draw(st.booleans()):
+        cut = int(rng.integers(0, num_items))
+        base, delta = Trie.build(codes[:cut], sizes), Trie.build(codes[cut:], sizes, item_ids=np.arange(cut, num_items))
+        index = Version(segments=(Segment(trie=base, live=base.filter(rng.random(cut) < 0.8)), Segment(trie=delta)))
+    version = Version.of(index)
+    alive = version.filter_of([None] * len(version.segments)).item_ids()
+    filters = [version.filter(item_ids=alive[rng.random(len(alive)) < share]) for share in rng.choice([0.1, 0.5, 1.0], batch)]
+    shared = draw(st.booleans())
+    deny = None if draw(st.booleans()) else [rng.integers(0, 50, 5) for _ in range(batch)]
+    width = draw(st.integers(1, 6))
+    options: dict[str, Any] = {"do_sample": draw(st.booleans()), "max_new_tokens": len(sizes) + draw(st.integers(0, 2))}
+    with_beams = draw(st.booleans()) and width > 1 and not options["do_sample"]
+    if with_beams:
+        options |= {"num_beams": width, "length_penalty": 0.0}
+    returned = width if with_beams or options["do_sample"] else 1
+    inputs = prompts(rng.integers(1, 5, batch).tolist(), words=40)
+    legal = TrieLogitsProcessor(
+        version,
+        code_tokens=tokens,
+        eos_token_id=EOS,
+        prompt_length=inputs["input_ids"].shape[1],
+        filters=filters[0] if shared else filters,
+        deny=deny,
+        scoring=draw(st.sampled_from(["full", "allowed", "vocabulary"])),
+        in_place=draw(st.booleans()),
+    )
+    torch.manual_seed(1)
+    found = small_model.generate(**inputs, logits_processor=[legal], num_return_sequences=returned, **options)
+    result = legal.results(found, num_return_sequences=returned)
+    for request in range(batch):
+        allowed = set((filters[0] if shared else filters[request]).item_ids().tolist())
+        allowed -= set() if deny is None else set(deny[request].tolist())
+        shown = result.item_ids[request].tolist()
+        assert set(shown) <= allowed
+        assert len(set(shown)) == len(shown)
+        assert bool(shown) == bool(allowed)
+        if with_beams:  # nothing is missing either: K beams give K items, where so many may be shown
+            kinds = {tuple(row) for row in codes[sorted(allowed)]}
+            assert len({tuple(row) for row in result.codes[request, : len(shown)]}) <= min(width, len(kinds))
+            assert len(shown) == min(width, len(allowed)) or len(kinds) > len(shown) > 0
+            assert len(shown) >= min(width, len(kinds))
+
+
+def test_the_callback_answers_like_the_trie_for_every_prefix() -> None:
+    shop = Shop("version")
+    filters = [shop.filter(0.2), shop.filter(0.01), None]
+    version = Version.of(shop.index)
+    allowed_tokens = prefix_allowed_tokens_fn(
+        version, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=1, filters=filters, deny=[None, None, [250]]
+    )
+    everything = version.filter_of([None, None])
+    for request, one in enumerate(filters):
+        items = version.codes_of((one or everything - version.filter(item_ids=[250])).item_ids())
+        trie = PythonTrie(np.stack([shop.tokens[level][items[:, level]] for level in range(3)], axis=1).tolist())
+        for prefix in [
+            [],
+            *rows_of(shop, 1, 20).tolist(),
+            *rows_of(shop, 2, 50).tolist(),
+            *rows_of(shop, 3, 50).tolist(),
+            [PAD],
+        ]:
+            tokens = allowed_tokens(request, torch.tensor([77, *prefix]))
+            assert sorted(tokens) == sorted(trie.get(prefix) or [EOS])
+            assert allowed_tokens(request, torch.tensor([77, *prefix])) == tokens
+    with pytest.raises(ArgumentError, match="no entry"):
+        allowed_tokens(3, torch.tensor([77]))
+
+
+# Sequences of different lengths.
+
+
+def test_a_closed_set_of_sequences_comes_out_whole_and_scored(model: Model) -> None:
+    """Titles as token sequences: as many beams as titles find all of them, with the model's own log-probabilities."""
+    titles = [[5, 6], [5, 6, 7], [5, 9, 9, 9], [11], [40, 41]]
+    index = Trie.from_sequences(titles, vocabulary_size=WORDS, item_ids=["a", "b", "c", "d", "e"])
+    inputs = prompts([6])
+    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=6, scoring="vocabulary")
+    assert legal.num_tokens == 5
+    found = beams(model, inputs, legal, 5, steps=5, early_stopping="never")
+    result = legal.results(found.sequences, found.sequences_scores, num_return_sequences=5)
+    assert sorted(result.item_ids[0].tolist()) == ["a", "b", "c", "d", "e"]
+    for item, score in zip(result.item_ids[0].tolist(), result.scores[0], strict=True):
+        title = [*titles["abcde".index(item)], EOS]
+        sequence = torch.cat([inputs["input_ids"], torch.tensor([title])], 1)
+        with torch.no_grad():
+            log_p = model(input_ids=sequence).logits.log_softmax(-1)[0, 5:-1]
+        assert float(log_p[range(len(title)), title].sum()) == pytest.approx(float(score), abs=1e-4)
+    for options in ({"do_sample": True, "num_return_sequences": 8}, {"do_sample": False}):
+        drawn = model.generate(**inputs, logits_processor=[legal], max_new_tokens=8, **options)
+        result = legal.results(drawn, num_return_sequences=options.get("num_return_sequences", 1))
+        assert 1 <= result.num_valid[0] <= 5
+
+
+def test_sequences_with_their_own_end_token_are_refused() -> None:
+    index = Trie.from_sequences([[5, 6, EOS]], vocabulary_size=WORDS)
+    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=0)
+    function = prefix_allowed_tokens_fn(index, eos_token_id=EOS, prompt_length=0)
+    for call in (
+        lambda: legal(torch.tensor([[5, 6]]), torch.zeros(1, WORDS)),
+        lambda: legal(torch.tensor([[5, 6]]), torch.zeros(1, WORDS, dtype=torch.float64)),
+        lambda: function(0, torch.tensor([5, 6])),
+    ):
+        with pytest.raises(CodesError, match="without their end token"):
+            call()
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"code_tokens": [[3, 4], [5, 6]]}, "one token for each code"),
+        ({"code_tokens": None}, "code_tokens is missing"),
+        ({"code_tokens": [[3] * 12, range(9), range(14)]}, "two codes"),
+        ({"code_tokens": [np.arange(12) / 2, range(9), range(14)]}, "expected integers"),
+        ({"code_tokens": [range(-1, 11), range(9), range(14)]}, "numbers from 0"),
+        ({"eos_token_id": 5}, "also the token of a code of level 0"),
+        ({"eos_token_id": -1}, "eos_token_id is -1"),
+        ({"prompt_length": -1}, "prompt_length is -1"),
+        ({"scoring": "fulll"}, "'full', 'allowed' or 'vocabulary'"),
+        ({"filters": [None, None], "deny": [None]}, "deny has 1 entries"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_its_reason(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"code_tokens": Vocabulary(codebook_sizes=SIZES), "eos_token_id": EOS, "prompt_length": 6}
+    with pytest.raises(ArgumentError, match=message):
+        TrieLogitsProcessor(Shop().index, **(arguments | change))
+
+
+def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6, 6, 6])
+    legal = shop.processor(inputs, filters=[None, None])
+    ids, scores = inputs["input_ids"], torch.zeros(3, WORDS)
+    with pytest.raises(ArgumentError, match="3 rows, but filters or deny name 2 requests"):
+        legal(ids, scores)
+    for wrong_ids, wrong_scores, message in (
+        (ids[:, :4], scores, "at least prompt_length=6"),
+        (ids.float(), scores, "integers"),
+        (ids[0], scores, r"expected \(rows, tokens\)"),
+        (ids, scores[:2], "expected 3 rows"),
+        (ids, scores[:, :50], "more than"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            shop.processor(inputs)(wrong_ids, wrong_scores)
+    with pytest.raises(ArgumentError, match="is prompt_length=2 the number of columns"):
+        model.generate(
+            **inputs,
+            logits_processor=[TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2)],
+            max_new_tokens=3,
+        )
+    with pytest.raises(ArgumentError, match="are not num_return_sequences=2"):
+        shop.processor(inputs).results(ids, num_return_sequences=2)
+    with pytest.raises(ForeignFilterError):
+        shop.processor(inputs, filters=Shop(seed=3).filter(0.5))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
+def test_scores_that_are_no_numbers_are_refused_where_they_are_read(scoring: Any, value: float) -> None:
+    shop, inputs = Shop(), prompts([6])
+    scores = torch.zeros(1, WORDS)
+    scores[0, int(shop.tokens[0][0])] = value
+    with pytest.raises(LogitsError, match="row 0 hold NaN"):
+        shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores)
+    scores = torch.zeros(1, WORDS)
+    scores[0, int(shop.tokens[1][0])] = value  # of another level: nobody looks
+    assert shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores).isfinite().any()
+
+
+def test_rows_of_one_array_are_tables_of_their_own() -> None:
+    table = np.stack([np.arange(3, 7), np.arange(13, 17), np.arange(23, 27)])
+    tokens = CodeTokens.of(table)
+    assert [int(level.token_V[0]) for level in tokens.levels] == [3, 13, 23]
+    assert CodeTokens.of(tokens) is tokens
+    shared = CodeTokens.of([list(range(4))] * 3)
+    assert len({id(level) for level in shared.levels}) in (1, 3)
