@@ -6,6 +6,7 @@
     ├── ItemIdError              an item id is unknown, or given twice
     ├── FilterError              a mask or set of items cannot become a filter
     │   └── ForeignFilterError   the filter was made for another index
+    ├── AutomatonError           a pattern, schema, vocabulary or state cannot become or belong to an automaton
     ├── IndexFileError           the file is truncated, of another kind, or of a newer format
     ├── JournalError             the directory of a live catalogue is damaged, or a change could not be written to it
     │   └── LockedError          another writer has the directory open
@@ -25,6 +26,7 @@ Each message says what was expected, what came and how to mend it. Mistakes of o
 
 __all__ = [
     "ArgumentError",
+    "AutomatonError",
     "CheckpointError",
     "CodesError",
     "DataError",
@@ -68,6 +70,10 @@ class FilterError(PleachError, ValueError):
 
 class ForeignFilterError(FilterError):
     """A filter was made for another index."""
+
+
+class AutomatonError(PleachError, ValueError):
+    """A pattern, schema or vocabulary cannot become an automaton, or a state or token does not belong to it."""
 
 
 class IndexFileError(PleachError, ValueError):
