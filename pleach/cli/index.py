@@ -1,5 +1,6 @@
 """`pleach build` and `pleach inspect`."""
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -8,19 +9,78 @@ from typing import Annotated
 import typer
 
 from pleach.cli.run import RunDirectory, RunOption
-from pleach.cli.screen import done, next_step, stdout
-from pleach.errors import DataError
+from pleach.cli.screen import Bar, done, next_step, stderr, stdout
+from pleach.errors import ArgumentError, DataError
 
 __all__ = ["build", "inspect"]
 
 
 def build(
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A Parquet table of item_id and codes (a list, or c0, c1, ...), or a directory of them. [dim]The run's[/dim]"
+        ),
+    ] = None,
     run: RunOption = Path("runs/shop"),
-    force: Annotated[
-        bool, typer.Option("--force", help="Write catalogue.duckdb anew from the table of items, if it is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write catalogue.duckdb, or --out, anew if it is there.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="With TABLE: the index. [dim]TABLE.pleach[/dim]")] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option("--codebook-sizes", help="With TABLE: codes of each level, or of all. [dim]As fit-sids noted[/dim]"),
+    ] = None,
+    memory_limit: Annotated[
+        str, typer.Option("--memory-limit", help="With TABLE: what rows may take until they are sorted on disk.")
+    ] = "4GiB",
+    scratch: Annotated[
+        Path | None, typer.Option("--scratch", help="With TABLE: where to sort. [dim]The system's temporary folder[/dim]")
+    ] = None,
+    packed: Annotated[bool, typer.Option("--packed", help="With TABLE: codes of 11 in place of 16 bits (for 2,048).")] = False,
 ) -> None:
-    """Make the index and the catalogue of a run, and evaluate its rules once."""
+    """Make the index and the catalogue of a run, and evaluate its rules once; or the index of a Parquet table of any size."""
+    if table is not None:
+        build_table(table, out, sizes, memory_limit, scratch, packed=packed, force=force)
+        return
+    if out is not None or sizes is not None or scratch is not None or packed:
+        raise ArgumentError("--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build")
+    build_run(run, force)
+
+
+def build_table(
+    table: Path, out: Path | None, sizes: str | None, memory_limit: str, scratch: Path | None, *, packed: bool, force: bool
+) -> None:
+    """Stream a Parquet table into an index."""
+    from pleach.cli.codes import CodesTable, parse_bytes, parse_sizes
+    from pleach.index.builder import TrieBuilder
+
+    console = stdout()
+    target = table.with_suffix(".pleach") if out is None else out
+    if target.exists() and not force:
+        raise ArgumentError(f"{target} is there already: pass --force to replace it, or another --out")
+    limit = parse_bytes(memory_limit)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = CodesTable.open(table, None if sizes is None else parse_sizes(sizes))
+    began = time.perf_counter()
+    with (
+        Bar(stderr(), "reading") as bar,
+        TrieBuilder(source.codebook_sizes, memory_limit=limit, folder=scratch, packed=packed) as builder,
+    ):
+        for codes_nL, item_ids in source.batches():
+            builder.add(codes_nL, item_ids)
+            bar.show("reading", 0.5 * builder.num_items / max(1, source.num_rows), f"{builder.num_items:,} items")
+        trie = builder.finish(lambda what, share: bar.show(what, 0.5 + 0.45 * share))
+        bar.show("writing", 0.95)
+        trie.save(target)
+    done(
+        console,
+        what=f"{target}: {len(trie):,} items, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}",
+        seconds=time.perf_counter() - began,
+    )
+    next_step(console, "pleach", "inspect", target)
+
+
+def build_run(run: Path, force: bool) -> None:
+    """The index and the catalogue of a run."""
     from pleach.catalog import Catalogue
     from pleach.cli.sources import Source
     from pleach.index import Trie
@@ -73,15 +133,39 @@ def build(
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="An index, a table of SIDs, a model's directory, or a run's.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="An index, a table of SIDs, a model's directory, or a run's.", show_default=False)
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan", metavar="N,V,L", help="What an index of N items would cost: 1e7,2048,8, or 10^8,2048x2048x8192."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For --plan or an index: one JSON object and nothing else.")] = False,
 ) -> None:
-    """Show what a file or directory holds: bytes by part, levels, nodes, codebook use."""
+    """Show what a file or directory holds: bytes by part, levels, nodes, codebook use; or plan what an index will cost."""
     from pleach.cli import inspection
+    from pleach.cli.capacity import parse_plan, show_plan
 
     console = stdout()
+    if (path is None) == (plan is None):
+        raise ArgumentError("inspect takes either a PATH or --plan N,V,L, one of the two")
+    if plan is not None:
+        from pleach.index.plan import Plan
+
+        planned = Plan.uniform(*parse_plan(plan))
+        if as_json:
+            print(json.dumps(planned.as_json()))
+        else:
+            show_plan(console, planned)
+        return
+    assert path is not None
     if not path.exists():
         raise DataError(f"there is no {path}: name an index (.pleach), sids.parquet, a model's directory or a run's")
-    if path.is_dir():
+    if as_json:
+        inspection.print_trie(path)
+    elif path.is_dir():
         inspection.show_directory(console, path)
     elif path.suffix == ".parquet":
         inspection.show_sids(console, path)

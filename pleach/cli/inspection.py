@@ -14,7 +14,14 @@ from pleach.index import Trie
 from pleach.index.plan import Plan
 from pleach.semid.table import SidTable
 
-__all__ = ["show_directory", "show_sids", "show_trie"]
+__all__ = ["print_trie", "show_directory", "show_sids", "show_trie"]
+
+
+def print_trie(path: Path) -> None:
+    """An index as one JSON object."""
+    trie = Trie.load(path)
+    file = {"path": str(path), "version": trie.version, "file_bytes": path.stat().st_size}
+    print(json.dumps({**file, **Plan.of(trie).as_json()}))
 
 
 def show_trie(console: Console, path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from pleach.errors import ArgumentError
 from pleach.index.assemble import layout_of
 from pleach.index.build import MAX_ITEMS, check_sizes
-from pleach.index.level import code_dtype
+from pleach.index.level import code_dtype, code_width, packed_words
 from pleach.index.trie import Trie
 
 __all__ = ["LevelPlan", "Plan", "StaticPlan", "entropy_bits", "expected_nodes"]
@@ -30,25 +30,29 @@ __all__ = ["LevelPlan", "Plan", "StaticPlan", "entropy_bits", "expected_nodes"]
 
 @dataclass(frozen=True, kw_only=True)
 class LevelPlan:
-    """One level's share of the index: see `pleach.index.level.Level` for the layouts."""
+    """One level's share of the index: see `pleach.index.level.Level` for the layouts. width: bits of a packed code, or 0."""
 
     size: int
     num_nodes: int
     layout: str
+    width: int
     codes: int
     firsts: int
     boundary: int
 
     @classmethod
-    def of(cls, size: int, num_nodes: int, num_leaves: int) -> LevelPlan:
+    def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> LevelPlan:
         """The bytes that `Trie.build` lays out for a level with so many nodes."""
         layout = layout_of(num_nodes, num_leaves)
         entries = num_nodes if layout == "listing" else num_leaves
+        plain = np.dtype(code_dtype(size)).itemsize
+        width = code_width(size) if packed and code_width(size) < 8 * plain else 0
         return cls(
             size=size,
             num_nodes=num_nodes,
             layout=layout,
-            codes=entries * np.dtype(code_dtype(size)).itemsize,
+            width=width,
+            codes=8 * packed_words(entries, width) if width else entries * plain,
             firsts=4 * num_nodes if layout == "listing" else 0,
             boundary=0 if layout == "leaves" else 12 * (num_leaves // 64 + 1),
         )
@@ -118,7 +122,15 @@ class Plan:
     entropy_bits: float
 
     @classmethod
-    def uniform(cls, num_items: int, codebook_sizes: Sequence[int], id_bytes: int = 0, dense_levels: int | None = None) -> Plan:
+    def uniform(
+        cls,
+        num_items: int,
+        codebook_sizes: Sequence[int],
+        *,
+        packed: bool = False,
+        id_bytes: int = 0,
+        dense_levels: int | None = None,
+    ) -> Plan:
         """N items whose codes are independent and uniform; ids of `id_bytes` each (0: items are their rows).
 
         Raises CodesError for codebooks that no index can have, ArgumentError for a number of items that none can hold.
@@ -127,23 +139,26 @@ class Plan:
         if not 0 <= num_items <= MAX_ITEMS:
             raise ArgumentError(f"a plan for {num_items:,} items: expected 0 to {MAX_ITEMS:,}, what one index can hold")
         nodes_L = [round(expected_nodes(num_items, capacity)) for capacity in accumulate(sizes, mul)]
-        return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, dense_levels)
+        return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, packed, dense_levels)
 
     @classmethod
     def of(cls, trie: Trie, dense_levels: int | None = None) -> Plan:
         """The same figures for an index that exists, from its real node counts."""
         ids = 0 if trie.items.ids is None else trie.items.ids.nbytes
         nodes_L = [level.num_nodes for level in trie.levels]
-        return cls._of(trie.codebook_sizes, trie.num_items, nodes_L, ids, dense_levels)
+        packed = any(level.width for level in trie.levels)
+        return cls._of(trie.codebook_sizes, trie.num_items, nodes_L, ids, packed, dense_levels)
 
     @classmethod
-    def _of(cls, sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], ids: int, dense_levels: int | None) -> Plan:
+    def _of(
+        cls, sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], ids: int, packed: bool, dense_levels: int | None
+    ) -> Plan:
         num_leaves = nodes_L[-1]
         first = 4 * (num_leaves + 1) if num_leaves < num_items else 0
         return cls(
             num_items=num_items,
             num_leaves=num_leaves,
-            levels=tuple(LevelPlan.of(size, nodes, num_leaves) for size, nodes in zip(sizes, nodes_L, strict=True)),
+            levels=tuple(LevelPlan.of(size, nodes, num_leaves, packed) for size, nodes in zip(sizes, nodes_L, strict=True)),
             items=4 * num_items + first + ids,
             static=StaticPlan.of(sizes, num_items, nodes_L, dense_levels),
             entropy_bits=entropy_bits(math.prod(sizes), num_leaves),
@@ -153,6 +168,12 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes that a search reads: what `Trie.nbytes` says of the built index."""
         return sum(level.nbytes for level in self.levels)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """The same with packed codes: what `Trie.packed().nbytes` says."""
+        levels = (LevelPlan.of(level.size, level.num_nodes, self.num_leaves, packed=True) for level in self.levels)
+        return sum(level.nbytes for level in levels)
 
     def per_item(self, nbytes: float) -> float:
         """Bytes an item."""
@@ -168,6 +189,7 @@ class Plan:
                 {
                     "num_nodes": level.num_nodes,
                     "layout": level.layout,
+                    "width": level.width,
                     "codes": level.codes,
                     "firsts": level.firsts,
                     "boundary": level.boundary,
@@ -177,6 +199,8 @@ class Plan:
             ],
             "bytes": self.nbytes,
             "bytes_per_item": round(self.per_item(self.nbytes), 3),
+            "packed_bytes": self.packed_nbytes,
+            "packed_bytes_per_item": round(self.per_item(self.packed_nbytes), 3),
             "item_table_bytes": self.items,
             "entropy_bytes": round(self.entropy_bits / 8),
             "entropy_bytes_per_item": round(self.per_item(self.entropy_bits / 8), 3),

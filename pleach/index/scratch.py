@@ -85,6 +85,6 @@ class Scratch:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise IndexFileError(
-                f"the disk of {self.folder} is full: this build needs {needed / 1e6:,.1f} MB of temporary space there and more; "
+                f"the disk of {self.folder} is full: this build needs {needed / 1e6:,.1f} MB there for a while, and more; "
                 f"free some, name another folder, or raise the memory limit"
             ) from error

@@ -47,6 +47,9 @@ def test_a_plan_of_an_index_is_its_bytes_exactly(seed: int, sizes: list[int]) ->
     assert plan.nbytes == trie.nbytes
     assert plan.items == trie.items.nbytes
     assert [(one.layout, one.nbytes) for one in plan.levels] == [(one.layout, one.nbytes) for one in trie.levels]
+    packed = trie.packed()
+    assert plan.packed_nbytes == Plan.of(packed).packed_nbytes == Plan.of(packed).nbytes == packed.nbytes
+    assert [(one.width, one.nbytes) for one in Plan.of(packed).levels] == [(one.width, one.nbytes) for one in packed.levels]
 
 
 def test_u_max_is_the_papers_at_its_own_settings() -> None:

@@ -1,0 +1,255 @@
+"""`pleach build TABLE` and `pleach inspect --plan`: from Parquet to an index, and what it would cost."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from pleach import Trie
+from pleach.cli import app
+from pleach.cli.capacity import parse_plan
+from pleach.cli.codes import CodesTable, parse_bytes, parse_sizes
+from pleach.errors import ArgumentError, PleachError
+from pleach.index.builder import TrieBuilder
+from pleach.index.plan import Plan
+from pleach.semid.table import SidTable
+
+ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def call(*words: str | Path):
+    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
+
+
+def rows(num_items: int = 500) -> tuple[np.ndarray, list[str]]:
+    codes = np.random.default_rng(0).integers(0, 30, (num_items, 3))
+    return codes, [f"item é{row}" for row in range(num_items)]
+
+
+def code_arrays(codes: np.ndarray, how: str) -> dict[str, pa.Array]:
+    if how == "fixed":
+        return {"codes": pa.FixedSizeListArray.from_arrays(pa.array(codes.reshape(-1), pa.uint16()), codes.shape[1])}
+    if how in ("list", "large"):
+        kind = pa.list_(pa.int32()) if how == "list" else pa.large_list(pa.int64())
+        return {"codes": pa.array(codes.tolist(), kind)}
+    return {f"{how}{level}": pa.array(codes[:, level]) for level in range(codes.shape[1])}
+
+
+def id_array(ids: list[str], how: str) -> pa.Array:
+    if how == "numbers":
+        return pa.array(np.arange(len(ids)) * 3, pa.int32())
+    text = pa.array(ids)
+    return text.dictionary_encode() if how == "dictionary" else text.cast(how)
+
+
+@pytest.mark.parametrize("how", ["fixed", "list", "large", "c", "code_"])
+@pytest.mark.parametrize("ids", ["numbers", "string", "large_string", "dictionary"])
+def test_every_form_of_table_builds_the_same_index(tmp_path: Path, how: str, ids: str) -> None:
+    codes, names = rows()
+    table = pa.table({"item_id": id_array(names, ids), **code_arrays(codes, how)})
+    pq.write_table(table, tmp_path / "items.parquet", row_group_size=130)
+    words = ("build", tmp_path / "items.parquet", "--codebook-sizes", "30", "--memory-limit", "9kB", "--scratch", tmp_path)
+    result = call(*words)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1].startswith("Next: pleach inspect")
+    expected = Trie.build(codes, [30] * 3, np.arange(500) * 3 if ids == "numbers" else names)
+    assert Trie.load(tmp_path / "items.pleach").version == expected.version
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.parquet", "items.pleach"]
+
+
+def test_a_directory_of_tables_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    codes, names = rows()
+    for number, part in enumerate([slice(0, 200), slice(200, 200), slice(200, 500)]):
+        table = pa.table({"item_id": names[part], "codes": pa.array(codes[part].tolist(), pa.list_(pa.int64()))})
+        pq.write_table(table, tmp_path / f"part-{number}.parquet")
+    out = tmp_path / "deep" / "down" / "x.pleach"
+    result = call("build", tmp_path, "--codebook-sizes", "30,30,30", "--out", out, "--packed")
+    assert result.exit_code == 0, result.stderr
+    assert Trie.load(out).version == Trie.build(codes, [30] * 3, names, packed=True).version
+
+
+def test_the_table_of_fit_sids_knows_its_codebooks(tmp_path: Path) -> None:
+    codes, names = rows()
+    SidTable(item_ids=np.array(names), codes=codes, codebook_sizes=(30, 40, 50)).save(tmp_path / "sids.parquet")
+    assert call("build", tmp_path / "sids.parquet").exit_code == 0
+    assert Trie.load(tmp_path / "sids.pleach").version == Trie.build(codes, [30, 40, 50], names).version
+
+
+def test_an_index_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+    codes, names = rows(9)
+    pq.write_table(pa.table({"item_id": names, **code_arrays(codes, "c")}), tmp_path / "a.parquet")
+    words = ("build", tmp_path / "a.parquet", "--codebook-sizes", "30")
+    assert call(*words).exit_code == 0
+    refused = call(*words)
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert call(*words, "--force").exit_code == 0
+
+
+def list_table(*lists: object, ids: object = None) -> pa.Table:
+    return pa.table({"item_id": ids or list(range(len(lists))), "codes": pa.array(list(lists), pa.list_(pa.int64()))})
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "message"),
+    [
+        (pa.table({"codes": [[1]]}), ("--codebook-sizes", "3"), "has the columns codes: expected item_id"),
+        (pa.table({"item_id": [1], "x": [2]}), ("--codebook-sizes", "3"), "expected item_id, and the codes as a list"),
+        (pa.table({"item_id": [1], "c1": [2]}), ("--codebook-sizes", "3"), "has c1 and no c0"),
+        (pa.table({"item_id": [1], "c0": [2], "c2": [1]}), ("--codebook-sizes", "3"), "has c2 and no c1"),
+        (pa.table({"item_id": [1], "c0": [0.5]}), ("--codebook-sizes", "3"), "c0 of type double"),
+        (pa.table({"item_id": [1], "codes": [[0.5]]}), ("--codebook-sizes", "3"), "expected lists of whole numbers"),
+        (pa.table({"item_id": [1], "codes": ["a"]}), ("--codebook-sizes", "3"), "expected lists of whole numbers"),
+        (pa.table({"item_id": [0.5], "codes": [[1]]}), ("--codebook-sizes", "3"), "item_id of type double"),
+        (list_table([1, 2], [1]), ("--codebook-sizes", "3"), "row 1 has 1 codes: expected 2"),
+        (list_table([1, 2], None), ("--codebook-sizes", "3"), "row 1 has no codes: expected 2"),
+        (list_table([1, 2], [1, None]), ("--codebook-sizes", "3"), "row 1 has a null in codes"),
+        (list_table([1, 2], [1, 2], ids=[1, None]), ("--codebook-sizes", "3"), "row 1 has no item_id"),
+        (list_table([1, 2], [1, 3]), ("--codebook-sizes", "3"), "row 1 has code 3 at level 1"),
+        (list_table([1, 2], [1, -2]), ("--codebook-sizes", "3"), "row 1 has code -2 at level 1"),
+        (list_table([1, 2], [2, 2], ids=[7, 7]), ("--codebook-sizes", "3"), "1 item ids occur more than once, 7 among"),
+        (list_table([1, 2]), ("--codebook-sizes", "3,3,3"), "row 0 has 2 codes: expected 3"),
+        (list_table([1, 2]), (), "how many codes each of its 2 levels has: pass --codebook-sizes"),
+        (list_table([1, 2]), ("--codebook-sizes", "0"), "expected one number"),
+        (list_table([1, 2]), ("--codebook-sizes", "9999999999"), "expected 1 to 2^31"),
+        (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "much"), "such as 4GiB"),
+        (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "0"), "memory_limit is 0"),
+        (pa.table({"item_id": [1], "c0": [None]}), ("--codebook-sizes", "3"), "c0 of type null"),
+        (pa.table({"item_id": pa.array([2**63], pa.uint64()), "c0": [1]}), ("--codebook-sizes", "3"), "as strings"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, table: pa.Table, words: tuple[str, ...], message: str
+) -> None:
+    pq.write_table(table, tmp_path / "x.parquet")
+    result = call("build", tmp_path / "x.parquet", *words)
+    assert result.exit_code == 2, result.stdout
+    assert message in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "x.pleach").exists()
+
+
+def test_an_empty_table_is_an_empty_index(tmp_path: Path) -> None:
+    pq.write_table(list_table(), tmp_path / "x.parquet")
+    assert call("build", tmp_path / "x.parquet", "--codebook-sizes", "3,3").exit_code == 0
+    assert len(Trie.load(tmp_path / "x.pleach")) == 0
+
+
+def test_files_that_disagree_and_a_directory_without_tables_are_refused(tmp_path: Path) -> None:
+    assert "has no *.parquet files" in call("build", tmp_path, "--codebook-sizes", "3").stderr
+    pq.write_table(pa.table({"item_id": [1], "c0": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"item_id": [2], "c0": [1], "c1": [1]}), tmp_path / "b.parquet")
+    result = call("build", tmp_path, "--codebook-sizes", "3")
+    assert result.exit_code == 2
+    assert "expected the same in all files" in result.stderr.replace("\n", " ")
+
+
+def test_options_of_a_table_need_one(tmp_path: Path) -> None:
+    result = call("build", "--run", tmp_path, "--out", tmp_path / "x")
+    assert result.exit_code == 2
+    assert "go with a TABLE" in result.stderr
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_table_is_refused_or_read_whole(tmp_path: Path, data: st.DataObject) -> None:
+    codes, names = rows(60)
+    path = tmp_path / "x.parquet"
+    how = data.draw(st.sampled_from(["fixed", "list", "c"]))
+    pq.write_table(pa.table({"item_id": names, **code_arrays(codes, how)}), path, row_group_size=25)
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(raw[: data.draw(st.integers(0, len(raw)))]) if data.draw(st.booleans()) else bytes(raw))
+    try:
+        source = CodesTable.open(path, [30])
+        builder = TrieBuilder(source.codebook_sizes)
+        for chunk in source.batches():
+            builder.add(*chunk)
+        builder.finish()
+    except PleachError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5 kb", 1500), ("77", 77), ("2g", 2 * 10**9), ("10B", 10)],
+)
+def test_amounts_of_memory(text: str, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10000000,2048,8", (10**7, (2048,) * 8)),
+        ("1e7,2048,8", (10**7, (2048,) * 8)),
+        ("10^8,2048x8192", (10**8, (2048, 8192))),
+        ("10^8,2048x8192,2", (10**8, (2048, 8192))),
+        ("20_000_000, 256, 4", (20_000_000, (256,) * 4)),
+        ("5,3,1", (5, (3,))),
+    ],
+)
+def test_plans_are_read(text: str, expected: tuple[int, tuple[int, ...]]) -> None:
+    assert parse_plan(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "5,3", "a,3,4", "5,3x,4", "5,3x4,3", "1.5,3,4", "5,3,4,5", "-5,3,4", "5,3,9999999"])
+def test_plans_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="--plan"):
+        parse_plan(text)
+    assert call("inspect", "--plan", text).exit_code == 2
+
+
+@given(st.text(alphabet="0123456789,x^e_ .-", max_size=20))
+def test_any_plan_is_read_or_refused(text: str) -> None:
+    try:
+        Plan.uniform(*parse_plan(text)).as_json()
+    except PleachError:
+        return
+
+
+@given(st.text(max_size=12))
+def test_any_amount_and_sizes_are_read_or_refused(text: str) -> None:
+    for parse in (parse_bytes, parse_sizes):
+        try:
+            parse(text)
+        except ArgumentError:
+            continue
+
+
+def test_the_plan_is_shown_and_printed() -> None:
+    shown = call("inspect", "--plan", "20000000,2048,8")
+    assert shown.exit_code == 0
+    for part in ("1,457,301,504", "entropy bound", "level 7", "U_max = (1/8 + K2) |V|^d", "P (1 - (1 - 1/P)^N)"):
+        assert part in shown.stdout
+    printed = json.loads(call("inspect", "--plan", "20000000,2048,8", "--json").stdout)
+    assert printed["static"]["U_max"] == 1_457_301_504
+
+
+def test_a_file_is_shown_and_printed_with_its_bounds(tmp_path: Path) -> None:
+    codes, names = rows()
+    for packed in (False, True):
+        trie = Trie.build(codes, [30] * 3, names, packed=packed)
+        trie.save(tmp_path / "x.pleach")
+        shown = call("inspect", tmp_path / "x.pleach")
+        assert shown.exit_code == 0
+        assert "entropy bound" in shown.stdout
+        printed = json.loads(call("inspect", tmp_path / "x.pleach", "--json").stdout)
+        assert printed["version"] == trie.version
+        assert printed["bytes"] == trie.nbytes
+        assert printed["item_table_bytes"] == trie.items.nbytes
+        assert printed["file_bytes"] == (tmp_path / "x.pleach").stat().st_size
+
+
+def test_inspect_takes_one_of_its_two_arguments(tmp_path: Path) -> None:
+    for words in ((), (tmp_path, "--plan", "5,3,2")):
+        result = call("inspect", *words)
+        assert result.exit_code == 2
+        assert "one of the two" in result.stderr
