@@ -106,7 +106,7 @@ class State:
         del leaves
         ids_n = join_ids([live_N if trie.items.ids is None else trie.items.ids[live_N], self.ids_D[stay_D]])
         if kind_of(ids_n) == "utf-8":
-            ids_n = ids_n.astype(f"S{max(1, int(np.strings.str_len(ids_n).max()))}")  # no wider than the longest that lives
+            ids_n = ids_n.astype(f"S{max(1, int(np.strings.str_len(ids_n.astype(np.bytes_)).max()))}")  # no wider than the longest that lives
         elif np.array_equal(ids_n, np.arange(len(ids_n))):
             ids_n = None  # the ids are the rows: nothing to keep
         packed = any(level.width for level in trie.levels)
