@@ -57,6 +57,16 @@ class Bitmap:
         np.bitwise_or.at(words_W, (positions >> np.uint64(6)).astype(np.int64), np.uint64(1) << (positions & np.uint64(63)))
         return cls.from_words(words_W, size)
 
+    def groups(self, first_M1: NDArray[np.uint32]) -> Bitmap:
+        """Which groups of positions hold one of the set; group g is first_M1[g] to first_M1[g + 1] - 1, and none is empty.
+
+        Cost: one read of `first_M1` and the words.
+        """
+        words_W = np.empty((len(first_M1) - 1) // 64 + 1, np.uint64)
+        before_W = np.empty(words_W.shape, np.uint32)
+        count = int(bits.groups_of(self.words_W, first_M1, words_W, before_W))
+        return Bitmap(words_W=words_W, before_W=before_W, size=len(first_M1) - 1, count=count)
+
     @classmethod
     def full(cls, size: int) -> Bitmap:
         """Every position below `size`."""

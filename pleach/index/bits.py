@@ -20,8 +20,10 @@ from numba.np import arrayobj
 
 __all__ = [
     "bits_float",
+    "bits_from",
     "float32_at",
     "float_bits",
+    "groups_of",
     "int64_at",
     "leading_zeros",
     "next_set",
@@ -261,6 +263,46 @@ def rank_many(words_W, before_W, positions_M, out_M):
     """`rank` of many positions."""
     for i in range(positions_M.size):
         out_M[i] = rank(words_W, before_W, np.int64(positions_M[i]))
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def bits_from(words_W, position):
+    """The 64 bits that begin at `position` (below N); beyond the last word they are 0."""
+    word, shift = position >> 6, np.uint64(position & 63)
+    bits = words_W[word] >> shift
+    if shift != np.uint64(0) and word + 1 < words_W.size:
+        bits |= words_W[word + 1] << (np.uint64(64) - shift)
+    return bits
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def groups_of(words_W, first_M1, out_W, before_W):
+    """Set bit g of `out_W` iff one of the positions first_M1[g] to first_M1[g + 1] - 1 is set; fill the rank directory too.
+
+    No group is empty. Returns how many are set. 64 groups of one position each are one unaligned read.
+    """
+    count = first_M1.size - 1
+    total = np.int64(0)
+    for word in range(out_W.size):
+        group = word << 6
+        end = min(group + 64, count)
+        bits = np.uint64(0)
+        if end == group + 64 and first_M1[end] - first_M1[group] == 64:
+            bits = bits_from(words_W, np.int64(first_M1[group]))
+        else:
+            start = np.int64(first_M1[group])
+            for one in range(group, end):
+                stop = np.int64(first_M1[one + 1])
+                found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                while stop - start > 64 and found == np.uint64(0):
+                    start += 64
+                    found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                bits |= np.uint64(found != np.uint64(0)) << np.uint64(one - group)
+                start = stop
+        before_W[word] = total
+        total += np.int64(popcount(bits))
+        out_W[word] = bits
+    return total
 
 
 @njit(cache=True, nogil=True, _nrt=False)

@@ -44,8 +44,7 @@ class Filter:
         """The filter of a set of places. Cost: one read of the bitmap, and of the leaves where items share them."""
         leaves = places
         if items.first_M1 is not None:
-            before_M1 = _ranks(places, items.first_M1)
-            leaves = Bitmap.from_mask(before_M1[1:] > before_M1[:-1])
+            leaves = places.groups(items.first_M1)
         return cls(places=places, leaves=leaves, items=items, index_version=index_version)
 
     @classmethod
@@ -75,7 +74,7 @@ class Filter:
         places = self.places.without(places_n)
         leaves, first_M1 = places, self.items.first_M1
         if first_M1 is not None:
-            touched = np.unique(np.searchsorted(first_M1, places_n, side="right") - 1)
+            touched = np.unique(np.searchsorted(first_M1, places_n.astype(first_M1.dtype), side="right") - 1)
             emptied = _ranks(places, first_M1[touched]) == _ranks(places, first_M1[touched + 1])
             leaves = self.leaves.without(touched[emptied])
         return Filter(places=places, leaves=leaves, items=self.items, index_version=self.index_version)

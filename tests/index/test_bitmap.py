@@ -60,3 +60,18 @@ def test_positions_may_come_in_any_order_and_twice() -> None:
 def test_full_has_every_position_and_none_beyond(size: int) -> None:
     assert Bitmap.full(size).count == size
     assert (~Bitmap.full(size)).count == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 1, 1, 2, 63, 64, 65, 130]), max_size=400),
+    st.sampled_from([0.0, 0.001, 0.02, 0.5, 1.0]),
+    st.integers(0, 2**32),
+)
+def test_a_group_is_set_iff_one_of_its_positions_is(sizes: list[int], share: float, seed: int) -> None:
+    first_M1 = np.cumsum([0, *sizes]).astype(np.uint32)
+    mask = np.random.default_rng(seed).random(int(first_M1[-1])) < share
+    groups = Bitmap.from_mask(mask).groups(first_M1)
+    expected = [bool(mask[begin:end].any()) for begin, end in zip(first_M1, first_M1[1:], strict=False)]
+    assert groups == Bitmap.from_mask(np.array(expected, np.bool_))
+    assert [groups.rank(one) for one in range(len(sizes) + 1)] == np.cumsum([0, *expected]).tolist()
