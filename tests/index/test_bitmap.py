@@ -1,6 +1,8 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pleach.index import Bitmap, bits
@@ -72,6 +74,6 @@ def test_a_group_is_set_iff_one_of_its_positions_is(sizes: list[int], share: flo
     first_M1 = np.cumsum([0, *sizes]).astype(np.uint32)
     mask = np.random.default_rng(seed).random(int(first_M1[-1])) < share
     groups = Bitmap.from_mask(mask).groups(first_M1)
-    expected = [bool(mask[begin:end].any()) for begin, end in zip(first_M1, first_M1[1:], strict=False)]
+    expected = [bool(mask[begin:end].any()) for begin, end in pairwise(first_M1)]
     assert groups == Bitmap.from_mask(np.array(expected, np.bool_))
     assert [groups.rank(one) for one in range(len(sizes) + 1)] == np.cumsum([0, *expected]).tolist()
