@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from pleach.bench import index
 from pleach.bench.rows import append_row
 from pleach.bench.workloads import DISTRIBUTIONS
 
@@ -25,6 +26,7 @@ class Name(StrEnum):
     INDEX = "index"
     FILTERS = "filters"
     FORCED = "forced"
+    HF = "hf"
     GPU = "gpu"
 
 
@@ -32,6 +34,11 @@ def main(
     names: Annotated[list[Name], typer.Argument(help="What to measure.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row for each run and nothing else.")] = False,
     quick: Annotated[bool, typer.Option(help="A hundredth of the items; the rows are printed but not kept.")] = False,
+    num_items: Annotated[
+        int | None, typer.Option(help="For index, step and filters: so many items; index above 2 x 10^7: in chunks, no peer.")
+    ] = None,
+    memory_limit: Annotated[int, typer.Option(help="For index in chunks: bytes that rows may take until they are sorted.")] = 4
+    << 30,
 ) -> None:
     """Measure pleach against its named peers, side by side, on uniform and on Zipf-skewed catalogues."""
     console = Console(stderr=as_json)
@@ -42,7 +49,7 @@ def main(
             gpu.main(as_json)
             continue
         with console.status(str(name)):
-            for parameters, measured in _runs(name, quick):
+            for parameters, measured in _runs(name, quick, num_items, memory_limit):
                 row: dict[str, Any] = {"bench": name.value, "parameters": parameters, "measured": measured}
                 if not quick:
                     row = append_row(name.value, parameters, measured)
@@ -53,15 +60,19 @@ def main(
                     console.print_json(json.dumps(measured))
 
 
-def _runs(name: Name, quick: bool) -> Runs:
+def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int) -> Runs:
     module = importlib.import_module(f"pleach.bench.{name}")
     sizes = {Name.INDEX: (10_000_000, 3), Name.STEP: (1_000_000, 200), Name.FILTERS: (1_000_000, 60)}
     if name not in sizes:
         yield from module.runs(quick)
         return
-    num_items, repeats = sizes[name]
+    usual, repeats = sizes[name]
+    size = (usual if num_items is None else num_items) // (100 if quick else 1)
     for distribution in DISTRIBUTIONS:
-        yield module.measure(distribution, num_items // (100 if quick else 1), repeats)
+        if name is Name.INDEX and size > 2 * usual:
+            yield index.measure_chunks(distribution, size, memory_limit)
+        else:
+            yield module.measure(distribution, size, repeats)
 
 
 if __name__ == "__main__":

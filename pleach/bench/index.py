@@ -11,12 +11,17 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pleach.bench.step import L, V
 from pleach.bench.workloads import random_codes
 from pleach.index import Trie
+from pleach.index.builder import TrieBuilder
+from pleach.index.plan import Plan
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_chunks"]
+
+_CHUNK = 1 << 20
 
 
 def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -30,6 +35,8 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
         "static_over_pleach": round(static_seconds / seconds, 1),
         "load_ms": ours[0]["load_ms"],
         "bytes_per_item": ours[0]["bytes_per_item"],
+        "packed_bytes_per_item": ours[0]["packed_bytes_per_item"],
+        "entropy_bytes_per_item": ours[0]["entropy_bytes_per_item"],
         "order_bytes_per_item": ours[0]["order_bytes_per_item"],
         "static_bytes_per_item": theirs[0]["bytes_per_item"],
         "peak_over_result": max(one["peak_over_result"] for one in ours),
@@ -37,6 +44,68 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
         "repeats": repeats,
     }
     return {"distribution": distribution, "num_items": num_items, "V": V, "L": L, "threads": "all"}, measured
+
+
+def measure_chunks(
+    distribution: str, num_items: int, memory_limit: int = 4 << 30, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters, measured) of one build from chunks of 2^20 rows, in a child: more items than the peer has memory for.
+
+    seconds: of adding and finishing, without making the codes. peak_gb: the child's high-water mark, the result and all of
+    Python included.
+    """
+    measured = _in_child(_build_chunks, distribution, num_items, memory_limit, seed)
+    parameters = {"distribution": distribution, "num_items": num_items, "V": V, "L": L, "threads": "all"}
+    return {**parameters, "chunk": _CHUNK, "memory_limit": memory_limit}, measured
+
+
+def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: int) -> dict[str, Any]:
+    with TrieBuilder([V] * L, memory_limit=50_000) as small:  # compile, or read the compiled code from its cache
+        small.add(_chunk(distribution, 200_000, seed, 0))
+        small.finish()
+    before = _peak_bytes()
+    with TrieBuilder([V] * L, memory_limit=memory_limit) as builder:
+        adding = 0.0
+        for begin in range(0, num_items, _CHUNK):
+            codes = _chunk(distribution, min(_CHUNK, num_items - begin), seed, begin)
+            start = time.perf_counter()
+            builder.add(codes)
+            adding += time.perf_counter() - start
+        start = time.perf_counter()
+        trie = builder.finish()
+        finishing = time.perf_counter() - start
+    peak = _peak_bytes()
+    sample = np.random.default_rng(seed).integers(0, len(trie), 1000)
+    for begin in {int(row) // _CHUNK * _CHUNK for row in sample[:5]}:  # parity before speed, where a peer does not fit
+        codes = _chunk(distribution, min(_CHUNK, num_items - begin), seed, begin)
+        rows = sample[(sample >= begin) & (sample < begin + len(codes))]
+        assert np.array_equal(trie.codes_of(rows), codes[rows - begin])
+    assert all(
+        trie.leaf_of(sid) == leaf
+        for leaf, sid in zip(sample[:200] % trie.num_leaves, trie.codes_at(sample[:200] % trie.num_leaves), strict=True)
+    )
+    plan = Plan.of(trie)
+    return {
+        "pleach_s": round(adding + finishing, 2),
+        "adding_s": round(adding, 2),
+        "finishing_s": round(finishing, 2),
+        "peak_gb": round(peak / 1e9, 2),
+        "peak_over_start_gb": round((peak - before) / 1e9, 2),
+        "bytes_per_item": round(trie.bytes_per_item, 2),
+        "packed_bytes_per_item": round(plan.per_item(plan.packed_nbytes), 2),
+        "order_bytes_per_item": round(trie.items.nbytes / num_items, 2),
+        "entropy_bytes_per_item": round(plan.per_item(plan.entropy_bits / 8), 2),
+        "static_u_max_per_item": round(plan.per_item(plan.static.upper_bound), 2),
+        "static_nodes_per_item": round(plan.per_item(plan.static.estimate), 2),
+    }
+
+
+def _chunk(distribution: str, size: int, seed: int, begin: int) -> NDArray[np.uint16]:
+    """Rows from `begin` on, the same whenever they are asked for."""
+    rng = np.random.default_rng([seed, begin])
+    if distribution == "uniform":
+        return rng.integers(0, V, (size, L), np.uint16)
+    return random_codes(rng, distribution, size, V, L).astype(np.uint16)
 
 
 def _in_child(build: Any, *arguments: Any) -> dict[str, Any]:
@@ -71,6 +140,8 @@ def _build_ours(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
         "seconds": seconds,
         "load_ms": round(load_ms, 2),
         "bytes_per_item": round(trie.bytes_per_item, 2),
+        "packed_bytes_per_item": round(trie.packed().bytes_per_item, 2),
+        "entropy_bytes_per_item": round(Plan.of(trie).entropy_bits / 8 / num_items, 2),
         "order_bytes_per_item": round(trie.items.nbytes / num_items, 2),
         "peak_over_result": round((peak - result) / result, 2),
     }

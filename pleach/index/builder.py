@@ -68,8 +68,8 @@ class TrieBuilder:
         self._folder = None if folder is None else Path(folder)
         self._threads = num_threads
         self._layout = WordLayout.of(self.sizes)
-        # The words of a row and a plane more, its key, its number twice, and what ties need.
-        self._most = max(1, memory_limit // (8 * self._layout.num_words + 32))
+        # The words of a row, its key a second time, its number twice, and what long ties need.
+        self._most = max(1, memory_limit // (8 * self._layout.num_words + 24))
         self._chunks: list[list[NDArray[np.uint64]]] = []
         self._waiting = 0
         self._ids = _IdColumn()
