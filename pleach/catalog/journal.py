@@ -185,6 +185,8 @@ class Journal:
 
     def copy_from(self, other: Journal, begin: int, end: int, number: int) -> None:
         """Append the records that stand at [begin, end) of another log, up to this number, and sync. Raises OSError."""
+        if begin == end:
+            return
         frames = disk.read(other._descriptor, begin, end)
         assert len(frames) == end - begin
         disk.write(self._descriptor, frames)
