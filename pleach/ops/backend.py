@@ -1,6 +1,7 @@
 """What can run the constrained step here: optional packages are imported in this file only.
 
 "cpu"        numba, on numpy arrays; no other package
+"jax"        XLA, any device of jax; compiled once for each size of a catalogue
 "reference"  plain torch, any device; slow, and the truth
 "auto"       the fastest that is installed: today always "cpu"
 """
@@ -21,7 +22,8 @@ from pleach.ops.constrain import Beams, RequestFilter, Scoring
 
 __all__ = ["BackendName", "ConstrainBackend", "available", "load", "to_kind_of", "to_numpy", "to_torch"]
 
-BackendName = Literal["auto", "cpu", "reference"]
+BackendName = Literal["auto", "cpu", "jax", "reference"]
+_PACKAGES = {"jax": "jax", "reference": "torch"}  # what each needs beyond the core, which is also its extra
 
 
 class ConstrainBackend(Protocol):
@@ -50,7 +52,7 @@ class ConstrainBackend(Protocol):
 
 def available() -> tuple[str, ...]:
     """The backends that can run on this machine, fastest first."""
-    return ("cpu", "reference") if importlib.util.find_spec("torch") else ("cpu",)
+    return ("cpu", *(name for name, package in _PACKAGES.items() if importlib.util.find_spec(package)))
 
 
 def load(name: str) -> tuple[str, ConstrainBackend]:
@@ -59,10 +61,11 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
     Raises ArgumentError for an unknown name, MissingExtraError where its package is not installed.
     """
     resolved = available()[0] if name == "auto" else name
-    if resolved not in ("cpu", "reference"):
-        raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu' or 'reference'")
+    if resolved not in ("cpu", *_PACKAGES):
+        raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax' or 'reference'")
     if resolved not in available():
-        raise MissingExtraError(f"backend {resolved!r} needs torch, which is not installed: pip install 'pleach[torch]'")
+        package = _PACKAGES[resolved]
+        raise MissingExtraError(f"backend {resolved!r} needs {package}, which is not installed: pip install 'pleach[{package}]'")
     return resolved, cast(ConstrainBackend, importlib.import_module(f"pleach.ops.constrain.{resolved}"))
 
 

@@ -1,0 +1,124 @@
+"""An index as a pytree of device arrays, and what stays on the host beside it.
+
+The arrays are arguments of every compiled function, never constants in it; their sizes come from a `Room`, so that another
+version or filter of the same room runs what is compiled already. Leaves are int32, words uint32: nothing needs 64 bits.
+
+Shapes: S segments, M leaves, W words, G long ranges, E entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pleach.errors import MissingExtraError
+from pleach.index import Trie, Version
+from pleach.ops.constrain.beams import Beams
+from pleach.ops.constrain.packed import PackedSegment
+from pleach.ops.constrain.room import LevelRoom, Room, SegmentRoom, check_size
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise MissingExtraError("backend 'jax' needs jax, which is not installed: pip install 'pleach[jax]'") from error
+
+__all__ = ["LevelArrays", "VersionArrays", "bind"]
+
+Array = jax.Array
+
+jax.tree_util.register_dataclass(Beams, ["scores", "parent", "code", "lo", "hi", "num_valid"], [])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelArrays:
+    """One level of one segment on a device: see `PackedLevel.arrays`; None where the room has no space for the part."""
+
+    column_M: Array | None
+    boundary_W: Array | None
+    directory_M: Array | None
+    ranges_G3: Array | None
+    codes_E: Array | None
+    firsts_E: Array | None
+    room: LevelRoom = field(metadata={"static": True})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VersionArrays:
+    """A version on a device: `levels[t][s]` is a pytree. The rest stays on the host: what filters are made from.
+
+    nbytes counts what is allocated, padding included.
+    """
+
+    levels: tuple[tuple[LevelArrays, ...], ...]
+    packed: tuple[PackedSegment, ...]
+    room: Room
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes on the device by part: columns, boundaries, directories, listings."""
+        names = {
+            "columns": ("column_M",),
+            "boundaries": ("boundary_W",),
+            "directories": ("directory_M", "ranges_G3"),
+            "listings": ("codes_E", "firsts_E"),
+        }
+        return {
+            part: sum(_nbytes(getattr(one, name)) for pair in self.levels for one in pair for name in fields)
+            for part, fields in names.items()
+        }
+
+
+def _nbytes(array: Array | None) -> int:
+    return 0 if array is None else array.nbytes
+
+
+def bind(
+    index: Trie | Version, *, room: Room | None = None, delta_leaves: int = 0, like: VersionArrays | None = None
+) -> VersionArrays:
+    """Copy a version to the device.
+
+    delta_leaves: leave space for a delta of so many leaves where the version has none yet. like: an earlier version of the same
+    catalogue; its segments that have not changed are not packed or copied again, and no size becomes smaller than there.
+    room: the exact sizes, made by another `bind`.
+
+    Cost: a pass over each level of each new segment, a few ns a leaf, and the copy.
+    Raises ArgumentError for more than 2^31 leaves.
+    """
+    version = Version.of(index)
+    check_size(version)
+    known = {} if like is None else {id(one.trie): one for one in like.packed}
+    packed = [known.get(id(segment.trie)) or PackedSegment.of(segment.trie) for segment in version.segments]
+    wanted = room or Room.of([one.needs for one in packed], delta_leaves, None if like is None else like.room)
+    if len(packed) < len(wanted.segments):  # the delta to come
+        empty = next((one for one in known.values() if one.trie.num_leaves == 0), None)
+        packed.append(empty or _empty(version.codebook_sizes))
+    columns: list[tuple[LevelArrays, ...]] = []
+    for s, (one, segment_room) in enumerate(zip(packed, wanted.segments, strict=True)):
+        old = like is not None and s < len(like.packed) and like.packed[s] is one and like.room.segments[s] == segment_room
+        columns.append(tuple(pair[s] for pair in like.levels) if like is not None and old else _levels(one, segment_room))
+    return VersionArrays(levels=tuple(zip(*columns, strict=True)), packed=tuple(packed), room=wanted)
+
+
+def _empty(sizes: tuple[int, ...]) -> PackedSegment:
+    return PackedSegment.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes))
+
+
+def _levels(segment: PackedSegment, room: SegmentRoom) -> tuple[LevelArrays, ...]:
+    levels: list[LevelArrays] = []
+    for level, level_room in zip(segment.levels, room.levels, strict=True):
+        arrays = level.arrays(level_room, room.leaves)
+        parts: dict[str, Any] = {
+            name: jnp.asarray(arrays[name]) if name in arrays else None
+            for name in ("column_M", "boundary_W", "directory_M", "ranges_G3", "codes_E", "firsts_E")
+        }
+        levels.append(LevelArrays(room=level_room, **parts))
+    return tuple(levels)
