@@ -65,7 +65,7 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
         raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax' or 'reference'")
     if resolved not in available():
         package = _PACKAGES[resolved]
-        raise MissingExtraError(f"backend {resolved!r} needs {package}, which is not installed: pip install 'pleach[{package}]'")
+        raise MissingExtraError(f"backend {resolved!r} needs {package}: pip install 'pleach[{package}]'")
     return resolved, cast(ConstrainBackend, importlib.import_module(f"pleach.ops.constrain.{resolved}"))
 
 
