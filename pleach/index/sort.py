@@ -23,7 +23,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from pleach.errors import CodesError
-from pleach.index.bits import uint64_at
+from pleach.index.bits import leading_zeros, uint64_at
 
 __all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows", "threads_for"]
 
@@ -95,23 +95,20 @@ def pack_codes(
     Raises CodesError at the first code that is negative or not below its codebook's size; `first_row`: the number of row 0 in
     its message.
     """
-    words_PN = [np.zeros(len(codes_NL), np.uint64) for _ in range(layout.num_words)]
+    size = len(codes_NL)
+    words_PN = [np.empty(size, np.uint64) for _ in range(layout.num_words)]
+    addresses_P = addresses_of(words_PN)
     sizes_L = np.array(sizes, np.int64)
 
     def pack(begin: int, end: int) -> int:
         step = 1 << 16  # a copy of one slice at most, whatever the layout of the caller's array
         for start in range(begin, end, step):
-            stop = min(end, start + step)
-            slices = np.ascontiguousarray(codes_NL[start:stop])
-            for word in range(layout.num_words):
-                levels = np.flatnonzero(layout.word_L == word)
-                first, last = int(levels[0]), int(levels[-1]) + 1
-                bad = _pack_word(slices, sizes_L, layout.shift_L, first, last, words_PN[word][start:stop])
-                if bad >= 0:
-                    return start + bad
+            slices = np.ascontiguousarray(codes_NL[start : min(end, start + step)])
+            if not _pack(slices, sizes_L, layout.word_L, layout.shift_L, addresses_P, start, size):
+                return start + int(np.argmax(((slices < 0) | (slices >= sizes_L)).any(axis=1)))
         return -1
 
-    for bad in in_threads(pack, len(codes_NL), threads):
+    for bad in in_threads(pack, size, threads):
         if bad >= 0:
             row = [int(code) for code in codes_NL[bad : bad + 1][0]]
             level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
@@ -123,16 +120,29 @@ def pack_codes(
 
 
 @njit(cache=True, nogil=True)
-def _pack_word(codes_NL, sizes_L, shift_L, first, last, word_N):
-    for row in range(codes_NL.shape[0]):
-        packed = np.uint64(0)
-        for level in range(first, last):
-            code = np.int64(codes_NL[row, level])
-            if code < 0 or code >= sizes_L[level]:
-                return row
-            packed |= np.uint64(code) << np.uint64(shift_L[level])
-        word_N[row] = packed
-    return -1
+def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
+    """Write the words of the rows from `start` on; returns whether every code is below its codebook's size.
+
+    Level by level over rows that stay in the cache: loops that read, compare, shift and join many rows at once.
+    """
+    block = 4096
+    bad = False
+    for first in range(0, codes_nL.shape[0], block):
+        rows = min(block, codes_nL.shape[0] - first)
+        for level in range(sizes_L.size):
+            word_n = uint64_at(addresses_P[word_L[level]], size)[start + first : start + first + rows]
+            top, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
+            if level == 0 or word_L[level] != word_L[level - 1]:
+                for row in range(rows):
+                    code = np.uint64(codes_nL[first + row, level])  # a negative code becomes a very large one
+                    bad |= code >= top
+                    word_n[row] = code << shift
+            else:
+                for row in range(rows):
+                    code = np.uint64(codes_nL[first + row, level])
+                    bad |= code >= top
+                    word_n[row] |= code << shift
+    return not bad
 
 
 def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.uint32]:
@@ -143,11 +153,11 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.ui
     """
     keys_N = words_PN[0]
     size = keys_N.size
-    order_N = np.arange(size, dtype=np.uint32)
     if size < 2:
-        return order_N
-    other_keys_N, other_order_N = np.empty_like(keys_N), np.empty_like(order_N)
+        return np.arange(size, dtype=np.uint32)
+    order_N, other_keys_N, other_order_N = np.empty(size, np.uint32), np.empty_like(keys_N), np.empty(size, np.uint32)
     if size <= 1 << 12:
+        order_N[:] = np.arange(size)
         _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, 0, size, 64, False)
     else:
         _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads)
@@ -164,7 +174,8 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.ui
 
 def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> None:
     """The first digit by all threads together, then each thread sorts buckets on its own."""
-    digit_bits = 11
+    # Few enough buckets that their ends stay in the cache while they are written, and as small ones as that allows.
+    digit_bits = max(8, min(11, (keys_N.size >> 15).bit_length()))
     shift = 64 - digit_bits
     cuts = np.linspace(0, keys_N.size, threads + 1).astype(np.int64)
     counts_TD = np.zeros((threads, 1 << digit_bits), np.int64)
@@ -176,7 +187,7 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
         places_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
 
         def scatter(part: int) -> None:
-            _scatter(keys_N, order_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, places_TD[part])
+            _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, places_TD[part])
 
         list(pool.map(scatter, parts))
 
@@ -200,49 +211,57 @@ def _count_digits(keys_N, shift, counts_D):
 
 
 @njit(cache=True, nogil=True)
-def _scatter(keys_N, order_N, to_keys_N, to_order_N, begin, end, shift, places_D):
+def _scatter(keys_N, to_keys_N, to_order_N, begin, end, shift, places_D):
     for row in range(begin, end):
         digit = keys_N[row] >> np.uint64(shift)
         place = places_D[digit]
         places_D[digit] = place + 1
         to_keys_N[place] = keys_N[row]
-        to_order_N[place] = order_N[row]
+        to_order_N[place] = row
+
+
+@njit(cache=True, nogil=True)
+def _bit_length(number):
+    return 64 - np.int64(leading_zeros(np.uint64(number)))
 
 
 @njit(cache=True, nogil=True)
 def _insertion_sort(keys_N, order_N, begin, end):
     for i in range(begin + 1, end):
-        key, row = keys_N[i], order_N[i]
-        j = i - 1
-        while j >= begin and keys_N[j] > key:
-            keys_N[j + 1] = keys_N[j]
-            order_N[j + 1] = order_N[j]
-            j -= 1
-        keys_N[j + 1] = key
-        order_N[j + 1] = row
+        key = keys_N[i]
+        if keys_N[i - 1] > key:
+            row = order_N[i]
+            j = i - 1
+            while j >= begin and keys_N[j] > key:
+                keys_N[j + 1] = keys_N[j]
+                order_N[j + 1] = order_N[j]
+                j -= 1
+            keys_N[j + 1] = key
+            order_N[j + 1] = row
 
 
 @njit(cache=True, nogil=True)
 def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_left, in_other):
-    """Sort [begin, end), whose rows agree above bit `bits_left` and lie in the `other` arrays iff `in_other`, into `keys_N`."""
-    small = 40
-    offsets = np.empty((1 << 11) + 1, np.int64)
-    # What is left to do: (begin, end, bits left, which arrays). A bucket has at most 64 / 4 digits above it.
+    """Sort [begin, end), whose rows agree above bit `bits_left` and lie in the `other` arrays iff `in_other`, into `keys_N`.
+
+    A bucket that fits into the cache is dealt into about as many as it has rows, so that most rows are alone and one pass of
+    insertion sort over all of them finds nearly every row in its place. A larger one is dealt into a few hundred first.
+    """
+    small, most_bits = 40, 15
+    offsets = np.empty((1 << min(most_bits, _bit_length(end - begin))) + 1, np.uint32)
+    # What is left to do: (begin, end, bits left, which arrays); -1 bits: small buckets in a row, dealt already.
     stack = [(begin, end, bits_left, in_other)]
     while len(stack) > 0:
         lo, hi, left, there = stack.pop()
         size = hi - lo
-        if size <= small or left == 0:
+        if size <= small or left <= 0:
             if there:
                 keys_N[lo:hi] = other_keys_N[lo:hi]
                 order_N[lo:hi] = other_order_N[lo:hi]
-            if left > 0:
+            if left != 0:
                 _insertion_sort(keys_N, order_N, lo, hi)
             continue
-        digit_bits = 4
-        while digit_bits < 11 and (size >> (digit_bits + 1)) > 1:
-            digit_bits += 1
-        digit_bits = min(digit_bits, left)
+        digit_bits = min(left, 9 if size > 1 << 16 else min(most_bits, _bit_length(size)))
         shift = np.uint64(left - digit_bits)
         mask = (np.uint64(1) << np.uint64(digit_bits)) - np.uint64(1)
         buckets = 1 << digit_bits
@@ -252,29 +271,37 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
         else:
             from_keys, from_order, to_keys, to_order = keys_N, order_N, other_keys_N, other_order_N
         for i in range(lo, hi):
-            offsets[np.int64((from_keys[i] >> shift) & mask) + 1] += 1
-        offsets[0] = lo
-        for digit in range(buckets):
-            offsets[digit + 1] += offsets[digit]
+            offsets[np.int64((from_keys[i] >> shift) & mask) + 1] += np.uint32(1)
+        largest = np.uint32(0)
+        total = np.uint32(0)
+        for digit in range(1, buckets + 1):
+            largest = max(largest, offsets[digit])
+            total += offsets[digit]
+            offsets[digit] = total
         for i in range(lo, hi):
             key = from_keys[i]
             digit = np.int64((key >> shift) & mask)
             place = offsets[digit]
-            offsets[digit] = place + 1
-            to_keys[place] = key
-            to_order[place] = from_order[i]
-        # offsets[digit] is now the end of that digit's bucket.
+            offsets[digit] = place + np.uint32(1)
+            to_keys[lo + np.int64(place)] = key
+            to_order[lo + np.int64(place)] = from_order[i]
+        # offsets[digit] is now the end of that digit's bucket. Small buckets in a row are finished together.
         start = lo
-        for digit in range(buckets):
-            stop = offsets[digit]
-            if stop - start > small:
-                stack.append((start, stop, left - digit_bits, not there))
-            elif stop > start:
-                if not there:
-                    keys_N[start:stop] = other_keys_N[start:stop]
-                    order_N[start:stop] = other_order_N[start:stop]
-                _insertion_sort(keys_N, order_N, start, stop)
-            start = stop
+        if largest > small:
+            stop = lo
+            for digit in range(buckets):
+                next_stop = lo + np.int64(offsets[digit])
+                if next_stop - stop > small:
+                    if stop > start:
+                        stack.append((start, stop, -1, not there))
+                    stack.append((stop, next_stop, left - digit_bits, not there))
+                    start = next_stop
+                stop = next_stop
+        if hi > start:
+            if not there:
+                keys_N[start:hi] = other_keys_N[start:hi]
+                order_N[start:hi] = other_order_N[start:hi]
+            _insertion_sort(keys_N, order_N, start, hi)
 
 
 @njit(cache=True, nogil=True)
