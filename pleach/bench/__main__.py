@@ -27,6 +27,7 @@ class Name(StrEnum):
     FILTERS = "filters"
     FORCED = "forced"
     HF = "hf"
+    UPDATES = "updates"
     GPU = "gpu"
 
 
@@ -34,6 +35,7 @@ def main(
     names: Annotated[list[Name], typer.Argument(help="What to measure.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row for each run and nothing else.")] = False,
     quick: Annotated[bool, typer.Option(help="A hundredth of the items; the rows are printed but not kept.")] = False,
+    seconds: Annotated[float, typer.Option(help="For updates: how long changes are sustained beside searches.")] = 60.0,
     num_items: Annotated[
         int | None, typer.Option(help="For index, step and filters: so many items; index above 2 x 10^7: in chunks, no peer.")
     ] = None,
@@ -49,7 +51,7 @@ def main(
             gpu.main(as_json)
             continue
         with console.status(str(name)):
-            for parameters, measured in _runs(name, quick, num_items, memory_limit):
+            for parameters, measured in _runs(name, quick, num_items, memory_limit, seconds):
                 row: dict[str, Any] = {"bench": name.value, "parameters": parameters, "measured": measured}
                 if not quick:
                     row = append_row(name.value, parameters, measured)
@@ -60,9 +62,12 @@ def main(
                     console.print_json(json.dumps(measured))
 
 
-def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int) -> Runs:
+def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, seconds: float) -> Runs:
     module = importlib.import_module(f"pleach.bench.{name}")
     sizes = {Name.INDEX: (10_000_000, 3), Name.STEP: (1_000_000, 200), Name.FILTERS: (1_000_000, 60)}
+    if name is Name.UPDATES:
+        yield from module.runs(quick, seconds)
+        return
     if name not in sizes:
         yield from module.runs(quick)
         return
