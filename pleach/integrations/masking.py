@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pleach.errors import CodesError, LogitsError
-from pleach.integrations.loops import write_rows
+from pleach.integrations.loops import advance_rows
 from pleach.integrations.prefixes import Prefixes
 from pleach.integrations.tokens import CodeTokens, LevelTokens
 from pleach.ops.constrain.normalize import CHUNK
@@ -39,45 +39,65 @@ class Masking:
     another device the index arrays (16 bytes a legal token) are all that is moved, and nothing waits for the device.
     """
 
-    def __init__(self, prefixes: Prefixes, tokens: CodeTokens, eos: int, scoring: Normalisation) -> None:
-        self._prefixes, self._tokens, self._eos, self._scoring = prefixes, tokens, eos, scoring
+    def __init__(self, prefixes: Prefixes, tokens: CodeTokens, eos: int, ends_early: bool, scoring: Normalisation) -> None:
+        self._prefixes, self._tokens, self._eos, self._ends_early = prefixes, tokens, eos, ends_early
+        self._scoring: Normalisation = scoring
         self._number = {"vocabulary": 0, "full": 1, "allowed": 2}[scoring]
         width = max(len(level.token_V) for level in tokens.levels)
         self._codes_4V = np.empty((4, width), np.int64)
         self._floats_3V = np.empty((3, max(width, CHUNK)), np.float32)
+        levels = list(zip(prefixes.levels, tokens.levels, strict=True))
+        self._steps = [(level, prefixes.filters, own.token_V, own.known_2K) for level, own in levels]
+        self._befores = [(level, own.known_2K) for level, own in [levels[0], *levels]]
+        self._ends = [(eos, ENDED, own.shadowed, eos if ends_early else -1) for own in tokens.levels]
 
-    def write_legal(self, scores_RW: Tensor, depth: int, ranges_2SR: NDArray[np.int64], out_RW: Tensor) -> None:
-        """Write the scores of the legal tokens behind ranges of a depth to `out_RW`, which may be `scores_RW` itself.
+    def write_legal(self, sequences_RT: Tensor, prompt_length: int, depth: int, scores_RW: Tensor, out_RW: Tensor) -> bool:
+        """Write the scores of the tokens that may follow `depth` < L generated ones to `out_RW`, which may be `scores_RW`.
 
-        Raises LogitsError where a score that is read is NaN or +inf (float32 on a CPU; elsewhere it is passed on), CodesError
-        where a sequence holds the end token.
+        Returns what `Prefixes.follow` does. Raises LogitsError where a score that is read is NaN or +inf (float32 on a CPU;
+        elsewhere it is passed on), CodesError where a sequence of the index holds the end token.
         """
-        if not (scores_RW.is_cpu and scores_RW.dtype == torch.float32 and scores_RW.is_contiguous()):
-            self._write_on_device(scores_RW, depth, ranges_2SR, out_RW)
-            return
-        level, prefixes = self._tokens.levels[depth], self._prefixes
-        bad = write_rows(
-            prefixes.arrays.levels[depth],
-            prefixes.filters.pair,
-            level.token_V,
-            level.known_2K,
-            prefixes.rows.per_request,
-            ranges_2SR,
-            self._number,
-            (self._eos, ENDED, level.shadowed),
-            self._codes_4V,
-            self._floats_3V,
-            scores_RW.data_ptr(),
-            out_RW.data_ptr(),
-            scores_RW.shape[1],
+        stride, apart = sequences_RT.stride()
+        readable = sequences_RT.is_cpu and sequences_RT.dtype == torch.int64 and apart == 1
+        if not (readable and scores_RW.is_cpu and scores_RW.dtype == torch.float32 and scores_RW.is_contiguous()):
+            foreseen = self._prefixes.follow(sequences_RT, prompt_length, depth)
+            self._write_on_device(scores_RW, depth, out_RW)
+            return foreseen
+        num_rows, width = scores_RW.shape
+        at = (sequences_RT.data_ptr(), stride, prompt_length, depth)
+        bad = (
+            self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width) if self._prefixes.expects(num_rows, depth) else -3
         )
+        foreseen = bad != -3
+        if not foreseen:
+            self._prefixes.follow(sequences_RT, prompt_length, depth)
+            bad = self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width)
+        self._prefixes.known = depth
         if bad == -2:
-            raise _held_end(level)
+            raise _held_end(self._tokens.levels[depth])
         if bad >= 0:
             raise LogitsError(
                 f"the model's scores of row {bad} hold NaN or +inf among the tokens of its codes: expected finite numbers, or "
                 f"-inf for a token that must not be taken; look at the model's output"
             )
+        return foreseen
+
+    def _advance(self, at: tuple[int, int, int, int], scores: int, out: int, width: int) -> int:
+        depth, rows = at[3], self._prefixes.rows
+        return advance_rows(
+            self._steps[depth],
+            self._befores[depth],
+            at,
+            rows.per_request,
+            rows.tokens_DRL,
+            rows.ranges_D2SR,
+            (rows.table, self._codes_4V, self._floats_3V),
+            self._number,
+            self._ends[depth],
+            scores,
+            out,
+            width,
+        )
 
     def write_end(self, over_R: NDArray[np.bool_], complete_R: Tensor | float, out_RW: Tensor) -> None:
         """Leave nothing but the end token: `complete_R` in rows that just became complete, ENDED in those that are over.
@@ -90,8 +110,11 @@ class Masking:
         out_RW.fill_(-torch.inf)
         out_RW[:, self._eos] = values_R
 
-    def _write_on_device(self, scores_RW: Tensor, depth: int, ranges_2SR: NDArray[np.int64], out_RW: Tensor) -> None:
-        level = self._tokens.levels[depth]
+    def _write_on_device(self, scores_RW: Tensor, depth: int, out_RW: Tensor) -> None:
+        level, rows = self._tokens.levels[depth], self._prefixes.rows
+        ranges_2SR = rows.ranges_D2SR[depth]
+        if self._ends_early and depth:
+            ranges_2SR = np.where(rows.tokens_DRL[depth, :, depth - 1] == self._eos, 0, ranges_2SR)
         row_R1, code_C = self._prefixes.codes(depth, ranges_2SR)
         check_ends(level, code_C)
         row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))

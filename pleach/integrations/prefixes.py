@@ -21,7 +21,7 @@ from torch import Tensor
 from pleach.decode.search import root_ranges
 from pleach.index import Version
 from pleach.integrations.loops import follow_rows
-from pleach.integrations.tokens import CodeTokens
+from pleach.integrations.tokens import CodeTokens, check_sequences
 from pleach.ops.constrain import RequestFilter, cpu
 
 __all__ = ["Prefixes", "Rows"]
@@ -44,10 +44,10 @@ class Rows:
     def at_root(cls, ranges_2SB1: NDArray[np.int64], num_levels: int, per_request: int) -> Rows:
         """All rows of each request at its root."""
         num_rows = ranges_2SB1.shape[2] * per_request
-        ranges_D2SR = np.empty((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
+        ranges_D2SR = np.zeros((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
         ranges_D2SR[0] = ranges_2SB1[..., 0].repeat(per_request, axis=2)
         return cls(
-            tokens_DRL=np.empty((num_levels + 1, num_rows, num_levels), np.int64),
+            tokens_DRL=np.zeros((num_levels + 1, num_rows, num_levels), np.int64),
             ranges_D2SR=ranges_D2SR,
             table=np.empty(2 << num_rows.bit_length(), np.int64),
             per_request=per_request,
@@ -65,42 +65,50 @@ class Prefixes:
     def __init__(self, version: Version, tokens: CodeTokens, requests: Sequence[tuple[RequestFilter, ...]]) -> None:
         self.num_requests = len(requests)
         self.num_levels = version.num_levels
-        self.arrays = cpu.bind(version)
-        self.filters = cpu.bind_filters(self.arrays, requests)
+        self._arrays = cpu.bind(version)
+        self._bound = cpu.bind_filters(self._arrays, requests)
         self._tokens = tokens
         self._root_2SB1 = np.stack(root_ranges(version, requests))
         self.rows = Rows.at_root(self._root_2SB1, self.num_levels, 1)
-        self._known = 0  # the depths up to this one hold the rows of one generation
+        self.known = 0  # the depths up to this one hold the rows of some call
+        num_segments = len(version.segments)  # the arrays have one segment twice where it is the only one
+        self.levels = [pair[:num_segments] for pair in self._arrays.levels]
+        self.filters = self._bound.pair[:num_segments]
 
     def follow(self, sequences_RT: Tensor, prompt_length: int, depth: int) -> bool:
         """Find the leaves under the first `depth` generated tokens (at most L) of each row: `rows.ranges_D2SR[depth]`.
 
         sequences_RT: integers on any device, at least prompt_length + depth in a row; R a multiple of the requests. Cost: one
-        search a row; int64 on the CPU are read where they lie.
+        search a row; int64 on the CPU are read where they lie. Raises ArgumentError where they are no integers.
         Returns False where a row was not foreseen and all were walked from the root.
         """
-        num_rows = sequences_RT.shape[0]
         stride, apart = sequences_RT.stride()
         if not (sequences_RT.is_cpu and sequences_RT.dtype == torch.int64 and apart == 1):
+            check_sequences(sequences_RT, prompt_length)
             sequences_RT = sequences_RT[:, prompt_length:].to("cpu", torch.int64).contiguous()
             prompt_length, stride = 0, sequences_RT.stride(0)
-        if num_rows != self.rows.tokens_DRL.shape[1]:
-            self.rows = Rows.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
-            self._known = 0
         address = sequences_RT.data_ptr()
-        foreseen = depth <= self._known + 1 and (depth == 0 or self._step(address, stride, prompt_length, depth))
+        foreseen = self.expects(len(sequences_RT), depth)
+        foreseen = foreseen and (depth == 0 or self._step(address, stride, prompt_length, depth))
+        self.known = depth
         if not foreseen:
             for shallower in range(1, depth + 1):
                 known = self._step(address, stride, prompt_length, shallower)
                 assert known
-        self._known = depth
         return foreseen
+
+    def expects(self, num_rows: int, depth: int) -> bool:
+        """Make room for so many rows; whether rows of the depth before are known."""
+        if num_rows != self.rows.tokens_DRL.shape[1]:
+            self.rows = Rows.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
+            self.known = 0
+        return depth <= self.known + 1
 
     def _step(self, address: int, stride: int, prompt_length: int, depth: int) -> bool:
         rows = self.rows
         return follow_rows(
-            self.arrays.levels[depth - 1],
-            self.filters.pair,
+            self.levels[depth - 1],
+            self.filters,
             self._tokens.levels[depth - 1].known_2K,
             address,
             stride,
@@ -120,5 +128,5 @@ class Prefixes:
     def codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(row_R1, code_C): the codes that may follow rows at ranges of a depth, ragged, ascending within a row."""
         lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows.per_request)
-        row_R1, code_C, _, _ = cpu.children(self.arrays, depth, lo_SBK, hi_SBK, self.filters)
+        row_R1, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
         return row_R1, code_C

@@ -50,6 +50,8 @@ class TrieLogitsProcessor:
     in_place: write into the scores that `generate` passes, and save a tensor of their size. Right under beam search; without
         beams it would also change what `output_logits=True` returns.
 
+    num_tokens: how many tokens a whole item has (the longest and its end, in an index of sequences): the `max_new_tokens`.
+
     One object serves one `generate` at a time, any number in turn.
     Raises ArgumentError, FilterError, ForeignFilterError: before anything is generated.
 
@@ -83,14 +85,11 @@ class TrieLogitsProcessor:
         self.in_place = in_place
         self._requests = check_batch(self.version, num_requests(filters, deny), filters, deny)
         self._prefixes = Prefixes(self.version, self.tokens, self._requests)
-        self._masking = Masking(self._prefixes, self.tokens, eos_token_id, scoring)
-        self._largest = max(self.tokens.largest, eos_token_id)
         self._ends_early = self.version.segments[0].trie.end_code is not None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of a whole item (of the longest, its end included, in an index of sequences): pass it as `max_new_tokens`."""
-        return self.version.num_levels
+        self._masking = Masking(self._prefixes, self.tokens, eos_token_id, self._ends_early, scoring)
+        self._largest = max(self.tokens.largest, eos_token_id)
+        self._batch = len(self._requests)
+        self.num_tokens = self.version.num_levels
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The scores of the tokens that may follow each row, -inf for all others.
@@ -98,26 +97,24 @@ class TrieLogitsProcessor:
         input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is ever all -inf: one that is over, or
         from which other processors took every legal token, has its end token at -1e20. Raises ArgumentError, LogitsError.
         """
-        self._check(input_ids, scores)
-        depth = input_ids.shape[1] - self.prompt_length
-        level = min(depth, self.num_tokens)
-        prefixes = self._prefixes
-        if not prefixes.follow(input_ids, self.prompt_length, level) and not prefixes.legal_R(level).any():
+        rows, columns = input_ids.shape if input_ids.ndim == 2 else (-1, -1)
+        depth = columns - self.prompt_length
+        if depth < 0 or scores.ndim != 2 or scores.shape[0] != rows or scores.shape[1] <= self._largest or rows % self._batch:
+            raise self._misfit(input_ids, scores)
+        out = scores if self.in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
+        if depth < self.num_tokens:
+            foreseen = self._masking.write_legal(input_ids, self.prompt_length, depth, scores, out)
+        else:
+            foreseen = self._prefixes.follow(input_ids, self.prompt_length, self.num_tokens)
+            complete = depth == self.num_tokens and not self._ends_early  # else all rows have had their end
+            over_R = ~self._prefixes.legal_R(self.num_tokens) if complete else np.ones(rows, np.bool_)
+            self._masking.write_end(over_R, scores[:, self.eos_token_id] if self.scoring == "vocabulary" else 0.0, out)
+        if not foreseen and not self._prefixes.legal_R(min(depth, self.num_tokens)).any():
             raise ArgumentError(
                 f"the {depth} tokens behind the prompt are the beginning of no allowed item in any row (in the first: "
                 f"{input_ids[0, self.prompt_length :].tolist()}): is prompt_length={self.prompt_length} the number of columns "
                 f"of the prompts?"
             )
-        out = scores if self.in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
-        ranges_2SR = prefixes.rows.ranges_D2SR[level]
-        if depth < self.num_tokens:
-            if self._ends_early and depth:
-                ranges_2SR = np.where(prefixes.rows.tokens_DRL[level, :, level - 1] == self.eos_token_id, 0, ranges_2SR)
-            self._masking.write_legal(scores, level, ranges_2SR, out)
-        else:
-            complete = depth == self.num_tokens and not self._ends_early  # else all rows have had their end
-            over_R = ~prefixes.legal_R(level) if complete else np.ones(len(scores), np.bool_)
-            self._masking.write_end(over_R, scores[:, self.eos_token_id] if self.scoring == "vocabulary" else 0.0, out)
         return out
 
     def results(self, sequences: Tensor, scores: Tensor | None = None, *, num_return_sequences: int = 1) -> SearchResult:
@@ -149,19 +146,19 @@ class TrieLogitsProcessor:
         requests = self._requests * (batch_size // len(self._requests))
         return collect_items(self.version, requests, (ranges_2SBK[0], ranges_2SBK[1]), scores_BK, num_valid_B, width)
 
-    def _check(self, input_ids: Tensor, scores: Tensor) -> None:
+    def _misfit(self, input_ids: Tensor, scores: Tensor) -> ArgumentError:
+        """What is wrong with the arguments of a call."""
         check_sequences(input_ids, self.prompt_length)
-        rows = input_ids.shape[0]
-        if scores.ndim != 2 or scores.shape[0] != rows or scores.shape[1] <= self._largest:
-            raise ArgumentError(
-                f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over a vocabulary of more than "
-                f"{self._largest:,} tokens, the largest of code_tokens and eos_token_id"
+        rows = len(input_ids)
+        if rows % self._batch:
+            return ArgumentError(
+                f"`generate` runs {rows} rows, but filters or deny name {self._batch} requests: give one entry for each row of "
+                f"the prompts (its beams and return sequences share it)"
             )
-        if rows % len(self._requests):
-            raise ArgumentError(
-                f"`generate` runs {rows} rows, but filters or deny name {len(self._requests)} requests: give one entry for "
-                f"each row of the prompts (its beams and return sequences share it)"
-            )
+        return ArgumentError(
+            f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over a vocabulary of more than "
+            f"{self._largest:,} tokens, the largest of code_tokens and eos_token_id"
+        )
 
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
         """(R, L): cut, or filled up, to whole items; in an index of sequences a row is at its end from its end token on."""

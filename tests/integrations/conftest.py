@@ -1,6 +1,18 @@
+from collections.abc import Iterator
+
 import pytest
+import torch
 
 from .tiny import Model, tiny_qwen3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """These models are so small that a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
