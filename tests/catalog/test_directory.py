@@ -10,7 +10,28 @@ import pytest
 from pleach.catalog import disk
 from pleach.catalog.segments import Segments
 from pleach.errors import ArgumentError, JournalError, LockedError
-from tests.catalog.live import START, agree, started
+from tests.catalog.live import START, agree, content, started
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "segments-v1"
+
+
+def fixture_segments(path: Path) -> Segments:
+    """What the committed directory of format version 1 holds: a compacted base that lost items, and a log of every change."""
+    segments = started(path)
+    segments.insert([[1, 1, 200], [0, 0, 0]], ["é", "x"])
+    segments.compact(wait=True)
+    segments.delete(["a", "x"])
+    segments.insert([[2, 1, 299]], ["longer than the others"])
+    segments.replace([[0, 1, 8], [1, 1, 1]], ["b", "longer than the others"])
+    return segments
+
+
+def test_format_version_1_opens_forever(tmp_path: Path) -> None:
+    expected = content(fixture_segments(tmp_path / "shop").version())
+    with Segments.open(FIXTURE, read_only=True) as segments:
+        assert list(content(segments.version()).items()) == list(expected.items())
+        assert (segments.version().number, segments.opened.num_changes) == (4, 3)
+    assert len(list(FIXTURE.iterdir())) == 3  # reading left nothing there
 
 
 def test_a_full_disk_refuses_the_change_and_the_next_one_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
