@@ -65,14 +65,12 @@ class Masking:
             return foreseen
         num_rows, width = scores_RW.shape
         at = (sequences_RT.data_ptr(), stride, prompt_length, depth)
-        bad = (
-            self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width) if self._prefixes.expects(num_rows, depth) else -3
-        )
+        self._prefixes.make_room(num_rows)
+        bad = self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width)
         foreseen = bad != -3
         if not foreseen:
             self._prefixes.follow(sequences_RT, prompt_length, depth)
             bad = self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width)
-        self._prefixes.known = depth
         if bad == -2:
             raise _held_end(self._tokens.levels[depth])
         if bad >= 0:

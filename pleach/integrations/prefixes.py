@@ -31,8 +31,9 @@ __all__ = ["Prefixes", "Rows"]
 class Rows:
     """What R rows have generated at each depth, and the leaves that it reaches.
 
-    tokens_DRL: int64, at depth d the first d tokens of each row. ranges_D2SR: int64, (lo, hi) in each segment, empty for a row
-    that is no legal prefix. table: room for the look-up of prefixes. per_request: how many rows a request has.
+    tokens_DRL: int64, the first d tokens of each row in the last call that had d; -1 before there was one. ranges_D2SR: int64,
+    what they reach in each segment, (lo, hi), empty where they are no legal prefix. table: room for the look-up of prefixes.
+    per_request: how many rows a request has.
     """
 
     tokens_DRL: NDArray[np.int64]
@@ -47,7 +48,7 @@ class Rows:
         ranges_D2SR = np.zeros((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
         ranges_D2SR[0] = ranges_2SB1[..., 0].repeat(per_request, axis=2)
         return cls(
-            tokens_DRL=np.zeros((num_levels + 1, num_rows, num_levels), np.int64),
+            tokens_DRL=np.full((num_levels + 1, num_rows, num_levels), -1, np.int64),
             ranges_D2SR=ranges_D2SR,
             table=np.empty(2 << num_rows.bit_length(), np.int64),
             per_request=per_request,
@@ -70,7 +71,6 @@ class Prefixes:
         self._tokens = tokens
         self._root_2SB1 = np.stack(root_ranges(version, requests))
         self.rows = Rows.at_root(self._root_2SB1, self.num_levels, 1)
-        self.known = 0  # the depths up to this one hold the rows of some call
         num_segments = len(version.segments)  # the arrays have one segment twice where it is the only one
         self.levels = [pair[:num_segments] for pair in self._arrays.levels]
         self.filters = self._bound.pair[:num_segments]
@@ -88,21 +88,18 @@ class Prefixes:
             sequences_RT = sequences_RT[:, prompt_length:].to("cpu", torch.int64).contiguous()
             prompt_length, stride = 0, sequences_RT.stride(0)
         address = sequences_RT.data_ptr()
-        foreseen = self.expects(len(sequences_RT), depth)
-        foreseen = foreseen and (depth == 0 or self._step(address, stride, prompt_length, depth))
-        self.known = depth
+        self.make_room(len(sequences_RT))
+        foreseen = depth == 0 or self._step(address, stride, prompt_length, depth)
         if not foreseen:
             for shallower in range(1, depth + 1):
                 known = self._step(address, stride, prompt_length, shallower)
                 assert known
         return foreseen
 
-    def expects(self, num_rows: int, depth: int) -> bool:
-        """Make room for so many rows; whether rows of the depth before are known."""
+    def make_room(self, num_rows: int) -> None:
+        """Let `rows` have this number of rows, a multiple of the requests."""
         if num_rows != self.rows.tokens_DRL.shape[1]:
             self.rows = Rows.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
-            self.known = 0
-        return depth <= self.known + 1
 
     def _step(self, address: int, stride: int, prompt_length: int, depth: int) -> bool:
         rows = self.rows
