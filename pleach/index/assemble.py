@@ -234,12 +234,24 @@ def _first_places(differs_N, num_levels, first_M1, differs_M):
 
 @njit(cache=True, nogil=True)
 def _mark_starts(differs_M, level, begin, end, words_W):
+    """The words [begin, end) of the bitmap of leaves with differs_M <= level, eight leaves at a time.
+
+    Values are below 128: with its highest bit set, a byte less `level + 1` keeps that bit iff the value is more than `level`.
+    The product moves the highest bit of byte i to bit 56 + i.
+    """
     size = differs_M.size
+    eights = differs_M[: size // 8 * 8].view(np.uint64)
+    high, less = np.uint64(0x8080808080808080), np.uint64(0x0101010101010101) * np.uint64(level + 1)
     for word in range(begin, end):
         bits = np.uint64(0)
         start = word << 6
-        for bit in range(min(64, size - start)):
-            bits |= np.uint64(differs_M[start + bit] <= level) << np.uint64(bit)
+        if start + 64 <= size:
+            for eight in range(8):
+                starts = ~((eights[word * 8 + eight] | high) - less) & high
+                bits |= (((starts >> np.uint64(7)) * np.uint64(0x0102040810204080)) >> np.uint64(56)) << np.uint64(8 * eight)
+        else:
+            for bit in range(size - start):
+                bits |= np.uint64(differs_M[start + bit] <= level) << np.uint64(bit)
         words_W[word] = bits
 
 

@@ -4,8 +4,9 @@
     scatter all rows by the top digit of word 0, then sort every bucket on its own while it lies in the cache
     rows equal in word 0 are sorted by word 1, and so on
 
-The sort moves (word 0, row number) pairs only; a later word is read where earlier ones tie. Kernels release the GIL, so
-plain threads share the work and two builds at once cannot disturb each other. Shapes: N rows, L levels, P words a row.
+The sort moves (word 0, row number) pairs only; a later word is read where earlier ones tie. (Moving the second word along costs
+more than it saves: a third stream of writes overflows the cache's lines.) Kernels release the GIL, so plain threads share the
+work and two builds at once cannot disturb each other. Shapes: N rows, L levels, P words a row.
 """
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
@@ -247,7 +248,7 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
     A bucket that fits into the cache is dealt into about as many as it has rows, so that most rows are alone and one pass of
     insertion sort over all of them finds nearly every row in its place. A larger one is dealt into a few hundred first.
     """
-    small, most_bits = 40, 15
+    small, most_bits = 24, 15
     offsets = np.empty((1 << min(most_bits, _bit_length(end - begin))) + 1, np.uint32)
     # What is left to do: (begin, end, bits left, which arrays); -1 bits: small buckets in a row, dealt already.
     stack = [(begin, end, bits_left, in_other)]
@@ -312,13 +313,14 @@ def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N,
     """
     size = order_N.size
     last = addresses_P.size - 1
-    last_N = uint64_at(addresses_P[last], size)
     other_keys = np.empty(0, np.uint64)
     begin = first
     while 0 < begin < size and sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]:
         begin += 1  # the run that the part before ends with is its own
     # ... and the run that this part ends with is finished here, all of its parts by the words in between.
     while begin < size and (begin < stop or sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]):
+        while begin + 1 < stop and sorted_word_0_N[begin + 1] != sorted_word_0_N[begin]:
+            begin += 1
         end = begin + 1
         while end < size and sorted_word_0_N[end] == sorted_word_0_N[begin]:
             equal = True
@@ -331,9 +333,10 @@ def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N,
                 break
             end += 1
         if end - begin > 1:
+            last_N = uint64_at(addresses_P[last], size)
             for i in range(begin, end):
                 tie_keys_N[i] = last_N[order_N[i]]
-            if end - begin <= 40:
+            if end - begin <= 24:
                 _insertion_sort(tie_keys_N, order_N, begin, end)
             else:
                 if other_keys.size < size:
