@@ -15,3 +15,6 @@ _ROOT = Path(__file__).parent.parent
 _SOURCES = sorted(path for room in ("index", "ops") for path in (_ROOT / "pleach" / room).rglob("*.py"))
 _STATE = hashlib.blake2b(b"".join(path.read_bytes() for path in _SOURCES), digest_size=8).hexdigest()
 os.environ["NUMBA_CACHE_DIR"] = str(_ROOT / ".pytest_cache" / f"numba-{_STATE}")
+
+# Triton's kernels run under its interpreter here, GPU or not (read when a kernel's file is first imported).
+os.environ["TRITON_INTERPRET"] = "1"

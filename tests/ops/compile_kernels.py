@@ -1,0 +1,83 @@
+"""Compile the Triton kernels for an H100/H200 (sm_90), to machine code, on a machine without any GPU.
+
+The interpreter accepts much that the compiler refuses. A stand-in for the driver names the target; kernels are specialised and
+compiled exactly as a launch would, and not launched. A process of its own, because the interpreter is chosen at import.
+
+    python tests/ops/compile_kernels.py constrain head attention
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+
+class Target:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+
+class Compiled:
+    """Stands where a kernel does; a launch compiles it and says so."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            compiled = self.kernel.warmup(*args, grid=grid, **kwargs)
+            print(self.kernel.fn.__name__, len(compiled.asm["cubin"]), "bytes")
+
+        return launch
+
+
+def kernels_of(module: Any) -> None:
+    """Replace every kernel that a module launches."""
+    for name in [name for name in vars(module) if name.endswith("_kernel")]:
+        setattr(module, name, Compiled(getattr(module, name)))
+
+
+def constrain() -> None:
+    from pleach import Trie
+    from pleach.index import Segment, Version
+    from pleach.ops.constrain import request_filters, triton
+
+    kernels_of(triton)
+    rng = np.random.default_rng(0)
+    size, rows = 256, 70
+
+    def trie(items: int, packed: bool) -> Trie:
+        return Trie.build(rng.integers(0, size, (items, 2)), [size] * 2, packed=packed)
+
+    base, delta = trie(20_000, packed=False), trie(700, packed=True)
+    one, two = Version.of(base), Version(segments=(Segment(trie=base), Segment(trie=delta)))
+    for version, filtered, beams, scoring in ((one, False, 512, "full"), (two, True, 70, "allowed")):
+        arrays = triton.bind(version, "cpu")
+        bound = triton.bind_filters(arrays, request_filters(version, 2, None, None), max_denied=8 if filtered else None)
+        ranges = torch.zeros(len(version.segments), 2, rows, dtype=torch.int64)
+        logits = torch.zeros(2, rows, size, dtype=torch.bfloat16 if filtered else torch.float32)
+        for level in (0, 1) if filtered else (1,):
+            triton.launch(arrays, level, ranges, ranges, torch.zeros(2, rows), logits, bound, num_beams=beams, scoring=scoring)  # pyright: ignore[reportArgumentType]
+    triton.children(arrays, 1, ranges, ranges, bound)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def main(names: Iterator[str]) -> None:
+    driver.set_active(Target())  # pyright: ignore[reportArgumentType]
+    for name in names:
+        globals()[name]()
+
+
+if __name__ == "__main__":
+    main(iter(sys.argv[1:]))

@@ -1,0 +1,183 @@
+"""The Triton kernels of the constrained step, under the interpreter, on cases of the parity grid; and compiled for a GPU.
+
+The interpreter takes a tenth of a second for a program, so widths are cut and the grid is sampled; the oracle stays the same.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pleach import BeamSearch, Trie
+from pleach.decode.search import root_ranges
+from pleach.errors import ArgumentError, LogitsError
+from pleach.index import Version
+from pleach.ops.constrain import RequestFilter, cpu, reference, request_filters, triton
+from tests.parity.oracle import search
+from tests.parity.test_grid import CASES, Catalogue, Recorder, TableModel
+
+# (case, shape of the catalogue, scoring, most beams): every layout, filters, denied items, ties, one and two segments.
+SAMPLE = [
+    ("empty-index", "whole", "full", 3),
+    ("one-item", "changed", "allowed", 3),
+    ("duplicate-sids", "whole", "full", 5),
+    ("all-on-one-leaf", "changed", "full", 2),
+    ("uniform-filter-0.1", "changed-packed", "full", 3),
+    ("uniform-filter-0.5", "whole", "allowed", 4),
+    ("skewed-filter-0.01", "whole-packed", "full", 4),
+    ("skewed-filter-0.5", "changed", "allowed", 3),
+    ("ties", "whole", "full", 5),
+    ("ties-filtered", "changed", "full", 4),
+    ("codes-that-the-model-excludes", "whole", "allowed", 4),
+    ("one-level", "whole-packed", "full", 20),
+    ("odd-codebooks", "whole", "full", 3),
+    ("wide-level", "whole", "full", 20),
+    ("wide-level-skewed-filtered", "whole-packed", "allowed", 20),
+    ("codebook-over-65536", "changed-packed", "full", 4),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "scoring", "most"), SAMPLE)
+def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: str, scoring: str, most: int) -> None:
+    case = replace(CASES[name], widths=tuple(min(width, most) for width in CASES[name].widths))
+    rng = np.random.default_rng(99)
+    catalogue = Catalogue.of(case, shape)
+    ids = np.array(list(catalogue.sids), dtype=np.str_)
+    mask = np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share
+    filters = [None if case.share is None else catalogue.filter(ids[mask].tolist())]
+    denied = rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64)
+    model = TableModel(case, 1)
+    beam_search = BeamSearch(catalogue.index, list(case.widths), scoring=scoring, backend="triton")  # type: ignore[arg-type]
+    result = beam_search.run(Recorder([model]), filters=filters, deny=[[*ids[denied], "never-heard-of"]])
+    mask[denied] = False
+    by_sid: dict[tuple[int, ...], list[str]] = {}
+    for item in ids[mask].tolist():
+        by_sid.setdefault(catalogue.sids[item], []).append(item)
+    rounds = search(list(by_sid), model.logits, case.widths, scoring)
+    expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
+    count = int(result.num_valid[0])
+    assert [str(item) for item in result.item_ids[0]] == [item for item, _, _ in expected]
+    assert [tuple(sid) for sid in result.codes[0, :count].tolist()] == [sid for _, _, sid in expected]
+    np.testing.assert_allclose(result.scores[0, :count], [score for _, score, _ in expected], rtol=1e-5, atol=2e-5)
+
+
+def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size: int, beams: int) -> list[Any]:
+    """The beams after the first round on the CPU, for the second to start from, and its logits."""
+    rng = np.random.default_rng(7)
+    arrays = cpu.bind(version)
+    bound = cpu.bind_filters(arrays, requests)
+    lo, hi = root_ranges(version, requests)
+    first = rng.standard_normal((len(requests), 1, size), np.float32)
+    scores = np.zeros((len(requests), 1), np.float32)
+    found = cpu.step(arrays, 0, lo, hi, scores, first, bound, num_beams=beams, scoring="full")
+    return [found.lo, found.hi, found.scores, rng.standard_normal((len(requests), beams, size), np.float32)]
+
+
+@pytest.mark.parametrize("shape", ["whole", "changed-packed"])
+def test_different_filters_in_one_batch_and_beams_that_share_a_threshold(shape: str) -> None:
+    case = CASES["wide-level"]
+    catalogue = Catalogue.of(replace(case, sizes=(40, 40, 4), codes=case.codes % [40, 40, 4]), shape)
+    version = Version.of(catalogue.index)
+    ids = list(catalogue.sids)
+    requests = request_filters(version, 3, [None, catalogue.filter(ids[::3]), catalogue.filter([])], [ids[:5], None, None])
+    given = two_rounds(version, requests, 40, 4)
+    found = {}
+    for backend in (cpu, triton):
+        arrays = backend.bind(version)
+        bound = backend.bind_filters(arrays, requests)
+        for _ in range(2):  # the second finds what the first left behind
+            found[backend] = backend.step(arrays, 1, *given, bound, num_beams=4, scoring="full")
+    ours, theirs = found[triton], found[cpu]
+    for name in ("num_valid", "parent", "code", "lo", "hi"):
+        assert np.array_equal(getattr(ours, name).numpy(), getattr(theirs, name)), name
+    np.testing.assert_allclose(ours.scores.numpy(), theirs.scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["whole", "whole-packed", "changed", "changed-packed"])
+def test_children_are_the_references(shape: str) -> None:
+    case = CASES["uniform-filter-0.5"]
+    catalogue = Catalogue.of(case, shape)
+    version = Version.of(catalogue.index)
+    ids = list(catalogue.sids)
+    requests = request_filters(version, 2, [None, catalogue.filter(ids[::2])], [None, ids[:9]])
+    lo, hi, _, _ = two_rounds(version, requests, case.sizes[0], 3)
+    for level, (lo_SBK, hi_SBK) in enumerate([root_ranges(version, requests), (lo, hi)]):
+        expected = reference.children(
+            (arrays := reference.bind(version)),
+            level,
+            torch.from_numpy(lo_SBK),
+            torch.from_numpy(hi_SBK),
+            reference.bind_filters(arrays, requests),
+        )
+        ours = triton.bind(version)
+        found = triton.children(ours, level, lo_SBK, hi_SBK, triton.bind_filters(ours, requests))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_poisoned_row_is_named_and_the_next_round_is_clean(scoring: str, poison: float) -> None:
+    trie = Trie.build([[0, 1], [1, 0], [2, 2]], [3, 3])
+    arrays = triton.bind(trie)
+    bound = triton.bind_filters(arrays, request_filters(trie, 2, None, None))
+    logits = np.zeros((2, 1, 3), np.float32)
+    logits[1, 0, 2] = poison
+    root = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 3), np.zeros((2, 1), np.float32))
+    with np.errstate(invalid="ignore"), pytest.raises(LogitsError, match="request 1, beam 0"):
+        triton.step(arrays, 0, *root, logits, bound, num_beams=2, scoring=scoring)  # type: ignore[arg-type]
+    found = triton.step(arrays, 0, *root, np.zeros_like(logits), bound, num_beams=2, scoring=scoring)  # type: ignore[arg-type]
+    assert found.code.tolist() == [[0, 1], [0, 1]]
+
+
+def test_filters_of_another_batch_take_the_place_of_the_last() -> None:
+    trie = Trie.build(np.arange(60)[:, None] % 60, [60])
+    arrays = triton.bind(trie)
+    none, some = request_filters(trie, 1, None, None), request_filters(trie, 1, trie.filter(np.arange(60) > 55), [[57, 58]])
+    bound = triton.bind_filters(arrays, none, max_denied=4)
+    root = (
+        np.zeros((1, 1, 1), np.int64),
+        np.full((1, 1, 1), 60),
+        np.zeros((1, 1), np.float32),
+        np.zeros((1, 1, 60), np.float32),
+    )
+    for filters, expected in ((none, 20), (some, 2), (none, 20)):
+        triton.refill(bound, filters)
+        found = triton.step(arrays, 0, *root, bound, num_beams=20, scoring="full")
+        assert int(found.num_valid[0]) == expected
+    with pytest.raises(ArgumentError, match="max_denied"):
+        triton.refill(bound, request_filters(trie, 1, None, [list(range(9))]))
+    with pytest.raises(ArgumentError, match="max_denied"):
+        triton.refill(triton.bind_filters(arrays, none), some)
+    with pytest.raises(ArgumentError, match="2 requests"):
+        triton.refill(bound, request_filters(trie, 2, None, None))
+
+
+def test_what_the_kernels_cannot_do_is_refused_before_a_launch() -> None:
+    trie = Trie.build([[0], [1]], [2])
+    arrays = triton.bind(trie)
+    bound = triton.bind_filters(arrays, request_filters(trie, 1, None, None))
+    root = (np.zeros((1, 1, 1), np.int64), np.full((1, 1, 1), 2), np.zeros((1, 1), np.float32))
+    with pytest.raises(ArgumentError, match="num_beams is 9000"):
+        triton.step(arrays, 0, *root, np.zeros((1, 1, 2), np.float32), bound, num_beams=9000, scoring="full")
+    with pytest.raises(LogitsError, match="expected"):
+        triton.step(arrays, 0, *root, np.zeros((1, 1, 3), np.float32), bound, num_beams=2, scoring="full")
+    two = (np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 2), np.zeros((2, 1), np.float32))
+    with pytest.raises(ArgumentError, match="one for each request"):
+        triton.step(arrays, 0, *two, np.zeros((2, 1, 2), np.float32), bound, num_beams=2, scoring="full")
+
+
+def test_the_kernels_compile_for_a_gpu_without_one() -> None:
+    script = Path(__file__).parent.parent / "ops" / "compile_kernels.py"
+    cache = Path(__file__).parents[2] / ".pytest_cache" / "triton"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, str(script), "constrain"], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "row_kernel" in done.stdout
