@@ -34,7 +34,7 @@ class CompactionPolicy:
     floor: but not for fewer rows than this. num_threads: of the merge, which runs beside the searches.
     """
 
-    share: float | None = 0.1
+    share: float | None = 0.02
     floor: int = 10_000
     num_threads: int = 1
 

@@ -13,11 +13,12 @@ work and two builds at once cannot disturb each other. Shapes: N rows, L levels,
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numba import njit
@@ -71,11 +72,18 @@ class WordLayout:
 def in_threads(work: Callable[[int, int], int], size: int, threads: int) -> list[int]:
     """Call `work(begin, end)` over `threads` even parts of `range(size)` and return the answers in order."""
     cuts = np.linspace(0, size, threads + 1).astype(np.int64)
-    parts = [(int(begin), int(end)) for begin, end in pairwise(cuts)]
+    with _pool(threads) as each:
+        return each(lambda part: work(*part), [(int(begin), int(end)) for begin, end in pairwise(cuts)])
+
+
+@contextmanager
+def _pool(threads: int) -> Generator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
+    """A `map` that runs by so many threads; one is the caller's own, which a small table should not wait for."""
     if threads == 1:
-        return [work(*parts[0])]
+        yield lambda work, parts: [work(part) for part in parts]
+        return
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda part: work(*part), parts))
+        yield lambda work, parts: list(pool.map(work, parts))
 
 
 def threads_for(num_rows: int, num_threads: int | None = None) -> int:
@@ -181,8 +189,8 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
     cuts = np.linspace(0, keys_N.size, threads + 1).astype(np.int64)
     counts_TD = np.zeros((threads, 1 << digit_bits), np.int64)
     parts = list(range(threads))
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts))
+    with _pool(threads) as each:
+        each(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts)
         ends_D = np.cumsum(counts_TD.sum(axis=0))
         starts_D = ends_D - counts_TD.sum(axis=0)
         places_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
@@ -190,7 +198,7 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
         def scatter(part: int) -> None:
             _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, places_TD[part])
 
-        list(pool.map(scatter, parts))
+        each(scatter, parts)
 
         # Buckets in groups of about equal size, many more groups than threads, so that one heavy code cannot stall a thread.
         groups = np.unique(np.searchsorted(ends_D, np.linspace(0, keys_N.size, 32 * threads + 1)[1:-1]))
@@ -202,7 +210,7 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
                 if end > begin:
                     _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, shift, True)
 
-        list(pool.map(sort_group, pairwise(bounds)))
+        each(sort_group, pairwise(bounds))
 
 
 @njit(cache=True, nogil=True)
