@@ -293,6 +293,23 @@ def test_other_devices_and_dtypes_get_the_same_scores(kind: Kind, scoring: Any) 
             torch.testing.assert_close(own, expected)
 
 
+def test_any_row_may_come_unforeseen() -> None:
+    """Token 0 is a code like any other, and nothing is taken for granted of a depth that has not been seen."""
+    index = Trie.build([[0, 0, 0], [0, 1, 2], [2, 0, 1]], [3, 3, 3])
+    legal = TrieLogitsProcessor(index, code_tokens=[range(3)] * 3, eos_token_id=3, prompt_length=0)
+    scores = torch.zeros(2, 4)
+    for rows, wanted in (
+        ([[0, 0], [0, 1]], [[0], [2]]),
+        ([[2, 0], [0, 0]], [[1], [0]]),
+        ([[0, 1, 2], [2, 0, 0]], [[3], [3]]),
+        ([[2], [0]], [[0], [0, 1]]),
+        ([[1, 1], [2, 0]], [[3], [1]]),
+    ):
+        assert [row.isfinite().nonzero()[:, 0].tolist() for row in legal(torch.tensor(rows), scores)] == wanted
+    with pytest.raises(ArgumentError, match="beginning of no allowed item"):
+        legal(torch.tensor([[0, 2], [1, 2]]), scores)
+
+
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["trie", "version"]))
 def test_beams_may_stand_in_any_order_and_any_number_of_times(seed: int, kind: Kind) -> None:
@@ -349,7 +366,7 @@ def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st
     deny = None if draw(st.booleans()) else [rng.integers(0, 50, 5) for _ in range(batch)]
     width = draw(st.integers(1, 6))
     options: dict[str, Any] = {"do_sample": draw(st.booleans()), "max_new_tokens": len(sizes) + draw(st.integers(0, 2))}
-    with_beams = draw(st.booleans()) and width > 1 and not options["do_sample"]
+    with_beams = draw(st.booleans()) and width > 1
     if with_beams:
         options |= {"num_beams": width, "length_penalty": 0.0}
     returned = width if with_beams or options["do_sample"] else 1
@@ -374,7 +391,9 @@ def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st
         assert set(shown) <= allowed
         assert len(set(shown)) == len(shown)
         assert bool(shown) == bool(allowed)
-        if with_beams:  # nothing is missing either: K beams give K items, where so many may be shown
+        if (
+            with_beams and not options["do_sample"]
+        ):  # nothing is missing either: K beams give K items, where so many may be shown
             kinds = {tuple(row) for row in codes[sorted(allowed)]}
             assert len({tuple(row) for row in result.codes[request, : len(shown)]}) <= min(width, len(kinds))
             assert len(shown) == min(width, len(allowed)) or len(kinds) > len(shown) > 0
@@ -429,6 +448,20 @@ def test_a_closed_set_of_sequences_comes_out_whole_and_scored(model: Model) -> N
         drawn = model.generate(**inputs, logits_processor=[legal], max_new_tokens=8, **options)
         result = legal.results(drawn, num_return_sequences=options.get("num_return_sequences", 1))
         assert 1 <= result.num_valid[0] <= 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sequence_that_has_ended_may_only_end_again(dtype: torch.dtype) -> None:
+    index = Trie.from_sequences([[5], [5, 6], [7]], vocabulary_size=WORDS)
+    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=0, scoring="vocabulary")
+
+    def following(*rows: list[int]) -> list[dict[int, float]]:
+        scores = legal(torch.tensor(rows), torch.full((len(rows), WORDS), -0.5, dtype=dtype))
+        return [{int(token): float(row[token]) for token in row.isfinite().nonzero()[:, 0]} for row in scores]
+
+    assert following([5], [7], [9]) == [{EOS: -0.5, 6: -0.5}, {EOS: -0.5}, {EOS: pytest.approx(-1e20)}]
+    assert following([5, EOS], [5, 6]) == [{EOS: pytest.approx(-1e20)}, {EOS: -0.5}]
+    assert following([5, EOS, PAD], [5, 6, EOS]) == [{EOS: pytest.approx(-1e20)}] * 2
 
 
 def test_sequences_with_their_own_end_token_are_refused() -> None:
