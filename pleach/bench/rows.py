@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESULTS", "append_row", "interleaved", "spread"]
+__all__ = ["RESULTS", "append_row", "interleaved", "keep_row", "make_row", "spread"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,9 +36,9 @@ def spread(seconds: Sequence[float], unit: float = 1e-6) -> dict[str, float]:
     return {"p20": round(float(p20), 2), "p50": round(float(p50), 2), "p80": round(float(p80), 2)}
 
 
-def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], folder: Path = RESULTS) -> dict[str, Any]:
-    """Append one row to `results/NAME.jsonl` and return it."""
-    row = {
+def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, on what, from which commit."""
+    return {
         "bench": name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _commit(),
@@ -47,10 +47,20 @@ def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], 
         "parameters": parameters,
         "measured": measured,
     }
+
+
+def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], folder: Path = RESULTS) -> dict[str, Any]:
+    """Append one row to `results/NAME.jsonl` and return it."""
+    row = make_row(name, parameters, measured)
+    keep_row(name, row, folder)
+    return row
+
+
+def keep_row(name: str, row: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Append a row to `results/NAME.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    return row
 
 
 def _commit() -> str:

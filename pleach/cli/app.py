@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from pleach.cli import demo, evaluate, index, serve, sids, train
+from pleach.cli import demo, evaluate, index, reproduce, serve, sids, train
 from pleach.cli.screen import stderr
 from pleach.errors import PleachError
 
@@ -67,6 +67,7 @@ app.command("serve")(serve.serve)
 app.command("inspect")(index.inspect)
 app.command("make-shop")(demo.make_shop)
 app.command("demo")(demo.demo)
+app.command("reproduce")(reproduce.reproduce)
 
 
 def main() -> None:

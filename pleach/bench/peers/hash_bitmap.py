@@ -29,26 +29,28 @@ _CHUNK = 4_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HashBitmap:
-    """bytes_W: uint8, bit i % 8 of byte i // 8."""
+    """bytes_W: uint8. A prefix and a code after it stand in byte `mix(hash of the prefix) ^ mix(code)`, at a bit that the code
+    alone decides: of a probe of all codes, only the byte is looked up by a hash of both.
+    """
 
     bytes_W: Tensor
-    num_bits: int
     exact: bool = False
 
     @classmethod
     def of_sorted(cls, codes_LM: NDArray[np.integer], num_bits: int = 2**30, device: torch.device | str = "cpu") -> HashBitmap:
-        """From any table of SIDs, one row a level. Cost: about 10 ns for each code. num_bits: a power of two, at most 2^31."""
+        """From any table of SIDs, one row a level. Cost: about 10 ns for each code. num_bits: a power of two, 8 to 2^31."""
         assert num_bits.bit_count() == 1
-        bytes_W = np.zeros(max(1, num_bits // 8), np.uint8)
+        bytes_W = torch.zeros(num_bits // 8, dtype=torch.uint8)
         for begin in range(0, codes_LM.shape[1], _CHUNK):
-            hash_M = np.full(min(_CHUNK, codes_LM.shape[1] - begin), _SEED, np.int64)
+            hash_M = torch.full((min(_CHUNK, codes_LM.shape[1] - begin),), _SEED)
             for codes_M in codes_LM[:, begin : begin + _CHUNK]:
-                hash_M = (hash_M ^ (codes_M.astype(np.int64) + 1)) * np.int64(_FACTOR)
-                at_M = (hash_M >> _MIXED) & (num_bits - 1)
-                for bit in range(8):  # within one bit number, a byte that occurs twice is written twice with the same value
-                    byte_M = at_M[at_M & 7 == bit] >> 3
-                    bytes_W[byte_M] |= np.uint8(1 << bit)
-        return cls(bytes_W=torch.from_numpy(bytes_W).to(device), num_bits=num_bits)
+                code_M = torch.from_numpy(codes_M.astype(np.int64))
+                byte_M, bit_M = _byte(hash_M, num_bits // 8) ^ _byte(_of_code(code_M), num_bits // 8), _bit(code_M)
+                for bit in range(8):  # within one bit, a byte that occurs twice is written twice with the same value
+                    mine_M = byte_M[bit_M == 1 << bit].long()
+                    bytes_W[mine_M] = bytes_W[mine_M] | (1 << bit)
+                hash_M = _after(hash_M, code_M)
+        return cls(bytes_W=bytes_W.to(device))
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +63,30 @@ class HashBitmap:
 
     def mask_step(self, state: Tensor, log_p_BKV: Tensor) -> tuple[Tensor, Offers]:
         """Probe the bitmap for every code of every beam."""
-        code_V = torch.arange(1, log_p_BKV.shape[2] + 1, device=state.device)
-        at_BKV = (((state[:, :, None] ^ code_V) * _FACTOR) >> _MIXED) & (self.num_bits - 1)
-        is_set = (self.bytes_W[at_BKV >> 3] >> (at_BKV & 7).to(torch.uint8)) & 1
-        return state, Offers(log_p_BKF=torch.where(is_set.bool(), log_p_BKV, -torch.inf))
+        code_V = torch.arange(log_p_BKV.shape[2], device=state.device)
+        byte_BKV = _byte(state, len(self.bytes_W))[:, :, None] ^ _byte(_of_code(code_V), len(self.bytes_W))
+        probed_BKV = self.bytes_W.index_select(0, byte_BKV.view(-1)).view(byte_BKV.shape)
+        return state, Offers(log_p_BKF=torch.where((probed_BKV & _bit(code_V)) != 0, log_p_BKV, -torch.inf))
 
     def advance(self, pending: Tensor, best: Selection) -> Tensor:
         """Hash the kept codes onto their parents' hashes."""
-        return (pending.gather(1, best.parent_BK) ^ (best.code_BK + 1)) * _FACTOR
+        return _after(pending.gather(1, best.parent_BK), best.code_BK)
+
+
+def _after(hash_n: Tensor, code_n: Tensor) -> Tensor:
+    """The hash of a prefix and one more code."""
+    return (hash_n ^ (code_n + 1)) * _FACTOR
+
+
+def _of_code(code_n: Tensor) -> Tensor:
+    return (code_n + 1) * _FACTOR
+
+
+def _byte(hash_n: Tensor, num_bytes: int) -> Tensor:
+    """int32, below the number of bytes."""
+    return ((hash_n >> _MIXED) & (num_bytes - 1)).int()
+
+
+def _bit(code_n: Tensor) -> Tensor:
+    """uint8, one bit set."""
+    return torch.ones_like(code_n, dtype=torch.uint8) << (_of_code(code_n) >> 60 & 7).to(torch.uint8)

@@ -8,6 +8,7 @@ Shapes: B requests, K beams, V codes, F offers a beam.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +23,19 @@ try:
 except ImportError as error:
     raise MissingExtraError("this peer needs jax, which is not installed: pip install 'pleach[jax]'") from error
 
-__all__ = ["JaxBeams", "JaxOffers", "JaxPeer", "JaxSelection", "UnconstrainedJax", "extend", "root"]
+__all__ = [
+    "JaxBeams",
+    "JaxOffers",
+    "JaxPeer",
+    "JaxSelection",
+    "UnconstrainedJax",
+    "complete",
+    "extend",
+    "jitted_transition",
+    "on_device",
+    "root",
+    "select",
+]
 
 Array = jax.Array
 
@@ -111,3 +124,20 @@ def select(scores_BK: Array, offers: JaxOffers, num_beams: int) -> JaxSelection:
     if offers.code_BKF is not None:
         code = jnp.take_along_axis(offers.code_BKF.reshape(batch_size, -1), at, axis=1)
     return JaxSelection(scores_BK=best, parent_BK=at // width, slot_BK=slot, code_BK=code)
+
+
+def on_device(values: Any) -> Array:
+    """A copy of a numpy array on JAX's device, complete."""
+    return jax.block_until_ready(jnp.array(values))
+
+
+def complete(beams: Any) -> Any:
+    """The same beams once they are computed."""
+    return jax.block_until_ready(beams)
+
+
+def jitted_transition(peer: Any, node_BK: Any, log_p_BKV: Any, width: int) -> Callable[[], tuple[Array, Array, Array]]:
+    """A node-transition kernel on fixed inputs, compiled for one width; complete when it returns."""
+    kernel = jax.jit(type(peer).transition, static_argnums=3)
+    node, log_p = on_device(node_BK.astype("int32")), on_device(log_p_BKV)
+    return lambda: jax.block_until_ready(kernel(peer, node, log_p, width))

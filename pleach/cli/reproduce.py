@@ -1,0 +1,93 @@
+"""`pleach reproduce`: the STATIC paper's tables and figures on this machine."""
+
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pleach.cli.screen import done, stderr, stdout
+from pleach.errors import ArgumentError, DataError, MissingExtraError
+
+__all__ = ["reproduce"]
+
+
+class Name(StrEnum):
+    """What the paper shows."""
+
+    TABLE_1 = "static-table-1"
+    FIGURE_2 = "static-figure-2"
+    FIGURE_3 = "static-figure-3"
+    FIGURE_4 = "static-figure-4"
+    MEMORY = "static-memory"
+
+
+class Distribution(StrEnum):
+    """How the codes of a catalogue are drawn."""
+
+    UNIFORM = "uniform"
+    ZIPF = "zipf"
+
+
+def reproduce(
+    name: Annotated[Name, typer.Argument(help="Which table or figure.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="Small catalogues and few trials: about two minutes, 4 GiB.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory for the plot, NAME.png.")] = None,
+    device: Annotated[str, typer.Option("--device", help="Where the torch peers run: cpu, cuda, cuda:1.")] = "cpu",
+    trials: Annotated[int | None, typer.Option("--trials", help="Trials of each method; 100, with --quick 10.")] = None,
+    memory: Annotated[float | None, typer.Option("--memory", help="GiB to stay within; 4/5 of what is free, or 4.")] = None,
+    distribution: Annotated[Distribution | None, typer.Option("--distribution", help="One of the two; both else.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, and keep them.")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Measure nothing: show and draw the rows kept last.")] = False,
+) -> None:
+    """Measure what a table or figure of the STATIC paper shows, beside the paper's own numbers."""
+    console = stderr() if as_json else stdout()
+    try:
+        from pleach.bench.reproduce.experiment import Setting, kept_rows
+        from pleach.bench.reproduce.experiments import experiment
+    except ImportError as error:
+        raise MissingExtraError(f"pleach reproduce needs {error.name}: pip install 'pleach[bench]'") from error
+    check_device(device)
+    chosen = experiment(name.value)
+    began = time.perf_counter()
+    if redraw:
+        rows = kept_rows(name.value, quick)
+        if not rows:
+            raise DataError(
+                f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first"
+            )
+    else:
+        setting = Setting.of(quick=quick, device=device, memory_gib=memory, num_trials=trials)
+        kinds = [one.value for one in Distribution] if distribution is None else [distribution.value]
+        rows = chosen.run(setting, kinds, console, keep=as_json)
+    if as_json and not redraw:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+    chosen.show(wide(console), rows)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{name.value}.png"
+        chosen.draw(rows).savefig(path, dpi=160)
+        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+
+
+def wide(console: Console) -> Console:
+    """The same console, at least wide enough for a row of figures."""
+    return Console(stderr=console.stderr, highlight=False, width=max(console.width, 170), soft_wrap=True)
+
+
+def check_device(device: str) -> None:
+    """Raise ArgumentError for a device that torch does not know or that is not here."""
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ArgumentError(f"--device is {device!r}: expected cpu, or cuda for the first GPU") from error
+    if kind not in ("cpu", "cuda"):
+        raise ArgumentError(f"--device is {device!r}: expected cpu, or cuda for the first GPU")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError("--device is cuda, but torch finds no GPU here: leave it out to measure on the CPU")
