@@ -63,8 +63,8 @@ class Masking:
             foreseen = self._prefixes.follow(sequences_RT, prompt_length, depth)
             self._write_on_device(scores_RW, depth, out_RW)
             return foreseen
-        num_rows, width = scores_RW.shape
         at = (sequences_RT.data_ptr(), stride, prompt_length, depth)
+        num_rows, width = scores_RW.shape
         self._prefixes.make_room(num_rows)
         bad = self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width)
         foreseen = bad != -3

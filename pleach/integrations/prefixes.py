@@ -46,7 +46,7 @@ class Rows:
         """All rows of each request at its root."""
         num_rows = ranges_2SB1.shape[2] * per_request
         ranges_D2SR = np.zeros((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
-        ranges_D2SR[0] = ranges_2SB1[..., 0].repeat(per_request, axis=2)
+        ranges_D2SR[0].reshape(*ranges_2SB1.shape[:3], per_request)[:] = ranges_2SB1
         return cls(
             tokens_DRL=np.full((num_levels + 1, num_rows, num_levels), -1, np.int64),
             ranges_D2SR=ranges_D2SR,

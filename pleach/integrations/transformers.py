@@ -97,11 +97,15 @@ class TrieLogitsProcessor:
         input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is ever all -inf: one that is over, or
         from which other processors took every legal token, has its end token at -1e20. Raises ArgumentError, LogitsError.
         """
-        rows, columns = input_ids.shape if input_ids.ndim == 2 else (-1, -1)
+        # Every look at a tensor counts here: behind a model's layers, a line of Python costs as much as a row of scores.
+        try:
+            (rows, columns), (score_rows, width) = input_ids.shape, scores.shape
+        except ValueError:
+            raise self._misfit(input_ids, scores) from None
         depth = columns - self.prompt_length
-        if depth < 0 or scores.ndim != 2 or scores.shape[0] != rows or scores.shape[1] <= self._largest or rows % self._batch:
+        if depth < 0 or score_rows != rows or width <= self._largest or rows % self._batch:
             raise self._misfit(input_ids, scores)
-        out = scores if self.in_place else torch.empty_like(scores, memory_format=torch.contiguous_format)
+        out = scores if self.in_place else torch.empty_like(scores)
         if depth < self.num_tokens:
             foreseen = self._masking.write_legal(input_ids, self.prompt_length, depth, scores, out)
         else:
