@@ -86,8 +86,10 @@ class CpuTrie:
 
 def _build(codes_LM: NDArray[np.integer]) -> Node:
     first: Node = {}
+    # One int object a code for all dictionaries: new ones would take 32 bytes for each node.
+    shared_V = np.arange(int(codes_LM.max(initial=0)) + 1).astype(object)
     for begin in range(0, codes_LM.shape[1], 100_000):
-        for sid in codes_LM[:, begin : begin + 100_000].T.tolist():
+        for sid in shared_V[codes_LM[:, begin : begin + 100_000].T].tolist():
             node = first
             for code in sid[:-1]:
                 node = node.setdefault(code, {})

@@ -12,6 +12,7 @@ Shapes: M SIDs, L levels, V codes, E edges, S nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,17 +51,17 @@ class CsrArrays:
         nodes_L = np.cumsum(np.bincount(first_change_M, minlength=levels))[:levels]
         offset_L = np.concatenate([[0, codebook_size], codebook_size + np.cumsum(nodes_L[1:])])[:levels]
         widest = _largest_branches(first_change_M, levels)
-        edges_E2 = np.empty((int(nodes_L[dense:].sum()) + max(widest), 2), np.int32)
+        edges_E2 = _aligned((int(nodes_L[dense:].sum()) + max(widest), 2), np.int32)
         edges_E2[len(edges_E2) - max(widest) :] = codebook_size - 1
-        row_S1 = np.zeros(int(offset_L[-1]) + 1, np.int32)
+        row_S1 = _aligned((int(offset_L[-1]) + 1,), np.int32)
         first_V = np.zeros(codebook_size, np.bool_)
         first_V[codes_LM[0, first_change_M <= 0] if size else []] = True
         second_VV = second_node_VV = None
         if dense == 2:
             starts = first_change_M <= 1
             pair = codes_LM[0, starts].astype(np.int64), codes_LM[1, starts].astype(np.int64)
-            second_VV = np.zeros((codebook_size, codebook_size), np.bool_)
-            second_node_VV = np.zeros((codebook_size, codebook_size), np.int32)
+            second_VV = _aligned((codebook_size, codebook_size), np.bool_)
+            second_node_VV = _aligned((codebook_size, codebook_size), np.int32)
             second_VV[pair] = True
             second_node_VV[pair] = codebook_size + np.arange(len(pair[0]), dtype=np.int32)
         edge = 0
@@ -108,6 +109,14 @@ class CsrArrays:
         """Bytes that the arrays hold in memory, with masks of one byte an entry, before any is made."""
         deep = 8 * sum(nodes_L[dense_levels:]) + 4 * (codebook_size + sum(nodes_L[1:-1]))
         return deep + 5 * codebook_size**2 * (dense_levels == 2)
+
+
+def _aligned(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
+    """Zeros that begin at a multiple of 64 bytes, which JAX can use in place."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(nbytes + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    return raw[begin : begin + nbytes].view(dtype).reshape(shape)
 
 
 def _first_changes(codes_LM: NDArray[np.integer]) -> NDArray[np.int8]:

@@ -8,12 +8,14 @@ uses 2^30 bits (128 MiB); the share of false positives is measured, never assume
 Shapes: B requests, K beams, V codes, L levels, M SIDs.
 """
 
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +26,6 @@ __all__ = ["HashBitmap"]
 _FACTOR = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as int64 (Knuth's multiplicative hash)
 _SEED = -3750763034362895579
 _MIXED = 33  # the low bits of a product depend on the low bits of its factors alone: take the high ones
-_CHUNK = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,17 +41,11 @@ class HashBitmap:
     def of_sorted(cls, codes_LM: NDArray[np.integer], num_bits: int = 2**30, device: torch.device | str = "cpu") -> HashBitmap:
         """From any table of SIDs, one row a level. Cost: about 10 ns for each code. num_bits: a power of two, 8 to 2^31."""
         assert num_bits.bit_count() == 1
-        bytes_W = torch.zeros(num_bits // 8, dtype=torch.uint8)
-        for begin in range(0, codes_LM.shape[1], _CHUNK):
-            hash_M = torch.full((min(_CHUNK, codes_LM.shape[1] - begin),), _SEED)
-            for codes_M in codes_LM[:, begin : begin + _CHUNK]:
-                code_M = torch.from_numpy(codes_M.astype(np.int64))
-                byte_M, bit_M = _byte(hash_M, num_bits // 8) ^ _byte(_of_code(code_M), num_bits // 8), _bit(code_M)
-                for bit in range(8):  # within one bit, a byte that occurs twice is written twice with the same value
-                    mine_M = byte_M[bit_M == 1 << bit].long()
-                    bytes_W[mine_M] = bytes_W[mine_M] | (1 << bit)
-                hash_M = _after(hash_M, code_M)
-        return cls(bytes_W=bytes_W.to(device))
+        bytes_W = np.zeros(num_bits // 8, np.uint8)
+        size = int(codes_LM.max(initial=0)) + 1
+        code_V = torch.arange(size)
+        _set_bits(codes_LM, _byte(_of_code(code_V), len(bytes_W)).numpy(), _bit(code_V).numpy(), bytes_W)
+        return cls(bytes_W=torch.from_numpy(bytes_W).to(device))
 
     @property
     def nbytes(self) -> int:
@@ -85,6 +80,20 @@ def _of_code(code_n: Tensor) -> Tensor:
 def _byte(hash_n: Tensor, num_bytes: int) -> Tensor:
     """int32, below the number of bytes."""
     return ((hash_n >> _MIXED) & (num_bytes - 1)).int()
+
+
+@njit(nogil=True)
+def _set_bits(codes_LM, byte_of_code_V, bit_of_code_V, out_bytes_W):
+    """As `mask_step` probes: each prefix of each SID, with the hashes of `_after` and `_byte`."""
+    levels, size = codes_LM.shape
+    last = np.int64(out_bytes_W.size - 1)
+    for place in range(size):
+        hash_of_prefix = np.int64(_SEED)
+        for level in range(levels):
+            code = np.int64(codes_LM[level, place])
+            byte = ((hash_of_prefix >> np.int64(_MIXED)) & last) ^ np.int64(byte_of_code_V[code])
+            out_bytes_W[byte] |= bit_of_code_V[code]
+            hash_of_prefix = (hash_of_prefix ^ (code + np.int64(1))) * np.int64(_FACTOR)
 
 
 def _bit(code_n: Tensor) -> Tensor:

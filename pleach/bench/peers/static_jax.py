@@ -87,4 +87,4 @@ class StaticJax:
 
 def _view(array: Any) -> Array:
     """A JAX array over numpy's memory where the platform allows it (an aligned array on a CPU), else a copy."""
-    return jax.dlpack.from_dlpack(array) if array.dtype != bool else jnp.asarray(array)
+    return jax.dlpack.from_dlpack(array)

@@ -88,7 +88,7 @@ class LineUp:
         room = memory - catalogue.trie.nbytes - catalogue.trie.items.nbytes - codes_LM.nbytes
         held: dict[str, int] = {}
         builders = dict(_builders(catalogue, codes_LM, batch_size, num_beams, device, held))
-        for name in names:
+        for name in sorted(names, key=lambda one: builders[one][0]()):
             needs, build = builders[name]
             if needs() > room - sum(held.values()):
                 left = max(0, room - sum(held.values()))
@@ -98,7 +98,7 @@ class LineUp:
                 methods[name] = build()
             except MissingExtraError as error:
                 left_out[name] = str(error)
-        return cls(methods=methods, left_out=left_out)
+        return cls(methods={name: methods[name] for name in names if name in methods}, left_out=left_out)
 
 
 def _builders(
