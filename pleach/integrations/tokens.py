@@ -115,6 +115,10 @@ class CodeTokens:
                 raise ArgumentError("code_tokens is missing: give, for each level, the token of code 0, of code 1, ...")
             given = [np.arange(end_code)] * version.num_levels
         tokens = cls.of(given)
+        if end_code is not None and tokens.sizes == version.codebook_sizes:  # made here before
+            if all(int(level.token_V[end_code]) == eos_token_id for level in tokens.levels):
+                return tokens
+            raise ArgumentError(f"code_tokens was made for another end token than eos_token_id={eos_token_id:,}")
         sizes = version.codebook_sizes if end_code is None else (end_code,) * version.num_levels
         if tokens.sizes != sizes:
             raise ArgumentError(

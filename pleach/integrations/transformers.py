@@ -37,8 +37,8 @@ class TrieLogitsProcessor:
     of legal tokens are read.
 
     index: a trie, or a version of a catalogue (held, and so unchanged, as long as this object lives).
-    code_tokens: for each level the token of code 0, of code 1, ...; or a pleach vocabulary; or a `CodeTokens` made once. None
-        only for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
+    code_tokens: for each level the token of code 0, of code 1, ...; or a pleach vocabulary; or a `CodeTokens` made once, such
+        as `tokens` of another processor. None only for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
     eos_token_id: the model's end token, no code's token. Behind the last level it is the only legal one.
     prompt_length: columns of the prompts that go into `generate`, padding included: `input_ids.shape[1]` (encoder-decoder
         models: 1, the start token). Prompts of different lengths are padded on the left, as always.
@@ -135,6 +135,10 @@ class TrieLogitsProcessor:
             raise ArgumentError(
                 f"{len(sequences)} sequences are not num_return_sequences={width} for each of {whose} requests: give the "
                 f"number that `generate` was given"
+            )
+        if scores is not None and tuple(scores.shape) != (len(sequences),):
+            raise ArgumentError(
+                f"the scores have shape {tuple(scores.shape)}: expected one for each of {len(sequences)} sequences"
             )
         check_sequences(sequences, self.prompt_length)
         tokens_RL = self._whole_items(to_numpy(sequences)[:, self.prompt_length :])

@@ -354,10 +354,12 @@ def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st
         tokens = [rng.permutation(np.arange(3, 3 + size)) for size in sizes]
     else:
         tokens = np.split(rng.permutation(np.arange(3, 40))[: sum(sizes)], np.cumsum(sizes)[:-1])
-    index: Trie | Version = Trie.build(codes, sizes)
+    packed = draw(st.booleans())
+    index: Trie | Version = Trie.build(codes, sizes, packed=packed)
     if num_items and draw(st.booleans()):
         cut = int(rng.integers(0, num_items))
-        base, delta = Trie.build(codes[:cut], sizes), Trie.build(codes[cut:], sizes, item_ids=np.arange(cut, num_items))
+        base = Trie.build(codes[:cut], sizes, packed=packed)
+        delta = Trie.build(codes[cut:], sizes, item_ids=np.arange(cut, num_items))
         index = Version(segments=(Segment(trie=base, live=base.filter(rng.random(cut) < 0.8)), Segment(trie=delta)))
     version = Version.of(index)
     alive = version.filter_of([None] * len(version.segments)).item_ids()
@@ -477,6 +479,15 @@ def test_sequences_with_their_own_end_token_are_refused() -> None:
             call()
 
 
+def test_tokens_are_made_once_for_many_processors() -> None:
+    for index, table in ((Shop().index, Shop().tokens), (Trie.from_sequences([[5], [6, 7]], vocabulary_size=WORDS), None)):
+        first = TrieLogitsProcessor(index, code_tokens=table, eos_token_id=EOS, prompt_length=0)
+        again = TrieLogitsProcessor(index, code_tokens=first.tokens, eos_token_id=EOS, prompt_length=3)
+        assert again.tokens is first.tokens
+    with pytest.raises(ArgumentError, match="another end token"):
+        TrieLogitsProcessor(index, code_tokens=first.tokens, eos_token_id=PAD, prompt_length=0)
+
+
 # Mistakes.
 
 
@@ -524,6 +535,8 @@ def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> No
         )
     with pytest.raises(ArgumentError, match="are not num_return_sequences=2"):
         shop.processor(inputs).results(ids, num_return_sequences=2)
+    with pytest.raises(ArgumentError, match="one for each of 3 sequences"):
+        shop.processor(inputs).results(ids, torch.zeros(2))
     with pytest.raises(ForeignFilterError):
         shop.processor(inputs, filters=Shop(seed=3).filter(0.5))
 
