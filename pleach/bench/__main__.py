@@ -26,6 +26,7 @@ class Name(StrEnum):
     INDEX = "index"
     FILTERS = "filters"
     FORCED = "forced"
+    HEAD = "head"
     HF = "hf"
     UPDATES = "updates"
     GPU = "gpu"

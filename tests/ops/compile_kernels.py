@@ -73,6 +73,22 @@ def constrain() -> None:
     triton.children(arrays, 1, ranges, ranges, bound)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
+def head() -> None:
+    from pleach.ops.head import States, triton, triton_masked
+
+    kernels_of(triton)
+    kernels_of(triton_masked)
+    rows, codes, hidden = 20, 4096, 3072
+    states = States(row_R1=torch.arange(rows + 1), code_C=torch.arange(rows), max_row=1)
+    for dtype in (torch.bfloat16, torch.float32):
+        hidden_RD, weight_VD = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(codes, hidden, dtype=dtype)
+        for path in ("gather", "tokens", "blocks"):
+            triton.head(hidden_RD, weight_VD, states, "allowed", path=path)  # type: ignore[arg-type]
+        triton.head(hidden_RD, weight_VD, states, "full")
+        for level in ("block", "column"):
+            triton_masked.masked_logits(hidden_RD, weight_VD, torch.ones(1, codes, dtype=torch.bool), level=level)  # type: ignore[arg-type]
+
+
 def main(names: Iterator[str]) -> None:
     driver.set_active(Target())  # pyright: ignore[reportArgumentType]
     for name in names:

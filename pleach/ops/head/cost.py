@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from pleach.ops.head.states import Normalize
 
 __all__ = ["BLOCK", "Costs", "Path", "Work", "choose"]
@@ -36,6 +34,14 @@ class Work:
     legal: int
     distinct: int
     blocked: int
+
+    @classmethod
+    def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Work:
+        """Where looking would cost more than it tells: as if every row drew its codes by itself."""
+        illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share that a row may not take
+        distinct = round(codes * (1 - illegal**rows))
+        blocked = round(codes * (1 - illegal ** (rows * BLOCK)))
+        return cls(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=distinct, blocked=blocked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +65,13 @@ class Costs:
 
     def dense_at(self, rows: int) -> float:
         """Nanoseconds for each weight, between and beyond the measured numbers of rows."""
-        sizes, values = zip(*self.dense, strict=True)
-        if rows >= sizes[-1]:
-            return values[-1] * rows / sizes[-1]
-        return float(np.interp(rows, sizes, values))
+        below = self.dense[0]
+        for above in self.dense:
+            if rows <= above[0]:
+                share = (rows - below[0]) / max(1, above[0] - below[0])
+                return below[1] + share * (above[1] - below[1]) if rows > below[0] else above[1]
+            below = above
+        return below[1] * rows / below[0]
 
     def nanoseconds(self, work: Work) -> Mapping[Path, float]:
         """What each way is expected to take."""

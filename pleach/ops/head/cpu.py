@@ -21,6 +21,7 @@ from pleach.ops.head.states import HeadLogits, Normalize, States, check_normaliz
 
 __all__ = ["calibrate", "head"]
 
+_SMALL = 20_000  # nanoseconds of a dense product that are not worth a second thought
 _CACHED = 1 << 18  # logits of a block of codes that stay in the second-level cache
 
 
@@ -32,11 +33,13 @@ def head(
     *,
     costs: Costs | None = None,
     path: Path | None = None,
+    block: int = BLOCK,
 ) -> HeadLogits[NDArray[Any]]:
     """The logits of each row's legal codes and its log-sum-exp: see `pleach.ops.head.reference.head`, which this equals.
 
     hidden_RD, weight_VD: float32, numpy or torch on the CPU, rows contiguous in memory; a slice of a head's rows is one.
     costs: what `calibrate` measured; path: a way to insist on ("full" is always dense). No way writes a table of R x V.
+    block: how many codes "blocks" skips or computes together.
 
     Cost: the cheapest of `cost`. Raises ArgumentError (dtype, layout, normalize), LogitsError (shapes).
     """
@@ -46,6 +49,7 @@ def head(
     blocks = None
     if path is None:
         path, blocks = _chosen(costs or Costs(), hidden_RD, weight_VD, states, normalize)
+        block = BLOCK if blocks is not None else block
     if normalize == "full" and path != "dense":
         raise ArgumentError(f"path is {path!r}: normalize='full' sees every code and is always 'dense'")
     logit_C = np.empty(states.count, np.float32)
@@ -58,10 +62,10 @@ def head(
         dots.token_logits(hidden_RD, weight_VD, begin_V1, row_C, place_C, logit_C)
     elif path in ("dense", "blocks"):
         if path == "dense":
-            blocks = np.ones(-(-len(weight_VD) // BLOCK), np.bool_)
+            blocks = np.ones(-(-len(weight_VD) // block), np.bool_)
         elif blocks is None:
-            _, _, blocks = _marked(states, len(weight_VD))
-        lse_R = _products(hidden_RD, weight_VD, blocks, states, logit_C, full=normalize == "full")
+            _, _, blocks = _marked(states, len(weight_VD), block)
+        lse_R = _products(hidden_RD, weight_VD, blocks, block, states, logit_C, full=normalize == "full")
         if normalize == "full":
             return HeadLogits(states=states, logit_C=logit_C, lse_R=lse_R, path=path)
     else:
@@ -125,27 +129,33 @@ def _chosen(
     They are counted only where that could change the answer: few legal codes are gathered without a second look.
     """
     num_codes, hidden = weight_VD.shape
+    dense = costs.dense_at(len(hidden_RD)) * num_codes * hidden
+    if normalize == "full" or dense < _SMALL:
+        return "dense", None
+    if costs.gather * states.count < costs.token * states.max_row:  # no row names a code twice, so at least so many differ
+        gathers = costs.call + costs.gather * states.count * hidden < costs.margin * dense
+        return "gather" if gathers else "dense", None
     sizes = {"rows": len(hidden_RD), "codes": num_codes, "hidden": hidden, "legal": states.count}
-    most = min(states.count, num_codes)
-    least = -(-states.max_row // BLOCK) * BLOCK  # of the codes in blocks; and no row names a code twice
-    hopeful = costs.nanoseconds(Work(**sizes, distinct=states.max_row, blocked=least))
-    if normalize == "full" or min(hopeful, key=lambda one: hopeful[one]) in ("gather", "dense"):
-        return choose(costs, Work(**sizes, distinct=most, blocked=num_codes), normalize), None
+    least = -(-states.max_row // BLOCK) * BLOCK
+    hopeful = choose(costs, Work(**sizes, distinct=states.max_row, blocked=least), normalize)
+    if hopeful in ("gather", "dense"):
+        return hopeful, None
     distinct, blocked, blocks = _marked(states, num_codes)
     return choose(costs, Work(**sizes, distinct=distinct, blocked=blocked), normalize), blocks
 
 
-def _marked(states: States[NDArray[np.int64]], num_codes: int) -> tuple[int, int, NDArray[np.bool_]]:
+def _marked(states: States[NDArray[np.int64]], num_codes: int, block: int = BLOCK) -> tuple[int, int, NDArray[np.bool_]]:
     """(different legal codes, codes in blocks that hold one, these blocks)."""
-    legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // BLOCK), np.bool_)
-    distinct, active = dots.mark(states.code_C, BLOCK, legal_V, blocks)
-    return distinct, min(active * BLOCK, num_codes), blocks
+    legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // block), np.bool_)
+    distinct, active = dots.mark(states.code_C, block, legal_V, blocks)
+    return distinct, min(active * block, num_codes), blocks
 
 
 def _products(
     hidden_RD: NDArray[np.float32],
     weight_VD: NDArray[np.float32],
     blocks: NDArray[np.bool_],
+    block: int,
     states: States[NDArray[np.int64]],
     logit_C: NDArray[np.float32],
     *,
@@ -153,10 +163,10 @@ def _products(
 ) -> NDArray[np.float32]:
     """Multiply the marked blocks, some thousand codes at a time, and take what is legal; with `full`, sum exponentials too."""
     num_rows, num_codes = len(hidden_RD), len(weight_VD)
-    longest = max(BLOCK, _CACHED // max(1, num_rows) // BLOCK * BLOCK)
+    longest = max(block, _CACHED // max(1, num_rows) // block * block)
     runs_N2 = np.empty((len(blocks) + 1, 2), np.int64)
-    count = dots.runs_of(blocks, BLOCK, num_codes, longest, runs_N2)
-    space = np.empty(num_rows * min(longest, len(blocks) * BLOCK), np.float32)
+    count = dots.runs_of(blocks, block, num_codes, longest, runs_N2)
+    space = np.empty(num_rows * min(longest, len(blocks) * block), np.float32)
     chunks = np.empty(longest // CHUNK + 1, np.float32)
     at_R = states.row_R1[:-1].copy()
     top_R, sum_R = np.full(num_rows, -np.inf, np.float32), np.zeros(num_rows, np.float64)

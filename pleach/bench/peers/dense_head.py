@@ -1,0 +1,27 @@
+"""What a head does without an allowed-only one: every logit, or the allowed rows of the weight copied out first.
+
+dense:   `hidden @ weight.T`, then take what is legal: what every serving engine runs before its mask
+sliced:  the CUDA study log's second step, `hidden @ weight[allowed].T`: the rows are written and read once more. In a batch
+         whose rows differ it takes every row's slice by itself, as the log says
+
+Shapes: R rows, V codes, D hidden, C legal codes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["dense", "sliced"]
+
+
+def dense(hidden_RD: Tensor, weight_VD: Tensor, row_C: Tensor, code_C: Tensor) -> Tensor:
+    """The legal logits out of a table of all. row_C: the row of each legal code."""
+    return (hidden_RD @ weight_VD.T)[row_C, code_C]
+
+
+def sliced(hidden_RD: Tensor, weight_VD: Tensor, row_R1: Tensor, code_C: Tensor) -> Tensor:
+    """The legal logits, row by row, from copied weights."""
+    bounds = row_R1.tolist()
+    rows = zip(hidden_RD, bounds[:-1], bounds[1:], strict=True)
+    return torch.cat([weight_VD[code_C[begin:end]] @ hidden_D for hidden_D, begin, end in rows])

@@ -1,0 +1,94 @@
+"""The Triton kernels of the allowed-only head and of the study log, under the interpreter, on small shapes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pleach.errors import ArgumentError, LogitsError
+from pleach.ops.head import Costs, States, Work, reference, triton
+from pleach.ops.head.triton_masked import masked_logits
+
+SHAPES = [(1, 70, 24), (3, 129, 100), (18, 200, 64)]
+
+
+def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor, Tensor, States[Tensor]]:
+    generator = torch.Generator().manual_seed(rows)
+    legal_RV = torch.rand(rows, codes, generator=generator) < density
+    row_C, code_C = legal_RV.nonzero(as_tuple=True)
+    sizes_R = legal_RV.sum(1)
+    states = States(
+        row_R1=torch.cat([torch.zeros(1, dtype=torch.int64), sizes_R.cumsum(0)]), code_C=code_C, max_row=int(sizes_R.max())
+    )
+    assert len(row_C) == len(code_C)
+    return torch.randn(rows, hidden, generator=generator), torch.randn(codes, hidden, generator=generator), states
+
+
+@pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("path", ["gather", "tokens", "blocks", "dense", "full"])
+def test_every_kernel_is_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
+    if density == 1.0 and shape[0] == 18 and path in ("gather", "tokens"):
+        density = 0.2  # 3,600 legal codes are minutes under the interpreter
+    hidden, weight, states = problem(*shape, density)
+    normalize = "full" if path == "full" else "allowed"
+    expected = reference.head(hidden, weight, states, normalize)
+    found = triton.head(hidden, weight, states, normalize, path="dense" if path == "full" else path)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.lse_R, expected.lse_R, rtol=1e-5, atol=1e-4)
+
+
+def test_a_slice_of_a_head_is_read_in_place() -> None:
+    hidden, weight, states = problem(2, 80, 32, 0.2)
+    larger = torch.full((200, 32), torch.nan)
+    larger[60:140] = weight
+    expected = reference.head(hidden, weight, states, "allowed").logit_C
+    for path in ("gather", "tokens", "blocks"):
+        found = triton.head(hidden, larger[60:140], states, "allowed", path=path)  # type: ignore[arg-type]
+        torch.testing.assert_close(found.logit_C, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("level", ["block", "column"])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_study_logs_kernels_write_what_the_mask_allows(level: str, rows: int, shared: bool) -> None:
+    hidden, weight, _ = problem(rows, 150, 70, 0.1)
+    mask = torch.rand(1 if shared else rows, 150, generator=torch.Generator().manual_seed(3)) < 0.05
+    found = masked_logits(hidden, weight, mask, level=level)  # type: ignore[arg-type]
+    wanted = mask.expand(rows, 150)
+    torch.testing.assert_close(found[wanted], (hidden @ weight.T)[wanted], rtol=1e-4, atol=1e-4)
+
+
+def test_the_choice_needs_no_look_at_the_device() -> None:
+    hidden, weight, states = problem(3, 129, 100, 0.03)
+    chosen = triton.head(hidden, weight, states, "allowed", costs=Costs(call=0.0))
+    assert chosen.path == "gather"
+    assert triton.head(hidden, weight, states, "full").path == "dense"
+    everything = Work.expected(rows=4, codes=100, hidden=8, legal=400)
+    assert (everything.distinct, everything.blocked) == (100, 100)
+    few = Work.expected(rows=4, codes=100_000, hidden=8, legal=40)
+    assert 38 <= few.distinct <= 40
+    assert 2000 < few.blocked <= 40 * 64
+    assert Costs().nanoseconds(few)["gather"] > 0
+
+
+def test_what_does_not_fit_is_refused_before_a_launch() -> None:
+    hidden, weight, states = problem(3, 129, 100, 0.03)
+    with pytest.raises(LogitsError, match="do not fit"):
+        triton.head(hidden[:, :9], weight, states, "allowed")
+    with pytest.raises(ArgumentError, match="float64"):
+        triton.head(hidden.double(), weight, states, "allowed")
+    with pytest.raises(ArgumentError, match="one dtype"):
+        triton.head(hidden.half(), weight, states, "allowed")
+    with pytest.raises(ArgumentError, match="contiguous"):
+        triton.head(hidden, weight.T.contiguous().T, states, "allowed")
+    narrow = States(row_R1=states.row_R1.int(), code_C=states.code_C, max_row=states.max_row)
+    with pytest.raises(ArgumentError, match="int64"):
+        triton.head(hidden, weight, narrow, "allowed")
+    with pytest.raises(ArgumentError, match="always 'dense'"):
+        triton.head(hidden, weight, states, "full", path="gather")
+    with pytest.raises(ArgumentError, match="path is"):
+        triton.head(hidden, weight, states, "allowed", path="magic")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="not on one"):
+        triton.calibrate(weight)
+    with pytest.raises(LogitsError, match="mask"):
+        masked_logits(hidden, weight, torch.ones(2, 129, dtype=torch.bool), level="block")
