@@ -1,0 +1,62 @@
+"""Look-ups by id, and that ids are distinct: integers and strings, whatever their hashes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pleach.errors import ItemIdError
+from pleach.index import items as items_module
+from pleach.index.items import ItemTable
+from pleach.index.unique import hash_ids
+
+
+def table_of(ids: np.ndarray) -> ItemTable:
+    return ItemTable(ids=ids, order_N=np.arange(len(ids), dtype=np.uint32), first_M1=None)
+
+
+numbers = st.lists(st.integers(-9, 40) | st.integers(-(2**63), 2**63 - 1), max_size=40, unique=True)
+words = st.lists(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5), max_size=40, unique=True
+)
+
+
+@given(numbers, numbers)
+def test_rows_of_integers(ids: list[int], wanted: list[int]) -> None:
+    rows = {one: row for row, one in enumerate(ids)}
+    found = table_of(np.array(ids, np.int64)).rows_of(np.array(wanted + ids, np.int64))
+    assert found.tolist() == [rows.get(one, -1) for one in wanted + ids]
+
+
+@given(words, words)
+def test_rows_of_strings_whatever_the_widths(ids: list[str], wanted: list[str]) -> None:
+    rows = {one: row for row, one in enumerate(ids)}
+    encoded = np.array([one.encode() for one in ids] or [b""], "S40")[: len(ids)]
+    found = table_of(encoded).rows_of(wanted + ids)
+    assert found.tolist() == [rows.get(one, -1) for one in wanted + ids]
+
+
+@given(words, words, st.integers(0, 2))
+def test_ids_with_equal_hashes_are_told_apart(ids: list[str], wanted: list[str], bits: int) -> None:
+    def worse(array: np.ndarray) -> np.ndarray:
+        return hash_ids(array) & np.uint64((1 << bits) - 1)
+
+    encoded = np.array([one.encode() for one in ids] or [b""])[: len(ids)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(items_module, "hash_ids", worse)
+        table = table_of(encoded)
+        table.check_unique()
+        rows = {one: row for row, one in enumerate(ids)}
+        assert table.rows_of(wanted + ids).tolist() == [rows.get(one, -1) for one in wanted + ids]
+        if ids:
+            with pytest.raises(ItemIdError, match=r"^1 item ids occur more than once"):
+                table_of(np.concatenate([encoded, encoded[-1:]])).check_unique()
+
+
+def test_numbers_have_different_hashes() -> None:
+    ids = np.concatenate([np.arange(-50_000, 50_000), np.arange(100_000) * 2**32, np.arange(1, 60) << 57])
+    assert len(np.unique(hash_ids(np.unique(ids)))) == len(np.unique(ids))
+
+
+def test_strings_hash_alike_in_arrays_of_any_width() -> None:
+    assert hash_ids(np.array([b"a", b"", b"ab"], "S2")).tolist() == hash_ids(np.array([b"a", b"", b"ab"], "S17")).tolist()
