@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from transformers import LogitsProcessorList, NoBadWordsLogitsProcessor, T5Config, T5ForConditionalGeneration
+from transformers import NoBadWordsLogitsProcessor, T5Config, T5ForConditionalGeneration
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from pleach import BeamSearch, Trie
 from pleach.bench.peers.python_trie import PythonTrie
-from pleach.errors import ArgumentError, CodesError, ForeignFilterError, LogitsError
-from pleach.index import Filter, Segment, Version, VersionFilter
-from pleach.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
+from pleach.index import Segment, Version
+from pleach.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
 from pleach.model import Vocabulary
 
-from .tiny import EOS, PAD, WORDS, Model, prompts, step_fn_of, tiny_qwen3
-
-SIZES = (12, 9, 14)
-Kind = Literal["trie", "version"]
-
-
-class Shop:
-    """300 items, their tokens scattered over the vocabulary, as one trie or as a base and a delta with deleted items."""
-
-    def __init__(self, kind: Kind = "trie", seed: int = 0, items: int = 300) -> None:
-        rng = np.random.default_rng(seed)
-        words = rng.permutation(np.arange(3, WORDS))
-        self.tokens = np.split(words[: sum(SIZES)], np.cumsum(SIZES)[:-1])
-        codes = rng.integers(0, SIZES, (items, len(SIZES)))
-        self.index: Trie | Version = Trie.build(codes, SIZES)
-        if kind == "version":
-            base, delta = Trie.build(codes[:250], SIZES), Trie.build(codes[200:], SIZES, item_ids=np.arange(200, items))
-            live = base.filter(np.arange(250) < 200) - base.filter(item_ids=[3, 4, 5])
-            self.index = Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)), number=1)
-        self.rng = rng
-
-    def filter(self, share: float) -> Filter | VersionFilter:
-        alive = (
-            np.arange(self.index.num_items) if isinstance(self.index, Trie) else self.index.filter_of([None, None]).item_ids()
-        )
-        return self.index.filter(item_ids=alive[self.rng.random(len(alive)) < share])
-
-    def processor(self, inputs: dict[str, torch.Tensor], **options: Any) -> TrieLogitsProcessor:
-        width = inputs["input_ids"].shape[1]
-        return TrieLogitsProcessor(self.index, code_tokens=self.tokens, eos_token_id=EOS, prompt_length=width, **options)
-
-
-def beams(model: Model, inputs: dict[str, torch.Tensor], processor: Any, width: int, steps: int = 3, **options: Any) -> Any:
-    return model.generate(
-        **inputs,
-        logits_processor=LogitsProcessorList([processor]),
-        num_beams=width,
-        num_return_sequences=width,
-        max_new_tokens=steps,
-        length_penalty=0.0,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **options,
-    )
+from .tiny import EOS, PAD, SIZES, WORDS, Kind, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
 
 
 @pytest.mark.parametrize("extra", [0, 1, 4])
@@ -246,101 +200,6 @@ def test_assisted_generation_goes_back_and_forth(model: Model) -> None:
     assert torch.equal(found, wanted)
 
 
-# A call by itself, without a model.
-
-
-def rows_of(shop: Shop, depth: int, count: int) -> NDArray[np.int64]:
-    """Beginnings of random items."""
-    version = Version.of(shop.index)
-    codes = version.codes_of(version.filter_of([None] * len(version.segments)).item_ids())
-    picked = codes[shop.rng.integers(0, len(codes), count), :depth]
-    return np.stack([table[column] for table, column in zip(shop.tokens, picked.T, strict=False)], 1) if depth else picked
-
-
-@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
-@pytest.mark.parametrize("kind", ["trie", "version"])
-def test_other_devices_and_dtypes_get_the_same_scores(kind: Kind, scoring: Any) -> None:
-    """float64 and transposed scores take the way of a device: index arrays and torch's own operations."""
-    shop = Shop(kind)
-    legal = TrieLogitsProcessor(
-        shop.index,
-        code_tokens=shop.tokens,
-        eos_token_id=EOS,
-        prompt_length=0,
-        filters=[shop.filter(0.3), None, shop.filter(0)],
-        scoring=scoring,
-    )
-    for depth in range(5):
-        rows = torch.from_numpy(np.pad(rows_of(shop, min(depth, 3), 12), ((0, 0), (0, max(0, depth - 3)))))
-        scores = torch.randn(12, WORDS, generator=torch.Generator().manual_seed(depth)).log_softmax(-1)
-        scores[4] = -torch.inf
-        wanted = legal(rows, scores)
-        for other in (scores.double(), scores.T.contiguous().T, scores.clone()):
-            kept = other.clone()
-            torch.testing.assert_close(legal(rows.int(), other).float(), wanted, rtol=1e-4, atol=2e-5)
-            assert torch.equal(kept, other)
-        assert (wanted.isfinite().any(1)).all()
-        half = legal(rows, scores.half())
-        assert (half.isfinite().any(1)).all()
-        assert not half.isnan().any()
-        in_place = TrieLogitsProcessor(
-            shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0, scoring=scoring, in_place=True
-        )
-        fresh = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=0, scoring=scoring)
-        for own in (scores.clone(), scores.double()):
-            expected = fresh(rows, own.clone())
-            assert in_place(rows, own) is own
-            torch.testing.assert_close(own, expected)
-
-
-def test_any_row_may_come_unforeseen() -> None:
-    """Token 0 is a code like any other, and nothing is taken for granted of a depth that has not been seen."""
-    index = Trie.build([[0, 0, 0], [0, 1, 2], [2, 0, 1]], [3, 3, 3])
-    legal = TrieLogitsProcessor(index, code_tokens=[range(3)] * 3, eos_token_id=3, prompt_length=0)
-    scores = torch.zeros(2, 4)
-    for rows, wanted in (
-        ([[0, 0], [0, 1]], [[0], [2]]),
-        ([[2, 0], [0, 0]], [[1], [0]]),
-        ([[0, 1, 2], [2, 0, 0]], [[3], [3]]),
-        ([[2], [0]], [[0], [0, 1]]),
-        ([[1, 1], [2, 0]], [[3], [1]]),
-    ):
-        assert [row.isfinite().nonzero()[:, 0].tolist() for row in legal(torch.tensor(rows), scores)] == wanted
-    with pytest.raises(ArgumentError, match="beginning of no allowed item"):
-        legal(torch.tensor([[0, 2], [1, 2]]), scores)
-
-
-@settings(max_examples=150)
-@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["trie", "version"]))
-def test_beams_may_stand_in_any_order_and_any_number_of_times(seed: int, kind: Kind) -> None:
-    """Rows of a request are shuffled, repeated, lost and made illegal between calls; each row's legal tokens depend on its own
-    tokens alone."""
-    rng = np.random.default_rng(seed)
-    shop = Shop(kind, seed=seed % 7, items=int(rng.integers(255, 300)))
-    version = Version.of(shop.index)
-    filters = [shop.filter(rng.choice([0.02, 0.2, 1.0])) for _ in range(3)]
-    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2, filters=filters)
-    allowed = [
-        {tuple(table[code] for table, code in zip(shop.tokens, row, strict=True)) for row in version.codes_of(one.item_ids())}
-        for one in filters
-    ]
-    width = int(rng.integers(1, 7))
-    rows = np.zeros((3, width, 2), np.int64)
-    for depth in range(5):
-        scores = legal(torch.from_numpy(rows.reshape(3 * width, -1)), torch.zeros(3 * width, WORDS))
-        for row, (given_scores, tokens) in enumerate(zip(scores, rows.reshape(3 * width, -1)[:, 2:].tolist(), strict=True)):
-            following = {item[depth] for item in allowed[row // width] if item[:depth] == tuple(tokens)} if depth < 3 else set()
-            assert set(given_scores.isfinite().nonzero()[:, 0].tolist()) == (following or {EOS})
-            over = depth >= 3 and not (depth == 3 and tuple(tokens) in allowed[row // width])
-            assert (given_scores.max() == -1e20) == (not following and (depth < 3 or over))
-        parents = rng.integers(0, width, (3, width))
-        taken = np.empty((3, width, 1), np.int64)
-        for request, beam in np.ndindex(3, width):
-            finite = scores[request * width + parents[request, beam]].isfinite().nonzero()[:, 0].numpy()
-            taken[request, beam] = rng.choice(finite) if rng.random() < 0.9 else rng.integers(0, WORDS)
-        rows = np.concatenate([np.take_along_axis(rows, parents[:, :, None], 1), taken], 2)
-
-
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.data())
@@ -402,34 +261,6 @@ def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st
             assert len(shown) >= min(width, len(kinds))
 
 
-def test_the_callback_answers_like_the_trie_for_every_prefix() -> None:
-    shop = Shop("version")
-    filters = [shop.filter(0.2), shop.filter(0.01), None]
-    version = Version.of(shop.index)
-    allowed_tokens = prefix_allowed_tokens_fn(
-        version, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=1, filters=filters, deny=[None, None, [250]]
-    )
-    everything = version.filter_of([None, None])
-    for request, one in enumerate(filters):
-        items = version.codes_of((one or everything - version.filter(item_ids=[250])).item_ids())
-        trie = PythonTrie(np.stack([shop.tokens[level][items[:, level]] for level in range(3)], axis=1).tolist())
-        for prefix in [
-            [],
-            *rows_of(shop, 1, 20).tolist(),
-            *rows_of(shop, 2, 50).tolist(),
-            *rows_of(shop, 3, 50).tolist(),
-            [PAD],
-        ]:
-            tokens = allowed_tokens(request, torch.tensor([77, *prefix]))
-            assert sorted(tokens) == sorted(trie.get(prefix) or [EOS])
-            assert allowed_tokens(request, torch.tensor([77, *prefix])) == tokens
-    with pytest.raises(ArgumentError, match="no entry"):
-        allowed_tokens(3, torch.tensor([77]))
-
-
-# Sequences of different lengths.
-
-
 def test_a_closed_set_of_sequences_comes_out_whole_and_scored(model: Model) -> None:
     """Titles as token sequences: as many beams as titles find all of them, with the model's own log-probabilities."""
     titles = [[5, 6], [5, 6, 7], [5, 9, 9, 9], [11], [40, 41]]
@@ -450,114 +281,3 @@ def test_a_closed_set_of_sequences_comes_out_whole_and_scored(model: Model) -> N
         drawn = model.generate(**inputs, logits_processor=[legal], max_new_tokens=8, **options)
         result = legal.results(drawn, num_return_sequences=options.get("num_return_sequences", 1))
         assert 1 <= result.num_valid[0] <= 5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_sequence_that_has_ended_may_only_end_again(dtype: torch.dtype) -> None:
-    index = Trie.from_sequences([[5], [5, 6], [7]], vocabulary_size=WORDS)
-    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=0, scoring="vocabulary")
-
-    def following(*rows: list[int]) -> list[dict[int, float]]:
-        scores = legal(torch.tensor(rows), torch.full((len(rows), WORDS), -0.5, dtype=dtype))
-        return [{int(token): float(row[token]) for token in row.isfinite().nonzero()[:, 0]} for row in scores]
-
-    assert following([5], [7], [9]) == [{EOS: -0.5, 6: -0.5}, {EOS: -0.5}, {EOS: pytest.approx(-1e20)}]
-    assert following([5, EOS], [5, 6]) == [{EOS: pytest.approx(-1e20)}, {EOS: -0.5}]
-    assert following([5, EOS, PAD], [5, 6, EOS]) == [{EOS: pytest.approx(-1e20)}] * 2
-
-
-def test_sequences_with_their_own_end_token_are_refused() -> None:
-    index = Trie.from_sequences([[5, 6, EOS]], vocabulary_size=WORDS)
-    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=0)
-    function = prefix_allowed_tokens_fn(index, eos_token_id=EOS, prompt_length=0)
-    for call in (
-        lambda: legal(torch.tensor([[5, 6]]), torch.zeros(1, WORDS)),
-        lambda: legal(torch.tensor([[5, 6]]), torch.zeros(1, WORDS, dtype=torch.float64)),
-        lambda: function(0, torch.tensor([5, 6])),
-    ):
-        with pytest.raises(CodesError, match="without their end token"):
-            call()
-
-
-def test_tokens_are_made_once_for_many_processors() -> None:
-    for index, table in ((Shop().index, Shop().tokens), (Trie.from_sequences([[5], [6, 7]], vocabulary_size=WORDS), None)):
-        first = TrieLogitsProcessor(index, code_tokens=table, eos_token_id=EOS, prompt_length=0)
-        again = TrieLogitsProcessor(index, code_tokens=first.tokens, eos_token_id=EOS, prompt_length=3)
-        assert again.tokens is first.tokens
-    with pytest.raises(ArgumentError, match="another end token"):
-        TrieLogitsProcessor(index, code_tokens=first.tokens, eos_token_id=PAD, prompt_length=0)
-
-
-# Mistakes.
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"code_tokens": [[3, 4], [5, 6]]}, "one token for each code"),
-        ({"code_tokens": None}, "code_tokens is missing"),
-        ({"code_tokens": [[3] * 12, range(9), range(14)]}, "two codes"),
-        ({"code_tokens": [np.arange(12) / 2, range(9), range(14)]}, "expected integers"),
-        ({"code_tokens": [range(-1, 11), range(9), range(14)]}, "numbers from 0"),
-        ({"eos_token_id": 5}, "also the token of a code of level 0"),
-        ({"eos_token_id": -1}, "eos_token_id is -1"),
-        ({"prompt_length": -1}, "prompt_length is -1"),
-        ({"scoring": "fulll"}, "'full', 'allowed' or 'vocabulary'"),
-        ({"filters": [None, None], "deny": [None]}, "deny has 1 entries"),
-    ],
-)
-def test_a_wrong_argument_is_refused_with_its_reason(change: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {"code_tokens": Vocabulary(codebook_sizes=SIZES), "eos_token_id": EOS, "prompt_length": 6}
-    with pytest.raises(ArgumentError, match=message):
-        TrieLogitsProcessor(Shop().index, **(arguments | change))
-
-
-def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> None:
-    shop, inputs = Shop(), prompts([6, 6, 6])
-    legal = shop.processor(inputs, filters=[None, None])
-    ids, scores = inputs["input_ids"], torch.zeros(3, WORDS)
-    with pytest.raises(ArgumentError, match="3 rows, but filters or deny name 2 requests"):
-        legal(ids, scores)
-    for wrong_ids, wrong_scores, message in (
-        (ids[:, :4], scores, "at least prompt_length=6"),
-        (ids.float(), scores, "integers"),
-        (ids[0], scores, r"expected \(rows, tokens\)"),
-        (ids, scores[:2], "expected 3 rows"),
-        (ids, scores[:, :50], "more than"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            shop.processor(inputs)(wrong_ids, wrong_scores)
-    with pytest.raises(ArgumentError, match="is prompt_length=2 the number of columns"):
-        model.generate(
-            **inputs,
-            logits_processor=[TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=2)],
-            max_new_tokens=3,
-        )
-    with pytest.raises(ArgumentError, match="are not num_return_sequences=2"):
-        shop.processor(inputs).results(ids, num_return_sequences=2)
-    with pytest.raises(ArgumentError, match="one for each of 3 sequences"):
-        shop.processor(inputs).results(ids, torch.zeros(2))
-    with pytest.raises(ForeignFilterError):
-        shop.processor(inputs, filters=Shop(seed=3).filter(0.5))
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
-def test_scores_that_are_no_numbers_are_refused_where_they_are_read(scoring: Any, value: float) -> None:
-    shop, inputs = Shop(), prompts([6])
-    scores = torch.zeros(1, WORDS)
-    scores[0, int(shop.tokens[0][0])] = value
-    with pytest.raises(LogitsError, match="row 0 hold NaN"):
-        shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores)
-    scores = torch.zeros(1, WORDS)
-    scores[0, int(shop.tokens[1][0])] = value  # of another level: nobody looks
-    assert shop.processor(inputs, scoring=scoring)(inputs["input_ids"], scores).isfinite().any()
-
-
-def test_rows_of_one_array_are_tables_of_their_own() -> None:
-    table = np.stack([np.arange(3, 7), np.arange(13, 17), np.arange(23, 27)])
-    tokens = CodeTokens.of(table)
-    assert [int(level.token_V[0]) for level in tokens.levels] == [3, 13, 23]
-    assert CodeTokens.of(tokens) is tokens
-    shared = CodeTokens.of([list(range(4))] * 3)
-    assert len({id(level) for level in shared.levels}) in (1, 3)

@@ -1,16 +1,21 @@
 """A tiny Qwen3 of transformers' own, its Semantic ID tokens scattered over a larger vocabulary, and pleach's search on it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import LogitsProcessorList, Qwen3Config, Qwen3ForCausalLM
 
+from pleach import Trie
 from pleach.decode import StepFn
+from pleach.index import Filter, Segment, Version, VersionFilter
+from pleach.integrations.transformers import TrieLogitsProcessor
 
 PAD, EOS, WORDS = 0, 2, 160
+SIZES = (12, 9, 14)
+Kind = Literal["trie", "version"]
 Model = Any
 
 
@@ -69,3 +74,44 @@ def step_fn_of(model: Model, inputs: dict[str, torch.Tensor], tokens: Sequence[N
         return scores.view(batch, width, -1)
 
     return step
+
+
+class Shop:
+    """300 items, their tokens scattered over the vocabulary, as one trie or as a base and a delta with deleted items."""
+
+    def __init__(self, kind: Kind = "trie", seed: int = 0, items: int = 300) -> None:
+        rng = np.random.default_rng(seed)
+        words = rng.permutation(np.arange(3, WORDS))
+        self.tokens = np.split(words[: sum(SIZES)], np.cumsum(SIZES)[:-1])
+        codes = rng.integers(0, SIZES, (items, len(SIZES)))
+        self.index: Trie | Version = Trie.build(codes, SIZES)
+        if kind == "version":
+            base, delta = Trie.build(codes[:250], SIZES), Trie.build(codes[200:], SIZES, item_ids=np.arange(200, items))
+            live = base.filter(np.arange(250) < 200) - base.filter(item_ids=[3, 4, 5])
+            self.index = Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)), number=1)
+        self.rng = rng
+
+    def filter(self, share: float) -> Filter | VersionFilter:
+        alive = (
+            np.arange(self.index.num_items) if isinstance(self.index, Trie) else self.index.filter_of([None, None]).item_ids()
+        )
+        return self.index.filter(item_ids=alive[self.rng.random(len(alive)) < share])
+
+    def processor(self, inputs: dict[str, torch.Tensor], **options: Any) -> TrieLogitsProcessor:
+        width = inputs["input_ids"].shape[1]
+        return TrieLogitsProcessor(self.index, code_tokens=self.tokens, eos_token_id=EOS, prompt_length=width, **options)
+
+
+def beams(model: Model, inputs: dict[str, torch.Tensor], processor: Any, width: int, steps: int = 3, **options: Any) -> Any:
+    return model.generate(
+        **inputs,
+        logits_processor=LogitsProcessorList([processor]),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=steps,
+        length_penalty=0.0,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
