@@ -27,6 +27,8 @@ from pleach.index.trie import Trie
 
 __all__ = ["LevelPlan", "Plan", "StaticPlan", "entropy_bits", "expected_nodes"]
 
+_VAST = 2**200  # beyond, no two of 2^32 draws are equal, and a float may not hold the number
+
 
 @dataclass(frozen=True, kw_only=True)
 class LevelPlan:
@@ -221,6 +223,8 @@ def expected_nodes(num_items: int, capacity: int) -> float:
     """How many of `capacity` prefixes N independent uniform draws are expected to hit: P (1 - (1 - 1/P)^N)."""
     if capacity == 1 or num_items == 0:
         return float(min(1, num_items))
+    if capacity > _VAST:
+        return float(num_items)
     return -capacity * math.expm1(num_items * math.log1p(-1 / capacity))
 
 
@@ -234,6 +238,8 @@ def entropy_bits(capacity: int, num_leaves: int) -> float:
         return 0.0
     if few <= 64:
         return math.log2(math.comb(capacity, few))
+    if capacity > _VAST:
+        return few * math.log2(capacity) - math.lgamma(few + 1) / math.log(2)
     share = few / capacity
     rest = capacity - few
     nats = -few * math.log(share) - rest * math.log1p(-share)

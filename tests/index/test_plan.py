@@ -92,6 +92,14 @@ def test_the_entropy_bound_holds_for_astronomic_numbers_of_codes() -> None:
     assert Plan.uniform(10_000_000, [2048] * 8).entropy_bits / 8e7 == pytest.approx(8.27, abs=0.01)
 
 
+def test_the_deepest_index_of_the_largest_codebooks_can_be_planned() -> None:
+    plan = Plan.uniform(2**32 - 1, [2**31] * 65)
+    assert plan.num_leaves == 2**32 - 1
+    assert plan.entropy_bits == pytest.approx((2**32 - 1) * (65 * 31 - 32 + 1 / math.log(2)), rel=1e-6)
+    assert entropy_bits(2**200, 10**6) == pytest.approx(entropy_bits(2**200 + 1, 10**6), rel=1e-9)
+    json.dumps(plan.as_json())
+
+
 def test_expected_nodes_at_its_ends() -> None:
     assert expected_nodes(0, 10) == 0
     assert expected_nodes(5, 1) == 1
