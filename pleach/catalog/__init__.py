@@ -1,6 +1,11 @@
-"""The part that changes: items with their attributes in DuckDB, and the rules over them as filters."""
+"""The part that changes: items with their attributes in DuckDB, the rules over them as filters, the index that follows."""
 
 from pleach.catalog.catalogue import Catalogue
-from pleach.catalog.rules import LoadReport, RuleReport, RuleSet
+from pleach.catalog.expression import Expression
+from pleach.catalog.refresh import RuleStatus
+from pleach.catalog.rules import LoadReport, Rule, RuleReport
+from pleach.catalog.ruleset import RuleSet
+from pleach.catalog.segments import Segments
+from pleach.catalog.sources import PostgresTable
 
-__all__ = ["Catalogue", "LoadReport", "RuleReport", "RuleSet"]
+__all__ = ["Catalogue", "Expression", "LoadReport", "PostgresTable", "Rule", "RuleReport", "RuleSet", "RuleStatus", "Segments"]

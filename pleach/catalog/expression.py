@@ -25,8 +25,8 @@ class Expression:
     """Rule names joined by `&` (both), `|` (either) and `-` (the left, less the right), as Python reads them.
 
     Think of it as set arithmetic on names: `-` binds most tightly, then `&`, then `|`, and parentheses say otherwise. A rule's
-    name may hold a `-` of its own, so a minus needs a space on its left: `fresh - adult`. Expressions are kept in a normal
-    form (operands of `&` and `|` flat, sorted, once each; `a - b - c` as `a - (b | c)`): different spellings of one thing are equal,
+    name may hold a `-` of its own, so a minus needs a space on its left: `fresh - adult`. Expressions are kept in a normal form
+    (operands of `&` and `|` flat, sorted, once each; `a - b - c` as `a - (b | c)`): different spellings of one thing are equal,
     and are one entry of a cache.
 
     >>> Expression.parse("(b & a) | promo & a & b").text
@@ -46,6 +46,15 @@ class Expression:
     def all_of(cls, names: Iterable[str]) -> Expression:
         """All the named rules at once; there has to be a name."""
         return _joined("and", [cls(kind="name", name=name) for name in names])
+
+    @classmethod
+    def of(cls, rules: str | Iterable[str] | Expression, also: str | None = None) -> Expression | None:
+        """What a request asks for: names that all hold or an expression, and if given another expression; None for nothing."""
+        names = () if isinstance(rules, str | Expression) else tuple(rules)
+        parts = [cls.parse(rules) if isinstance(rules, str) else rules] if isinstance(rules, str | Expression) else []
+        parts += [cls.all_of(names)] if names else []
+        parts += [cls.parse(also)] if also is not None else []
+        return _joined("and", parts) if parts else None
 
     @property
     def names(self) -> frozenset[str]:

@@ -1,46 +1,52 @@
-"""The table of items in its DuckDB file: created at once, read for moments.
+"""The table of items: created at once, looked at for moments, and changed where the catalogue changes it.
 
-Shapes: M items of the table.
+Shapes: M items of the table, R row numbers of DuckDB (all below R; some may have no row), n items of one call.
 """
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import duckdb
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from pleach.errors import DataError, ItemIdError, RuleError
+from pleach.catalog.reading import Reading, Writing, check_table
+from pleach.catalog.sources import ItemSource, copy_items
+from pleach.errors import DataError
 
-Ids = NDArray[np.int64] | NDArray[np.str_]
+__all__ = ["ItemStore"]
 
 
-class ItemFile:
-    """A DuckDB file with a table `items`: `item_id` (whole numbers or text, unique) and any attributes.
+class ItemStore:
+    """A DuckDB table `items`: `item_id` (whole numbers or text, unique) and any attributes; in a file or in memory.
 
-    Think of it as a file on a shelf: it is taken down, read and put back. DuckDB lets one process write a file or many
-    read it, never both, so a reader that keeps its connection would lock every writer out. Here a connection lives only
-    while something is read; between reads any other process may open the file and change prices or stock. When a writer
-    has it, a read waits up to `wait_s` seconds and then raises DataError.
+    Think of a file on a shelf: it is taken down, read and put back. DuckDB lets one process write a file or many read it, never
+    both, so a reader that keeps its connection would lock every writer out. Here a connection lives only while something is
+    read or written; between, any other process may open the file and change prices or stock. When one has it, an access waits
+    up to `wait_s` seconds and then raises DataError.
+
+    hold: keep the file open instead, and everybody else out. Changes then cost milliseconds rather than a file opened and
+    closed each, and looks do not wait for each other. A table in memory is always held.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, wait_s: float = 5.0) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None, *, wait_s: float = 5.0, hold: bool = False) -> None:
+        self.path = None if path is None else Path(path)
         self.wait_s = wait_s
+        self.name = "the catalogue in memory" if path is None else str(path)
+        # Guards the file between looks of this process; where it is held, only their beginnings against changes.
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._held = duckdb.connect(":memory:") if path is None else self._connect(read_only=False) if hold else None
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], items: pa.Table | str | os.PathLike[str], *, overwrite: bool = False
-    ) -> "ItemFile":
-        """Write a new file from an Arrow table, or from a `.parquet` or `.csv` file, whose columns include `item_id`.
+    def create(cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False) -> None:
+        """Write a new file from an Arrow table or stream, a `.parquet` or `.csv` file, or a PostgresTable, with an `item_id`.
 
         The file appears under its name only when it is complete. In a CSV file the ids are whole numbers if all of them
         are written the way a whole number is (`7`, not `007`), else text.
@@ -54,8 +60,8 @@ class ItemFile:
         _remove(part)
         try:
             with duckdb.connect(str(part)) as connection:
-                _fill(connection, items)
-                _check_ids(connection, str(target))
+                copy_items(connection, items)
+                check_table(connection, str(target))
             # A log left by a writer that died belongs to the file that goes away now.
             _remove(target.with_name(target.name + ".wal"))
             os.replace(part, target)
@@ -63,153 +69,96 @@ class ItemFile:
             raise DataError(f"cannot write {target}: {error}") from error
         finally:
             _remove(part)
-        return cls(target)
+
+    @classmethod
+    def in_memory(cls, items: ItemSource) -> ItemStore:
+        """The same in memory; it is gone with the store. Raises DataError."""
+        store = cls(None)
+        assert store._held is not None
+        try:
+            copy_items(store._held, items)
+            check_table(store._held, store.name)
+        except duckdb.Error as error:
+            raise DataError(f"the items cannot be read: {error}") from error
+        return store
+
+    @property
+    def is_held(self) -> bool:
+        """Nobody else can change the table."""
+        return self._held is not None
 
     @contextmanager
-    def reading(self) -> Generator["Reading"]:
-        """Open the file for one consistent look at it. Raises DataError where that is not possible."""
-        connection = self._connect()
-        try:
-            yield Reading(connection, self.path)
-        except duckdb.Error as error:
-            raise DataError(f"cannot read {self.path}: {error}") from error
-        finally:
-            connection.close()
+    def reading(self) -> Generator[Reading]:
+        """One consistent look at the table. Raises DataError where that is not possible."""
+        if self._held is None:
+            with self._lock, self._translated(), self._connect(read_only=True) as connection:
+                yield Reading(connection, self.name)
+        else:
+            connection = self._held.cursor()
+            try:
+                with self._translated():
+                    yield Reading(connection, self.name, begin=self._begin)
+            finally:
+                connection.close()
 
-    def _connect(self) -> duckdb.DuckDBPyConnection:
+    @contextmanager
+    def writing(self) -> Generator[Writing]:
+        """Change the table, all or nothing: `commit` it inside the block.
+
+        Nobody else looks or writes meanwhile. Raises DataError.
+        """
+        with self._lock, self._translated():
+            connection = self._connect(read_only=False) if self._held is None else self._held.cursor()
+            self._changes += 1
+            try:
+                connection.begin()
+                yield Writing(connection, self.name, stamp=None if self._held is None else self._changes)
+            finally:
+                connection.close()
+
+    def refill(self, items: ItemSource) -> None:
+        """Make another source the whole table. Raises DataError, and then nothing was changed."""
+        with self.writing() as writing:
+            writing.drop()
+            copy_items(writing.connection, items)
+            writing.check()
+            writing.commit()
+
+    def close(self) -> None:
+        """Give a held file back."""
+        with self._lock:
+            if self._held is not None:
+                self._held.close()
+
+    def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
+        """Fix what a look at a held table sees, and say how many changes that has."""
+        with self._lock:
+            connection.begin()
+            # DuckDB's transactions see the moment of their first statement.
+            connection.execute("SELECT 1 FROM items LIMIT 0").fetchall()
+            return self._changes
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except duckdb.Error as error:
+            raise DataError(f"cannot use {self.name}: {error}") from error
+
+    def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+        assert self.path is not None
+        if not self.path.is_file():
+            raise DataError(f"there is no file {self.path}: make it with Catalogue.create")
         give_up = time.monotonic() + self.wait_s
         while True:
             try:
-                return duckdb.connect(str(self.path), read_only=True)
+                return duckdb.connect(str(self.path), read_only=read_only)
             except duckdb.Error as error:
                 locked = "could not set lock" in str(error).lower()
                 if not locked or time.monotonic() >= give_up:
                     hint = f" (waited {self.wait_s:g} s for another process to close it)" if locked else ""
                     raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}") from error
             time.sleep(0.05)
-
-
-class Reading:
-    """One open, read-only look at an item file. It comes from `ItemFile.reading` and ends with it."""
-
-    def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-        self._connection = connection
-        _check_ids(connection, str(path))
-        self._path = path
-
-    def ids(self) -> tuple[NDArray[np.int64], Ids]:
-        """(rows_M, item_ids_M): DuckDB's own row numbers, which `select` speaks of, and the id in each row."""
-        table = self._connection.sql("SELECT rowid, item_id FROM items").to_arrow_table()
-        return _numpy(table["rowid"], pa.int64()), _id_array(table["item_id"], str(self._path))
-
-    def select(self, name: str, predicate: str) -> NDArray[np.int64]:
-        """Row numbers, in no particular order, where the rule's predicate is true (not false, not NULL).
-
-        The predicate is configuration written by the operator, and the only text that ever becomes SQL.
-        Raises RuleError with DuckDB's message.
-        """
-        # On a line of its own, so that a comment at its end cannot swallow the bracket.
-        query = f"SELECT rowid FROM items WHERE (\n{predicate}\n)"
-        try:
-            if len(self._connection.extract_statements(query)) != 1:
-                raise RuleError(f"rule {name!r} has to be one predicate, but holds several statements: {predicate}")
-            rows = self._connection.execute(query).fetchnumpy()["rowid"]
-        except duckdb.IOException:
-            raise
-        except duckdb.Error as error:
-            raise RuleError(f"rule {name!r} cannot be evaluated: {predicate}\nDuckDB says: {error}") from error
-        return np.asarray(rows, np.int64)
-
-    def lookup(self, item_ids: Sequence[Any] | Ids, columns: Sequence[str] | None) -> pa.Table:
-        """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""
-        known = self._connection.sql("SELECT * FROM items LIMIT 0").columns
-        wanted = [column for column in known if column != "item_id"] if columns is None else list(columns)
-        missing = [column for column in wanted if column not in known]
-        if missing:
-            raise DataError(f"{self._path} has no column {missing[0]!r}; it has: {', '.join(known)}")
-        values = item_ids.tolist() if isinstance(item_ids, np.ndarray) else list(item_ids)
-        attributes = "".join(f', items."{column.replace(chr(34), chr(34) * 2)}"' for column in wanted)
-        try:
-            wanted_ids = pa.table({"place": pa.array(range(len(values)), pa.int64()), "item_id": pa.array(values)})
-            self._connection.register("wanted", wanted_ids)
-            relation = self._connection.sql(
-                f"SELECT wanted.item_id{attributes} FROM wanted LEFT JOIN items "
-                "ON items.item_id = wanted.item_id ORDER BY wanted.place"
-            )
-            return relation.to_arrow_table()
-        except (duckdb.Error, pa.ArrowException, OverflowError) as error:
-            raise ItemIdError(f"these ids cannot be looked up in {self._path}: {error}") from error
-
-
-def _fill(connection: duckdb.DuckDBPyConnection, items: pa.Table | str | os.PathLike[str]) -> None:
-    if isinstance(items, pa.Table):
-        _require_item_id(items.column_names, "the table")
-        connection.register("source", items)
-        connection.execute("CREATE TABLE items AS SELECT * FROM source")
-        connection.unregister("source")
-        return
-    source = Path(items)
-    if not source.is_file():
-        raise DataError(f"there is no file {source}: expected a .parquet or .csv file of items")
-    if source.suffix == ".parquet":
-        relation = connection.read_parquet(str(source))
-    elif source.suffix == ".csv":
-        # First as text: reading 007 as a number would lose the zeros.
-        relation = connection.read_csv(str(source), dtype={"item_id": "VARCHAR"})
-    else:
-        raise DataError(f"{source} has to end in .parquet or .csv")
-    _require_item_id(relation.columns, str(source))
-    relation.create("items")
-    if source.suffix == ".csv":
-        whole = connection.execute(
-            "SELECT coalesce(bool_and(TRY_CAST(item_id AS BIGINT)::VARCHAR IS NOT DISTINCT FROM item_id), false) FROM items"
-        ).fetchone()
-        if whole and whole[0]:
-            connection.execute("ALTER TABLE items ALTER item_id TYPE BIGINT")
-
-
-def _check_ids(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """One pass over the ids: the table exists, is a table, and each row has an id of its own."""
-    kinds = connection.execute(
-        "SELECT table_type FROM information_schema.tables WHERE table_name = 'items' AND table_schema = 'main'"
-    ).fetchall()
-    if not kinds:
-        raise DataError(f"{name} has no table 'items': make it with Catalogue.create, or create the table in DuckDB")
-    if kinds[0][0] != "BASE TABLE":
-        raise DataError(f"'items' in {name} has to be a table, not a {kinds[0][0].lower()}: CREATE TABLE items AS ...")
-    _require_item_id(connection.sql("SELECT * FROM items LIMIT 0").columns, f"the table 'items' of {name}")
-    strays = connection.execute(
-        "SELECT item_id, count(*) FROM items GROUP BY item_id HAVING count(*) > 1 OR item_id IS NULL ORDER BY 2 DESC LIMIT 4"
-    ).fetchall()
-    for item_id, count in strays:
-        if item_id is None:
-            raise DataError(f"{count:,} rows of the table 'items' of {name} have no item_id: every row needs one")
-    if strays:
-        some = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in strays[:3])
-        more = ", and more" if len(strays) > 3 else ""
-        raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {some}{more}")
-
-
-def _require_item_id(columns: Sequence[str], name: str) -> None:
-    if "item_id" not in columns:
-        raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}")
-
-
-def _id_array(column: pa.ChunkedArray, name: str) -> Ids:
-    if pa.types.is_integer(column.type):
-        try:
-            return _numpy(column, pa.int64())
-        except pa.ArrowInvalid as error:
-            raise DataError(f"the item_ids of {name} have to fit 64-bit whole numbers: {error}") from error
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.asarray(column.to_numpy(), dtype=np.str_)
-    raise DataError(f"the column item_id of {name} has to hold whole numbers or text, not {column.type}")
-
-
-def _numpy(column: pa.ChunkedArray, kind: pa.DataType) -> NDArray[np.int64]:
-    return np.asarray(column.cast(kind).to_numpy(), np.int64)
 
 
 def _remove(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,11 +29,14 @@ class Ledger:
 
     Think of it as a variable of type State with a memory: `commit` assigns, `rebase` assigns the same content in a new shape. A
     reader takes `state` and is done; who changes it holds `writing`.
+
+    on_merged: told of a rebase's trie before it comes into force, by the thread that rebases.
     """
 
     def __init__(self, state: State, directory: Directory | None = None, *, read_only: bool = False) -> None:
         self.state = state
         self.writing = threading.Lock()
+        self.on_merged: Callable[[Trie], None] | None = None
         self._directory = directory
         self._shut = "the catalogue was opened with read_only=True: open it for writing to change it" if read_only else None
         self._failure: str | None = None
@@ -119,6 +123,8 @@ class Ledger:
         try:
             trie = begin.merged(num_threads)
             state = State.of(trie, begin.number)
+            if self.on_merged is not None:
+                self.on_merged(trie)
             if self._directory is not None:
                 successor = self._directory.prepare(trie, begin.number, sync=self._directory.journal.sync)
             # What came meanwhile is made again twice: most of it now, the little that is left then under the lock.

@@ -1,18 +1,69 @@
-"""Rules: named SQL predicates, and what they select at one moment."""
+"""Rules: named SQL predicates, as they are written down, and how they fared."""
+
+from __future__ import annotations
 
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 
-from pleach.errors import RuleError, UnknownRuleError
-from pleach.index import Filter
+from pleach.errors import RuleError
+
+__all__ = ["LoadReport", "Rule", "RuleReport", "RuleSource", "read_rules", "seconds_of"]
+
+RuleSource = str | os.PathLike[str] | Mapping[str, object] | None
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST = 365 * 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """A name and the SQL predicate over the table `items` that it stands for.
+
+    refresh: how often it is evaluated again, in seconds; None: when the catalogue is reloaded, and for the items that change.
+
+    Raises RuleError for what cannot be a name or a predicate; whether DuckDB understands the predicate turns out when it is
+    evaluated.
+    """
+
+    name: str
+    where: str
+    refresh: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise RuleError(f"a rule's name is a letter and up to 63 letters, digits, - or _, not {self.name[:80]!r}")
+        if not isinstance(self.where, str) or not self.where.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
+
+    @classmethod
+    def of(cls, name: str, value: object, *, refresh: float | None = None) -> Rule:
+        """A rule as a file or a mapping states it: a predicate, or a table with `where` and, if it likes, `refresh`.
+
+        refresh: of a rule that states none, in seconds. Raises RuleError.
+        """
+        if not isinstance(value, Mapping):
+            return cls(name=name, where=value, refresh=refresh)  # type: ignore[arg-type]
+        unknown = sorted(str(key) for key in value if key not in ("where", "refresh"))
+        if unknown or "where" not in value:
+            what = f"it has {unknown[0]!r} too" if unknown else "it has no where"
+            raise RuleError(f'rule {name!r} has to be a predicate, or {{ where = "...", refresh = "60s" }}, but {what}')
+        often = refresh if "refresh" not in value else seconds_of(value["refresh"], f"the refresh of rule {name!r}")
+        return cls(name=name, where=value["where"], refresh=often)
+
+
+def seconds_of(duration: object, what: str = "a duration") -> float:
+    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d". Raises RuleError."""
+    found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise RuleError(f'{what} has to be a text such as "500ms", "60s", "5m", "1h" or "1d", up to a year, not {duration!r}')
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,55 +119,27 @@ class LoadReport:
         return "\n".join(lines)
 
 
-class RuleSet:
-    """The filters of all rules at one moment: immutable, so a request that holds one sees one state of the shop.
+def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
+    """(rules, faults) by name, from a TOML file with one table `[rules]`, or from a mapping.
 
-    generation: 1 for the first load, one more after each load that changed the rules in force.
-    filters: name -> Filter.
-    """
-
-    def __init__(self, filters: Mapping[str, Filter], report: LoadReport, *, generation: int) -> None:
-        self.filters = MappingProxyType(dict(filters))
-        self.report = report
-        self.generation = generation
-        # The rules of a page are the same for all its visitors: their AND is made once per load.
-        self._intersection = lru_cache(maxsize=64)(self._intersect)
-
-    def filter(self, names: Iterable[str]) -> Filter | None:
-        """Items that all the named rules allow; None (everything) without names. The AND is kept for the next request.
-
-        Raises UnknownRuleError.
-        """
-        wanted = frozenset(names)
-        for name in sorted(wanted):
-            if name not in self.filters:
-                raise UnknownRuleError(self._unknown(name))
-        return self._intersection(wanted) if wanted else None
-
-    def _intersect(self, names: frozenset[str]) -> Filter:
-        first, *others = sorted((self.filters[name] for name in names), key=len)
-        for other in others:
-            first = first & other
-        return first
-
-    def _unknown(self, name: str) -> str:
-        for rule in self.report.rules:
-            if rule.name == name and rule.error is not None:
-                return f"rule {name!r} is not available: it could not be evaluated when the rules were last loaded"
-        rules = ", ".join(sorted(self.filters)) or "none"
-        return f"unknown rule {name[:80]!r}; the rules of this catalogue are: {rules}"
-
-
-def read_rules(source: str | os.PathLike[str] | Mapping[str, object] | None) -> dict[str, object]:
-    """Rule name -> predicate, from a TOML file with one table `[rules]`, or from a mapping.
-
-    Values are checked one by one by `check_rule`, so that one bad rule does not hide the others.
+    refresh: of rules that state none. A fault is what is wrong with one rule, so that it does not hide the others.
     Raises RuleError: no such file, not TOML, no table `[rules]`, or something beside it.
     """
+    rules: dict[str, Rule] = {}
+    faults: dict[str, RuleError] = {}
+    for name, value in _stated(source).items():
+        try:
+            rules[name] = Rule.of(name, value, refresh=refresh)
+        except RuleError as error:
+            faults[name] = error
+    return rules, faults
+
+
+def _stated(source: RuleSource) -> Mapping[str, object]:
     if source is None:
         return {}
     if isinstance(source, Mapping):
-        return dict(source)
+        return source
     path = Path(source)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -129,12 +152,3 @@ def read_rules(source: str | os.PathLike[str] | Mapping[str, object] | None) -> 
         found = ", ".join(["rules"] * (rules is not None) + list(document)) or "nothing"
         raise RuleError(f'{path} has to hold one table [rules] with lines such as fresh = "age < 7"; it holds: {found}')
     return rules
-
-
-def check_rule(name: str, predicate: object) -> str:
-    """The predicate of a rule, if name and predicate are what they have to be; else RuleError."""
-    if not _NAME.fullmatch(name):
-        raise RuleError(f"a rule's name is a letter and up to 63 letters, digits, - or _, not {name!r}")
-    if not isinstance(predicate, str) or not predicate.strip():
-        raise RuleError(f"rule {name!r} has to be the text of an SQL predicate, not {predicate!r}")
-    return predicate

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,7 @@ class Segments:
         self._failure: BaseException | None = None
         self._unreported = False
         self._retry_above = 0
+        self._on_switched: Callable[[], None] | None = None
 
     @classmethod
     def create(
@@ -231,6 +232,10 @@ class Segments:
                 self._start().join()
                 self._raise_failure()
 
+    def watch(self, *, merged: Callable[[Trie], None], switched: Callable[[], None]) -> None:
+        """Be told of compactions, by their thread: of a new base before it comes into force, and when it has. One can watch."""
+        self._ledger.on_merged, self._on_switched = merged, switched
+
     @property
     def status(self) -> Status:
         """How things stand now."""
@@ -286,6 +291,8 @@ class Segments:
         else:
             self._num_compactions += merged
             self._failure, self._unreported, self._retry_above = None, False, 0
+            if merged and self._on_switched is not None:
+                self._on_switched()
 
     def _note_failure(self, error: BaseException) -> None:
         self._failure, self._unreported = error, True

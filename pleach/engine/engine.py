@@ -11,26 +11,26 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import torch
 
-from pleach.catalog import Catalogue
+from pleach.catalog import Catalogue, Expression
 from pleach.decode import BeamSearch, SearchResult
 from pleach.engine.batcher import Batcher
 from pleach.engine.prompt import Prompt, Reader
-from pleach.engine.request import Limits, Request, Result, Scoring, Timings
+from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
 from pleach.errors import ArgumentError, CheckpointError, ForeignFilterError, OverloadedError, UnknownRuleError
-from pleach.index import Filter, Trie
+from pleach.index import Trie, Version, VersionFilter
 from pleach.model import Transformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """A request with everything settled that does not need the model: its rules are pinned here."""
+    """A request with everything settled that does not need the model: its rules and their version are pinned here."""
 
     request: Request
     prompt: Prompt
-    chosen: Filter | None
+    version: Version
+    chosen: VersionFilter | None
     rules_generation: int | None
     num_beams: int
     future: Future[Result]
@@ -38,9 +38,9 @@ class _Job:
     prepare_s: float
 
     @property
-    def key(self) -> tuple[int, Scoring]:
-        """Requests with equal keys are one search."""
-        return self.num_beams, self.request.scoring
+    def key(self) -> tuple[int, Scoring, int]:
+        """Requests with equal keys are one search. (A version that a job holds shares its id with no other.)"""
+        return self.num_beams, self.request.scoring, id(self.version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,8 @@ class Engine:
         if not 1 <= num_beams <= self.limits.max_beams:
             raise ArgumentError(f"num_beams has to be from 1 to {self.limits.max_beams}, not {num_beams}")
         self.model, self.trie, self.catalogue = model, trie, catalogue
-        self._reader = Reader(trie, model.config.max_position_embeddings)
+        self._still = Version.of(trie)
+        self._reader = Reader(trie.num_levels, model.config.max_position_embeddings)
         self._num_beams, self._max_batch, self._timeout_s, self._clock = num_beams, max_batch, timeout_s, clock
         self._batcher: Batcher[_Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
         # Guards the batcher and the two flags; the worker sleeps on it while nothing waits.
@@ -140,6 +141,11 @@ class Engine:
         )
 
     @property
+    def version(self) -> Version:
+        """The index that the next request will be answered from: the catalogue's, which may change, or the trie."""
+        return self._still if self.catalogue is None else self.catalogue.version()
+
+    @property
     def queue_length(self) -> int:
         """How many requests wait."""
         return len(self._batcher)
@@ -156,7 +162,7 @@ class Engine:
         LogitsError for a model that cannot answer.
         """
         if not self._is_warm:
-            some = tuple(self.trie.items.ids_of(np.arange(min(1, len(self.trie)))).tolist())
+            some = _some_item(self.version)
             self.recommend(
                 Request(history=some, deny_item_ids=some, num_items=1, num_beams=num_beams, scoring=scoring)
                 for scoring in get_args(Scoring)
@@ -240,14 +246,17 @@ class Engine:
         began = self._clock()
         self.limits.check(request)
         rules = None if self.catalogue is None else self.catalogue.rules
-        if rules is None and request.rules:
-            raise UnknownRuleError(f"unknown rule {request.rules[0][:80]!r}; this engine has no catalogue, so no rules")
-        chosen = None if rules is None else rules.filter(request.rules)
-        prompt = self._reader.read(request)
+        wanted = Expression.of(request.rules, request.filter)
+        if rules is None and wanted is not None:
+            raise UnknownRuleError(f"unknown rule {min(wanted.names)[:80]!r}; this engine has no catalogue, so no rules")
+        chosen = None if rules is None or wanted is None else rules.filter(wanted)
+        version = self._still if rules is None else rules.version
+        prompt = self._reader.read(request, version)
         prepared = self._clock()
         return _Job(
             request=request,
             prompt=prompt,
+            version=version,
             chosen=chosen,
             rules_generation=None if rules is None else rules.generation,
             num_beams=max(request.num_beams or self._num_beams, request.num_items),
@@ -273,7 +282,7 @@ class Engine:
     def _run(self, jobs: Sequence[_Job]) -> _Found:
         """Prompts through the model once, then one constrained search over all of them."""
         began = self._clock()
-        num_beams, scoring = jobs[0].key
+        num_beams, scoring, _ = jobs[0].key
         tokens_BT, lengths_B = self.model.vocabulary.prompts([job.prompt.codes for job in jobs])
         device = self.model.device
         rounds = self.model.start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
@@ -286,7 +295,7 @@ class Engine:
             model_s += self._clock() - started
             return logits_BKV
 
-        search = BeamSearch(self.trie, num_beams=num_beams, scoring=scoring)
+        search = BeamSearch(jobs[0].version, num_beams=num_beams, scoring=scoring)
         filters = [job.chosen for job in jobs]
         deny = [job.prompt.deny for job in jobs]
         result = search.run(step_fn, batch_size=len(jobs), filters=filters, deny=deny)
@@ -317,7 +326,7 @@ class Engine:
                     num_history_used=len(job.prompt.codes),
                     ignored_history=job.prompt.ignored_history,
                     ignored_deny=job.prompt.ignored_deny,
-                    index_version=self.trie.version,
+                    index_version=name_of(job.version),
                     rules_generation=job.rules_generation,
                     batch_size=len(jobs),
                     timings=timings,
@@ -333,3 +342,19 @@ class Engine:
     def _fail(self, job: _Job, message: str) -> None:
         if job.future.set_running_or_notify_cancel():
             job.future.set_exception(OverloadedError(message))
+
+
+def _some_item(version: Version) -> tuple[ItemId, ...]:
+    """The id of a live item, if there is one."""
+    for segment in version.segments:
+        if segment.num_items:
+            place = 0 if segment.live is None else int(segment.live.places.positions()[0])
+            items = segment.trie.items
+            return tuple(items.ids_of(items.order_N[place : place + 1]).tolist())
+    return ()
+
+
+def name_of(version: Version) -> str:
+    """The fingerprint of a version's base, and how many changes were made since the first one, if any."""
+    base = version.segments[0].trie.version
+    return f"{base}+{version.number}" if version.number else base

@@ -19,6 +19,7 @@ class Request:
     history: item ids, oldest first; unknown ones are left out and reported.
     num_items: how many items to answer at most; fewer come back when the rules allow no more.
     rules: names of rules of the catalogue; all of them hold.
+    filter: an expression over such names that holds too, such as "(fresh | promo) - adult" (see RuleSet.filter).
     deny_item_ids: items that must not come back, on top of the rules.
     num_beams: width of the search. None takes the engine's; less than num_items is raised to it, since a beam finds one
         item, and the result says what was used.
@@ -33,6 +34,7 @@ class Request:
     deny_item_ids: tuple[ItemId, ...] = ()
     num_beams: int | None = None
     scoring: Scoring = "full"
+    filter: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "history", _item_ids("history", self.history))
@@ -41,6 +43,8 @@ class Request:
         if self.num_beams is not None:
             object.__setattr__(self, "num_beams", _positive("num_beams", self.num_beams))
         object.__setattr__(self, "rules", _names(self.rules))
+        if self.filter is not None and not isinstance(self.filter, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"filter has to be the text of an expression over rule names, not {_shown(self.filter)}")
         if self.scoring not in get_args(Scoring):
             raise RequestError(f"scoring has to be 'full' or 'allowed', not {_shown(self.scoring)}")
 

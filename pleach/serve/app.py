@@ -9,7 +9,7 @@ from fastapi import Body, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pleach.engine import Engine
+from pleach.engine import Engine, name_of
 from pleach.errors import ArgumentError, OverloadedError
 from pleach.serve.body import BoundedBody
 from pleach.serve.errors import add_error_answers
@@ -86,7 +86,8 @@ def create_app(
         response.status_code = 200 if ready else 503
         filters = {} if engine.catalogue is None else engine.catalogue.rules.filters
         sizes = {name: len(chosen) for name, chosen in filters.items()}
-        return Readiness(ready=ready, index_version=engine.trie.version, num_items=len(engine.trie), rules=sizes)
+        version = engine.version
+        return Readiness(ready=ready, index_version=name_of(version), num_items=len(version), rules=sizes)
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=Response)
     async def prometheus() -> Response:  # pyright: ignore[reportUnusedFunction]

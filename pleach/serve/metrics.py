@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pleach.catalog import LoadReport
-from pleach.engine import Engine, Result
+from pleach.engine import Engine, Result, name_of
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _STAGES = ("prepare", "queue", "model", "constrain", "finish", "total")
@@ -104,8 +104,8 @@ class _State(Collector):
         engine = self._engine
         yield GaugeMetricFamily("pleach_queue_length", "Requests waiting", value=engine.queue_length)
         yield GaugeMetricFamily("pleach_ready", "1 while requests are taken", value=float(engine.is_running))
-        yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(engine.trie))
-        yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": engine.trie.version})
+        yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(engine.version))
+        yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": name_of(engine.version)})
         if engine.catalogue is None:
             return
         rules = engine.catalogue.rules
@@ -120,8 +120,13 @@ class _State(Collector):
         stale = GaugeMetricFamily(
             "pleach_rule_failed", "1 if the rule could not be evaluated when it was last tried", labels=["rule"]
         )
+        age = GaugeMetricFamily("pleach_rule_age_seconds", "Since the rule was last evaluated over all items", labels=["rule"])
         for report in rules.report.rules:
             allowed.add_metric([report.name], report.num_items)
             stale.add_metric([report.name], float(report.error is not None))
+        for status in engine.catalogue.status:
+            if status.age_s is not None:
+                age.add_metric([status.name], status.age_s)
         yield allowed
         yield stale
+        yield age

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from pleach.catalog.expression import MAX_CHARACTERS
 from pleach.engine import ItemId, Limits, Request, Result
 from pleach.errors import RequestError
 
@@ -53,6 +54,12 @@ class RecommendBody(BaseModel):
     rules: list[str] = Field(
         default_factory=list, description="Names of rules of the catalogue. Every answered item obeys all of them."
     )
+    filter: str | None = Field(
+        default=None,
+        description="An expression over names of rules that every answered item obeys too: `&` both, `|` either, `-` less, and "
+        "parentheses, as Python reads them, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
+        json_schema_extra={"maxLength": MAX_CHARACTERS},
+    )
     deny_item_ids: Ids = Field(default_factory=list, description="Items that must not come back, on top of the rules.")
     num_beams: int | None = Field(
         default=None,
@@ -74,6 +81,7 @@ class RecommendBody(BaseModel):
             history=tuple(self.history),
             num_items=self.num_items,
             rules=tuple(self.rules),
+            filter=self.filter,
             deny_item_ids=tuple(self.deny_item_ids),
             num_beams=self.num_beams,
             scoring=self.scoring,

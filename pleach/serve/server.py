@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from pleach.catalog import LoadReport
-from pleach.engine import Engine, Limits
+from pleach.engine import Engine, Limits, name_of
 from pleach.errors import ArgumentError
 from pleach.serve.app import create_app
 from pleach.serve.metrics import Metrics
@@ -82,8 +82,8 @@ class Server:
         return report
 
     def _started(self) -> None:
-        trie = self.engine.trie
-        self._announce(f"pleach serves {len(trie):,} items (index {trie.version}) at {self.url} - try {self.url}/docs")
+        version = self.engine.version
+        self._announce(f"pleach serves {len(version):,} items (index {name_of(version)}) at {self.url} - try {self.url}/docs")
 
     @contextmanager
     def _signals(self) -> Generator[None]:

@@ -166,7 +166,8 @@ def test_a_rule_that_cannot_be_evaluated_is_an_error_at_start(shop, predicate):
 
 
 @pytest.mark.parametrize(
-    ("name", "predicate"), [("x", 7), ("x", ""), ("x", {"where": "true"}), ("", "true"), ("a b", "true"), ("é", "true")]
+    ("name", "predicate"),
+    [("x", 7), ("x", ""), ("x", {"where": "true", "when": 1}), ("", "true"), ("a b", "true"), ("é", "true")],
 )
 def test_what_is_not_a_name_and_a_text_is_no_rule(shop, name, predicate):
     with pytest.raises(RuleError):

@@ -4,6 +4,7 @@ from concurrent.futures import CancelledError
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -316,6 +317,53 @@ def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalogue_file, t
         assert (early.result().rules_generation, late.result().rules_generation) == (1, 2)
         assert early.result().batch_size == late.result().batch_size == 2
         assert blocker.result(20).num_valid == 10
+
+
+def test_items_that_come_and_go_are_seen_by_the_next_request_and_not_by_one_that_waits(shop):
+    catalogue = Catalogue.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, {"cheap": "price < 20"})
+    ask = Request(rules=("cheap",), num_items=200, history=("new",))
+    cheap = shop.allowed(("cheap",))
+    gone = sorted(cheap)[:20]
+    with catalogue, Engine(shop.model, shop.trie, catalogue) as engine:
+        with held(shop.model) as began:
+            blocker = engine.submit(Request())
+            assert began.wait(20)
+            early = engine.submit(ask)
+            with catalogue.transaction() as change:
+                change.insert([[0, 1, 2], [3, 3, 3]], ["new", "dear"], [{"price": 3.0}, {"price": 30.0}])
+                change.delete(gone)
+            late = engine.submit(ask)
+        assert set(early.result(20).item_ids) == cheap
+        assert early.result().ignored_history == ("new",)
+        assert set(late.result(20).item_ids) == (cheap | {"new"}) - set(gone)
+        assert (late.result().ignored_history, late.result().num_history_used) == ((), 1)
+        assert (early.result().batch_size, late.result().batch_size) == (1, 1)
+        assert (early.result().index_version, late.result().index_version) == (shop.trie.version, f"{shop.trie.version}+1")
+        assert blocker.result(20).num_valid == 10
+        catalogue.compact(wait=True)
+        merged = engine.submit(ask).result(20)
+        assert (set(merged.item_ids), merged.scores) == (set(late.result().item_ids), late.result().scores)
+        assert merged.index_version != late.result().index_version
+
+
+def test_a_request_may_ask_for_an_expression_over_rules(shop, engine):
+    cheap, in_stock, rare = (shop.allowed((rule,)) for rule in ("cheap", "in_stock", "rare"))
+    for text, expected in {
+        "cheap - in_stock": cheap - in_stock,
+        "rare | (cheap & in_stock)": rare | (cheap & in_stock),
+        "none": set(),
+    }.items():
+        plain, named = engine.recommend(
+            [Request(filter=text, num_items=200), Request(filter=text, rules=("in_stock",), num_items=200)]
+        )
+        assert set(plain.item_ids) == expected
+        assert set(named.item_ids) == expected & in_stock
+    with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'"):
+        engine.recommend([Request(filter="cheap & fresh")])
+    with pytest.raises(RequestError, match="goes on with"):
+        engine.recommend([Request(filter="cheap & price < 3")])
+    with pytest.raises(UnknownRuleError, match="no catalogue, so no rules"):
+        Engine(shop.model, shop.trie).recommend([Request(filter="cheap")])
 
 
 def test_many_threads_each_get_answers_of_their_own_rules(shop, engine):

@@ -63,6 +63,16 @@ def test_more_items_than_beams_raises_the_beams_and_says_so(client):
     assert (answer["num_valid"], answer["num_beams"]) == (60, 60)
 
 
+def test_an_expression_over_rules_is_obeyed_beside_the_named_ones(client, first_shop):
+    def items(body):
+        return set(client.post(URL, json={**body, "num_items": 100}).json()["item_ids"])
+
+    cheap, in_stock = (first_shop.allowed([rule], []) for rule in ("cheap", "in_stock"))
+    assert items({"filter": "cheap - in_stock"}) == cheap - in_stock
+    assert items({"filter": "cheap | in_stock"}) == cheap | in_stock
+    assert items({"filter": "cheap | in_stock", "rules": ["cheap"]}) == cheap
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -76,6 +86,12 @@ def test_more_items_than_beams_raises_the_beams_and_says_so(client):
         {"rules": ["fresh"]},
         {"rules": ["cheap", "cheap'; DROP TABLE items; --"]},
         {"rules": [""]},
+        {"filter": "fresh"},
+        {"filter": ""},
+        {"filter": "cheap - (in_stock"},
+        {"filter": "cheap'; DROP TABLE items; --"},
+        {"filter": "a" * 1001},
+        {"filter": "(" * 400 + "cheap" + ")" * 400},
         {"rules": ["cheap"] * 17},
         {"history": ["text"]},
         {"history": [1, "text"]},
@@ -110,6 +126,9 @@ def test_what_python_refuses_http_refuses_in_the_same_words(client, first_shop, 
         ('{"history": "1001"}', "history: input should be a valid list, not '1001'"),
         ('{"rules": "cheap"}', "rules: input should be a valid list"),
         ('{"rules": [1]}', "rules.0: "),
+        ('{"filter": ["cheap"]}', "filter: input should be a valid string"),
+        ('{"filter": "cheap; DROP TABLE items"}', "it goes on with '; DROP TABLE items'"),
+        ('{"filter": "cheap &"}', "ends where a rule's name"),
         ('{"scoring": 1}', "scoring: input should be a valid string"),
         ('{"rule": ["cheap"]}', "rule: there is no such field"),
         ('{"history": ["\\ud800"]}', "history.0: an item id is a whole number or text, not '\\ud800'"),
@@ -309,7 +328,8 @@ def test_openapi_tells_fields_limits_example_and_errors(first_shop):
     document = TestClient(create_app(engine)).get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     fields = schemas["RecommendBody"]["properties"]
-    assert set(fields) == {"history", "num_items", "rules", "deny_item_ids", "num_beams", "scoring"}
+    assert set(fields) == {"history", "num_items", "rules", "filter", "deny_item_ids", "num_beams", "scoring"}
+    assert fields["filter"]["maxLength"] == 1000
     assert all(field["description"] for field in fields.values())
     assert (fields["num_items"]["minimum"], fields["num_items"]["maximum"]) == (1, 50)
     assert (fields["num_beams"]["maximum"], fields["scoring"]["enum"]) == (64, ["full", "allowed"])
