@@ -4,7 +4,7 @@ BIN := .venv/bin
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test check bench gpu clean
+.PHONY: demo test check bench reproduce gpu clean
 
 demo: .venv/.demo
 	$(BIN)/pleach demo $(DEMO_ARGS)
@@ -18,8 +18,12 @@ check: .venv/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: .venv/.demo
-	$(BIN)/python -m pleach.bench step index filters --json
+bench: .venv/.dev
+	$(BIN)/python -m pleach.bench step index filters forced head hf updates --json
+
+reproduce: .venv/.dev
+	for name in static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3; do \
+	  $(BIN)/pleach reproduce $$name --json --out docs/figures || exit 1; done
 
 gpu: .venv/.dev
 	$(BIN)/python -m pleach.bench gpu --json

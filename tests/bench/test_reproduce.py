@@ -250,7 +250,7 @@ def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> 
         rows = chosen.run(setting(), ["uniform"], Console(quiet=True), keep=False)
     console = Console(record=True, width=200, file=io.StringIO())
     chosen.show(console, rows)
-    assert "10^8: pleach, unconstrained, torch: the catalogue does not fit: needs" in console.export_text()
+    assert "10^8: pleach; unconstrained, torch: the catalogue does not fit: needs" in console.export_text()
     chosen.draw(rows)
     sizes = [one for one in memory.EXPERIMENT.shapes(False) if one.num_items == 10**8]
     measured = {one.distribution: memory.EXPERIMENT.measure(one, setting()) for one in sizes}

@@ -139,7 +139,7 @@ def show_left_out(console: Console, rows: list[Row], names: Sequence[str]) -> No
         for method, reason in row["measured"]["left_out"].items():
             reasons.setdefault(reason, []).append(str(LABELS.get(method, method)))
         for reason, methods in reasons.items():
-            who = "every method" if len(methods) > 6 else ", ".join(methods)
+            who = "every method" if len(methods) > 6 else "; ".join(methods)
             console.print(f"[yellow]{at}[/]: {who}: {reason}")
 
 
