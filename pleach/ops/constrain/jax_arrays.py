@@ -8,7 +8,7 @@ Shapes: S segments, M leaves, W words, G long ranges, E entries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,10 @@ class VersionArrays:
     levels: tuple[tuple[LevelArrays, ...], ...]
     packed: tuple[PackedSegment, ...]
     room: Room
+
+    def placed(self, sharding: jax.sharding.Sharding) -> VersionArrays:
+        """The same arrays somewhere else: on another device, or a copy on each of a mesh. Free where they are there already."""
+        return replace(self, levels=jax.device_put(self.levels, sharding))
 
     @property
     def nbytes(self) -> int:

@@ -116,6 +116,8 @@ def _short(
     denied_RD = jnp.where(here_RD, jnp.uint32(1) << (offset_RD & 31).astype(jnp.uint32), jnp.uint32(0))
     alive_R &= ~denied_RD.sum(axis=1, dtype=jnp.uint32)  # of different bits: a sum is an or
 
+    # Without the barrier XLA would find both words anew for each lane.
+    starts_R, alive_R = lax.optimization_barrier((starts_R, alive_R))
     lane_W = jnp.arange(level.room.short, dtype=jnp.int32)
     below_W = bits_below(lane_W)
     later_RW = starts_R[:, None] & ~(below_W << jnp.uint32(1) | jnp.uint32(1))
@@ -191,9 +193,11 @@ def ranges_of(
     lo_BK = hi_BK = jnp.zeros(row_BK.shape, jnp.int32)
     if children.legal_RW is not None:
         is_it = at(children.legal_RW, row_BK) & (at(_given(children.code_RW), row_BK) == code_BK[:, :, None])
-        is_it &= live_BK[:, :, None]
-        lo_BK = jnp.where(is_it, at(_given(children.start_RW), row_BK), 0).sum(axis=2, dtype=jnp.int32)
-        hi_BK = jnp.where(is_it, at(_given(children.end_RW), row_BK), 0).sum(axis=2, dtype=jnp.int32)
+        lane_W = jnp.arange(is_it.shape[2], dtype=jnp.int32)
+        lane_BK = jnp.where(is_it & live_BK[:, :, None], lane_W, -1).max(axis=2)  # one lane at most
+        found_BK, lane_BK = lane_BK >= 0, jnp.maximum(lane_BK, 0)
+        lo_BK = jnp.where(found_BK, at(_given(children.start_RW), row_BK, lane_BK), 0)
+        hi_BK = jnp.where(found_BK, at(_given(children.end_RW), row_BK, lane_BK), 0)
     if children.words_RH is not None:
         mask_BK, word_BK = at(_given(children.mask_R), row_BK), code_BK >> 5
         found_BK = live_BK & has_bit(at(children.words_RH, row_BK, word_BK), code_BK)

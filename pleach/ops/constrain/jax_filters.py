@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,11 +67,12 @@ class FilterShelf:
     Cost of a new filter: `pack_filter` on the host, its copy to the device, and a copy of the shelf there.
     """
 
-    def __init__(self, arrays: VersionArrays, capacity: int = 2) -> None:
+    def __init__(self, arrays: VersionArrays, capacity: int = 2, sharding: jax.sharding.Sharding | None = None) -> None:
         if capacity < 1:
             raise ArgumentError(f"capacity is {capacity}: expected at least 1 filter")
         rooms = arrays.room.segments
-        self._racks = [_Rack(one, room, bucket(capacity)) for one, room in zip(arrays.packed, rooms, strict=True)]
+        packed = zip(arrays.packed, rooms, strict=True)
+        self._racks = [_Rack(one, room, bucket(capacity), sharding) for one, room in packed]
         self._lock = threading.Lock()
 
     def for_version(self, arrays: VersionArrays) -> FilterShelf:
@@ -83,7 +83,7 @@ class FilterShelf:
         for number, (one, room) in enumerate(zip(arrays.packed, arrays.room.segments, strict=True)):
             old = self._racks[number] if number < len(self._racks) else self._racks[-1]
             same = old.segment is one and old.room == room
-            shelf._racks.append(old if same else _Rack(one, room, old.capacity))
+            shelf._racks.append(old if same else _Rack(one, room, old.capacity, old.sharding))
         return shelf
 
     def bind(self, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
@@ -103,8 +103,10 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, .
 class _Rack:
     """The shelf's part for one segment."""
 
-    def __init__(self, segment: PackedSegment, room: SegmentRoom, capacity: int) -> None:
-        self.segment, self.room = segment, room
+    def __init__(
+        self, segment: PackedSegment, room: SegmentRoom, capacity: int, sharding: jax.sharding.Sharding | None
+    ) -> None:
+        self.segment, self.room, self.sharding = segment, room, sharding
         self.capacity = 0
         self._held: list[Bitmap | None] = [None]  # by slot; None lets everything pass
         self._used: list[int] = []  # slots, the one used longest ago first
@@ -150,11 +152,17 @@ class _Rack:
         return np.array([0 if one is None else known[id(one)] for one in bitmaps], np.int32)
 
     def _grow(self, capacity: int) -> None:
-        everything: dict[str, Any] = self._stacks
-        if not everything:
-            everything = {name: array[None] for name, array in pack_filter(self.segment, None, self.room).items()}
-        pads = {name: [(0, capacity - len(array)), *[(0, 0)] * (array.ndim - 1)] for name, array in everything.items()}
-        self._stacks = {name: jnp.pad(array, pads[name]) for name, array in everything.items()}
+        if self._stacks:
+            more = capacity - self.capacity
+            stacks = {
+                name: jnp.concatenate([one, jnp.zeros((more, *one.shape[1:]), one.dtype)]) for name, one in self._stacks.items()
+            }
+        else:
+            everything = pack_filter(self.segment, None, self.room)
+            stacks = {name: np.zeros((capacity, *one.shape), one.dtype) for name, one in everything.items()}
+            for name, one in everything.items():
+                stacks[name][0] = one
+        self._stacks = jax.device_put(stacks, self.sharding)
         self.capacity = capacity
 
 

@@ -83,7 +83,7 @@ def pack_denied(segment: PackedSegment, requests: Sequence[RequestFilter | None]
     denied_BD: leaves. dead_BD3{t}: (entry, mask, code), for each level with long ranges.
     """
     most = max((len(one.denied_D) for one in requests if one is not None), default=0)
-    shape = (len(requests), bucket(most, MIN_DENIED))
+    shape = (len(requests), bucket(max(1, most), MIN_DENIED))
     packed = {"denied_BD": np.full(shape, -1, np.int32)}
     packed |= {f"dead_BD3{t}": np.full((*shape, 3), -1, np.int32) for t in range(len(segment.levels))}
     for request, one in enumerate(requests):

@@ -57,14 +57,14 @@ class LevelRoom:
         return max(self.short, self.width)
 
     def rounded(self) -> LevelRoom:
-        """The same, rounded up. Short ranges have twice the lanes they need, up to SHORT: the cheapest thing to outgrow."""
+        """The same, rounded up. Short ranges have 8 lanes, or as many as there can be."""
         return LevelRoom(
             size=self.size,
-            short=0 if self.ranges and not self.short else min(SHORT, bucket(2 * self.short, 8) or 8),
-            ranges=bucket(self.ranges),
-            entries=bucket(self.entries, 32),
-            width=bucket(self.width, 8),
-            wide=bucket(self.wide),
+            short=0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT,
+            ranges=bucket(self.ranges, 16),
+            entries=bucket(self.entries, 256),
+            width=bucket(self.width, 16),
+            wide=bucket(self.wide, 4),
         )
 
     def joined(self, other: LevelRoom) -> LevelRoom:
@@ -100,7 +100,7 @@ class SegmentRoom:
     levels: tuple[LevelRoom, ...]
 
     def rounded(self) -> SegmentRoom:
-        return SegmentRoom(leaves=bucket(max(1, self.leaves), 64), levels=tuple(level.rounded() for level in self.levels))
+        return SegmentRoom(leaves=bucket(max(1, self.leaves), 1024), levels=tuple(level.rounded() for level in self.levels))
 
     def joined(self, other: SegmentRoom) -> SegmentRoom:
         """Space for both."""
@@ -109,7 +109,7 @@ class SegmentRoom:
 
     def of_delta(self, leaves: int) -> SegmentRoom:
         """Space for a delta of this base."""
-        leaves = bucket(leaves, 64)
+        leaves = bucket(leaves, 1024)
         return SegmentRoom(leaves=leaves, levels=tuple(level.of_delta(leaves) for level in self.levels))
 
 

@@ -1,0 +1,250 @@
+"""The step in JAX: the whole parity grid, histories of one catalogue in one compilation, nothing large written, no junk."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+from pleach import Trie  # noqa: E402
+from pleach.decode.search import root_ranges  # noqa: E402
+from pleach.errors import ArgumentError, LogitsError  # noqa: E402
+from pleach.index import Segment, Version  # noqa: E402
+from pleach.ops import backend as backends  # noqa: E402
+from pleach.ops.constrain import cpu, request_filters  # noqa: E402
+from pleach.ops.constrain import jax as ops  # noqa: E402
+from pleach.ops.constrain.packed import PackedSegment  # noqa: E402
+from pleach.ops.constrain.room import SHORT, Room, bucket, narrow_limit  # noqa: E402
+from tests.parity import test_grid as grid  # noqa: E402
+
+SIZES = (9, 300, 11)
+WIDTHS = (6, 20, 12)
+
+
+GRID = [  # each case with one shape of an index and one scoring: every compilation costs a second
+    (name, ("changed", "whole", "changed-packed")[number % 3], ("full", "allowed")[number // 3 % 2])
+    for number, name in enumerate(grid.CASES)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """Compiled with less care, in half the time; what is compiled for speed is tested where that matters."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape", "scoring"), GRID)
+def test_the_parity_grid(name: str, shape: str, scoring: str) -> None:
+    grid.test_every_backend_gives_the_beams_of_the_oracle(name, shape, "jax", scoring)
+
+
+def random_table(rng: np.random.Generator, num_items: int) -> np.ndarray:
+    """Some prefixes with hundreds of children, some with few and many leaves under each, some with one."""
+    kind = rng.integers(0, 3, num_items)
+    middle = np.choose(
+        kind, [rng.integers(0, 300, num_items), rng.integers(0, 5, num_items) * 7, rng.geometric(0.02, num_items)]
+    )
+    return np.stack(
+        [
+            np.minimum(rng.geometric(0.5, num_items) - 1, SIZES[0] - 1) * (kind != 1) + 5 * (kind == 1),
+            np.minimum(middle, SIZES[1] - 1),
+            rng.integers(0, SIZES[2], num_items),
+        ],
+        axis=1,
+    )
+
+
+def random_version(rng: np.random.Generator, num_items: int, num_delta: int) -> Version:
+    tables = random_table(rng, num_items), random_table(rng, num_delta)
+    base = Trie.build(tables[0], SIZES, np.arange(num_items))
+    delta = Trie.build(np.concatenate([tables[1], tables[0][: num_delta // 4]]), SIZES)
+    live = base.filter(rng.random(num_items) < 0.8)
+    return Version(segments=(Segment(trie=base, live=live), Segment(trie=delta)))
+
+
+def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    logits = rng.normal(size=shape).astype(np.float32)
+    if rng.random() < 0.3:
+        logits[rng.random(shape) < 0.5] = -np.inf
+    return logits
+
+
+def compare(
+    version: Version, arrays: Any, shelf: Any, requests: Any, rng: np.random.Generator, scoring: Any, ties: bool = False
+) -> None:
+    """A search by both backends, each round compared; both go on from the same beams. ties: every score of a round is equal."""
+    on_cpu = cpu.bind(version)
+    filters, cpu_filters = shelf.bind(requests), cpu.bind_filters(on_cpu, requests)
+    lo, hi = root_ranges(version, requests)
+    scores = np.zeros(lo.shape[1:], np.float32)
+    for level, width in enumerate(WIDTHS):
+        shape = (*lo.shape[1:], SIZES[level])
+        logits = np.zeros(shape, np.float32) if ties else random_logits(rng, shape)
+        settings: Any = {"num_beams": width, "scoring": scoring}
+        truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
+        ours = ops.step(arrays, level, lo, hi, scores, logits, filters, **settings)
+        assert ours.num_valid.tolist() == truth.num_valid.tolist()
+        np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
+        np.testing.assert_array_equal(ours.parent, truth.parent)
+        np.testing.assert_array_equal(ours.code, truth.code)
+        np.testing.assert_array_equal(ours.lo, truth.lo)
+        np.testing.assert_array_equal(ours.hi, truth.hi)
+        lo, hi, scores = truth.lo, truth.hi, truth.scores
+
+
+def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
+    rng = np.random.default_rng(11)
+    compiled = ops._extend
+    compiled.clear_cache()
+    largest = random_version(rng, 1000, 200)
+    arrays = ops.bind(largest, delta_leaves=256)
+    shelf = ops.FilterShelf(arrays, 8)
+    for turn in range(40):
+        version = random_version(rng, int(rng.integers(400, 1000)), int(rng.integers(0, 200)))
+        if turn % 10 == 9:  # compacted: the delta is empty
+            version = Version(segments=(version.segments[0], Segment(trie=Trie.build(random_table(rng, 0), SIZES))))
+        arrays = ops.bind(version, like=arrays)
+        shelf = shelf.for_version(arrays)
+        ids = np.concatenate([np.arange(one.trie.num_items) for one in version.segments[:1]])
+        ids = ids[version.knows(ids)]
+        filters = [None, version.filter(item_ids=rng.choice(ids, 200)), version.filter(item_ids=rng.choice(ids, turn))]
+        deny = [rng.choice(ids, 8), None, rng.choice(ids, 3)]
+        requests = request_filters(version, 3, filters, deny)
+        compare(version, arrays, shelf, requests, rng, ("full", "allowed")[turn % 2], ties=turn % 4 == 2)
+    assert compiled._cache_size() == 2 * len(SIZES)  # a scoring, a level: nothing else
+
+
+def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
+    rng = np.random.default_rng(12)
+    version = random_version(rng, 900, 100)
+    arrays = ops.bind(version)
+    ids = np.flatnonzero(version.knows(np.arange(900)))
+    filters = [version.filter(item_ids=ids[::2]), None]
+    requests = request_filters(version, 2, filters, [ids[:600], rng.choice(ids, 400)])
+    compare(version, arrays, ops.FilterShelf(arrays), requests, rng, "full")
+
+
+def test_a_full_shelf_drops_the_filter_used_longest_ago_and_what_was_bound_stays_right() -> None:
+    rng = np.random.default_rng(13)
+    trie = Trie.build(random_table(rng, 500), SIZES)
+    version = Version.of(trie)
+    arrays = ops.bind(version)
+    shelf = ops.FilterShelf(arrays, 4)
+    masks = [trie.filter(rng.random(500) < 0.5) for _ in range(9)]
+    requests = [request_filters(version, 1, one, None) for one in masks]
+    bound = [shelf.bind(one) for one in requests]
+
+    class Bound:
+        def __init__(self, filters: Any) -> None:
+            self.filters = filters
+
+        def bind(self, requests: Any) -> Any:
+            return self.filters
+
+    for one, filters in zip(requests, bound, strict=True):
+        compare(version, arrays, Bound(filters), one, np.random.default_rng(1), "full")
+    assert bound[-1].levels[0][0].leaves_FW.shape[0] == 4
+    wider = shelf.bind(request_filters(version, 5, masks[:5], None))  # more than the shelf holds: it grows
+    assert wider.levels[0][0].leaves_FW.shape[0] == 8
+    assert len(set(wider.levels[0][0].slot_B.tolist())) == 5
+
+
+def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
+    jax.config.update("jax_disable_most_optimizations", False)
+    rng = np.random.default_rng(14)
+    size, beams = 2048, 64
+    trie = Trie.build(rng.integers(0, size, (30_000, 2)), (size, size))
+    arrays = ops.bind(trie)
+    filters = ops.bind_filters(arrays, request_filters(trie, 2, None, None))
+    assert arrays.levels[0][0].room.wide > 0
+    assert arrays.levels[1][0].room.wide == 0
+    for level, parents in enumerate((1, beams)):
+        given = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32), jnp.zeros((2, parents))
+        for scoring in ("full", "allowed"):
+            lowered = ops._extend.lower(
+                arrays.levels[level],
+                filters.levels[level],
+                *given,
+                jnp.zeros((2, parents, size)),
+                num_beams=beams,
+                scoring=scoring,
+            )
+            written = lowered.compile().memory_analysis().temp_size_in_bytes
+            assert written < 2 * beams * size * 4 / 2, (level, scoring, written)
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_nan_and_infinity_are_named_with_request_and_beam(scoring: Any, poison: float) -> None:
+    trie = Trie.build(np.arange(10)[:, None], [10])
+    arrays = ops.bind(trie)
+    filters = ops.bind_filters(arrays, request_filters(trie, 2, None, None))
+    logits = np.zeros((2, 1, 10), np.float32)
+    logits[1, 0, 3] = poison
+    state = np.zeros((1, 2, 1), np.int64), np.full((1, 2, 1), 10), np.zeros((2, 1), np.float32), logits
+    with pytest.raises(LogitsError, match="request 1, beam 0 at level 0 hold NaN or \\+inf"):
+        ops.step(arrays, 0, *state, filters, num_beams=2, scoring=scoring)
+
+
+def test_more_leaves_than_int32_counts_are_refused() -> None:
+    trie = replace(Trie.build([[0, 1]], (2, 2)), num_leaves=2**31)
+    with pytest.raises(ArgumentError, match="2,147,483,648 leaves: this backend counts them in 32 bits"):
+        ops.bind(trie)
+    with pytest.raises(ArgumentError, match="33,554,432 codes"):
+        ops.bind(Trie.build([[0, 1]], (2, 2**25)))
+
+
+def test_ragged_children_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ArgumentError, match="backend='cpu'"):
+        backends.load("jax")[1].children()
+
+
+def test_skew_widens_no_level_beyond_its_limit() -> None:
+    rng = np.random.default_rng(15)
+    mass = 1.0 / np.arange(1, 2049)
+    table = rng.choice(2048, p=mass / mass.sum(), size=(100_000, 4))
+    arrays = ops.bind(Trie.build(table, (2048,) * 4))
+    for level in arrays.levels:
+        assert level[0].room.lanes <= max(SHORT, narrow_limit(2048)) == 64
+    assert arrays.nbytes == sum(arrays.parts.values())
+    used = arrays.packed[0].needs
+    assert all(
+        room.wide < 2 * max(4, need.wide) for room, need in zip(arrays.room.segments[0].levels, used.levels, strict=True)
+    )
+
+
+def test_sizes_are_powers_of_two_and_grow_only() -> None:
+    assert [bucket(n) for n in (0, 1, 2, 3, 1000)] == [0, 1, 2, 4, 1024]
+    assert [narrow_limit(size) for size in (1, 256, 2048, 4096, 70_000)] == [64, 64, 64, 128, 2048]
+    rng = np.random.default_rng(16)
+    small, large = (PackedSegment.of(Trie.build(random_table(rng, n), SIZES)).needs for n in (30, 5000))
+    room = Room.of([large])
+    again = Room.of([small], like=room)
+    assert Room.of([large], like=again) == again
+    assert [level.entries for level in again.segments[0].levels] == [level.entries for level in room.segments[0].levels]
+    assert len(Room.of([small, small], like=room).segments) == 2
+    assert Room.of([small], delta_leaves=500, like=room).segments[1].leaves == 1024
+
+
+def test_neither_the_step_nor_the_search_imports_torch() -> None:
+    code = (
+        "import sys, numpy as np; from pleach.index import Trie; from pleach.ops.constrain import jax as ops, request_filters;"
+        "import pleach.decode.jax_beam, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
+        "filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None)); one = np.zeros((1, 1, 1));"
+        "beams = ops.step(arrays, 0, one, one + 2, one[0], np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"
+        "print(beams.num_valid, 'torch' in sys.modules, jax.config.jax_enable_x64, beams.lo.dtype)"
+    )
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[2]", "False", "False", "int32"]
