@@ -23,7 +23,9 @@ Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 class Name(StrEnum):
     STEP = "step"
+    ATTENTION = "attention"
     INDEX = "index"
+    JAX = "jax"
     FILTERS = "filters"
     FORCED = "forced"
     HEAD = "head"

@@ -42,14 +42,15 @@ class _Bench:
 
     weight_VD: NDArray[np.float32]
     rng: np.random.Generator
+    most_sets: int
 
     def hidden(self, rows: int) -> NDArray[np.float32]:
         return self.rng.standard_normal((rows, self.weight_VD.shape[1]), np.float32)
 
-    def sets(self, distribution: str, rows: int, density: float, most: int = 40) -> list[HostStates]:
+    def sets(self, distribution: str, rows: int, density: float) -> list[HostStates]:
         num_codes, hidden = self.weight_VD.shape
         each = max(1, round(num_codes * density))
-        count = min(most, max(3, _FRESH_BYTES // (4 * rows * each * hidden)))
+        count = min(self.most_sets, max(3, _FRESH_BYTES // (4 * rows * each * hidden)))
         return [legal_states(self.rng, distribution, rows, num_codes, each) for _ in range(count)]
 
 
@@ -64,11 +65,11 @@ def runs(quick: bool) -> Runs:
             weight_VD = np.empty((num_codes, hidden), np.float32)
             rng.standard_normal(dtype=np.float32, out=weight_VD)
             weight_VD *= np.float32(hidden**-0.5)
-            bench = _Bench(weight_VD=weight_VD, rng=rng)
+            bench = _Bench(weight_VD=weight_VD, rng=rng, most_sets=2 if quick else 40)
             costs = cpu.calibrate(weight_VD)
             for distribution in ("uniform", "zipf", "clustered"):
-                yield _rows(bench, distribution, costs, quick)
-            yield _curve(bench, quick)
+                yield _rows(bench, distribution, costs)
+            yield _curve(bench)
             yield _choice(bench, costs, quick)
     finally:
         torch.set_num_threads(threads)
@@ -92,7 +93,7 @@ def legal_states(rng: np.random.Generator, distribution: str, rows: int, num_cod
     return States.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), num_codes)
 
 
-def _rows(bench: _Bench, distribution: str, costs: Costs, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _rows(bench: _Bench, distribution: str, costs: Costs) -> tuple[dict[str, Any], dict[str, Any]]:
     num_codes, hidden = bench.weight_VD.shape
     cells: list[dict[str, Any]] = []
     for rows, density in ((1, 0.001), (1, 0.01), (16, 0.001), (16, 0.01), (140, 0.001), (140, 0.01), (140, 0.1)):
@@ -104,7 +105,7 @@ def _rows(bench: _Bench, distribution: str, costs: Costs, quick: bool) -> tuple[
         } | {"sliced": partial(_sliced, hidden_RD, bench.weight_VD)}
         for name, run in ways.items():
             np.testing.assert_allclose(run(sets[0]), expected, rtol=1e-3, atol=1e-4, err_msg=name)
-        dense_ms = _times(dense, sets[: 1 if quick else 3])["p50"]
+        dense_ms = _times(dense, sets[:3])["p50"]
         times = {name: _times(run, sets) for name, run in ways.items()}
         chosen = cpu.head(hidden_RD, bench.weight_VD, sets[0], "allowed", costs=costs).path
         again = _times(ways["gather"], [sets[0]] * 10)["p50"]
@@ -124,15 +125,15 @@ def _rows(bench: _Bench, distribution: str, costs: Costs, quick: bool) -> tuple[
     return parameters, {"cells": cells, "costs_ns": asdict(costs)}
 
 
-def _curve(bench: _Bench, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _curve(bench: _Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     num_codes, hidden = bench.weight_VD.shape
     hidden_RD = bench.hidden(1)
     blocks = partial(_ours, hidden_RD, bench.weight_VD, path="blocks", block=32)
     gather = partial(_ours, hidden_RD, bench.weight_VD, path="gather")
-    dense_ms = _times(partial(_dense, hidden_RD, bench.weight_VD), bench.sets("uniform", 1, 0.01, 3))["p50"]
+    dense_ms = _times(partial(_dense, hidden_RD, bench.weight_VD), bench.sets("uniform", 1, 0.01)[:3])["p50"]
     points: list[dict[str, Any]] = []
     for density in (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0):
-        sets = bench.sets("uniform", 1, density, 3 if quick else 40)
+        sets = bench.sets("uniform", 1, density)
         point: dict[str, Any] = {"density": density, "expected_active_blocks": round(1 - (1 - density) ** 32, 4)}
         ways = {"block_level": blocks, "thread_level": gather, "sliced": partial(_sliced, hidden_RD, bench.weight_VD)}
         for name, run in ways.items():
@@ -146,12 +147,12 @@ def _curve(bench: _Bench, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 def _choice(bench: _Bench, costs: Costs, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dispatcher and always-dense in turns, on a quarter of the head."""
     weight_VD = bench.weight_VD[: len(bench.weight_VD) // 4]
-    bench = _Bench(weight_VD=weight_VD, rng=bench.rng)
+    bench = _Bench(weight_VD=weight_VD, rng=bench.rng, most_sets=2 if quick else 7)
     cells: list[dict[str, Any]] = []
     for rows in (1, 4, 16, 64):
         for density in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0):
             for distribution in ("uniform", "clustered"):
-                hidden_RD, sets = bench.hidden(rows), bench.sets(distribution, rows, density, 3 if quick else 7)
+                hidden_RD, sets = bench.hidden(rows), bench.sets(distribution, rows, density)
                 auto: list[float] = []
                 dense: list[float] = []
                 paths: set[str] = set()

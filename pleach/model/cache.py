@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pleach.model.qwen3 import causal
+from pleach.ops.attention.reference import causal_suffix_attention, merge, prefix_attention, suffix_attention
 
 
 class PromptCache:
@@ -21,8 +22,7 @@ class PromptCache:
     def __init__(self, lengths_B: Tensor, num_tokens: int) -> None:
         self.keys: list[Tensor] = []  # per layer, (B, G, E, T): ready to be multiplied from the left
         self.values: list[Tensor] = []  # per layer, (B, G, T, E)
-        padding_BT = torch.arange(num_tokens, device=lengths_B.device) >= lengths_B[:, None]
-        self.padding_B11T = padding_BT[:, None, None] if bool(padding_BT.any()) else None
+        self.lengths_B = lengths_B if bool((lengths_B < num_tokens).any()) else None
 
     @property
     def nbytes(self) -> int:
@@ -63,7 +63,7 @@ class BeamCache:
         self.keys[layer] = keys_BKSGE = self._extended(self.keys[layer], key_BKGE)
         self.values[layer] = values_BKSGE = self._extended(self.values[layer], value_BKGE)
         return merge(
-            *prefix_attention(query_BKHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.padding_B11T),
+            *prefix_attention(query_BKHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B),
             *suffix_attention(query_BKHE, keys_BKSGE, values_BKSGE),
         )
 
@@ -82,7 +82,7 @@ class BeamCache:
             values_BKSGE = torch.cat((self._followed(before[1]), value_BKTGE), 2)
         values, lse = causal_suffix_attention(query_BKTHE, keys_BKSGE, values_BKSGE)
         return merge(
-            *prefix_attention(query_BNHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.padding_B11T),
+            *prefix_attention(query_BNHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B),
             values.flatten(1, 2),
             lse.flatten(1, 2),
         )
@@ -99,59 +99,3 @@ class BeamCache:
         first_row_B = torch.arange(requests, device=slots_BKSGE.device) * beams
         rows = (self._parents_BK + first_row_B[:, None]).flatten()
         return slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
-
-
-def prefix_attention(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, padding_B11T: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attention of all beams over their request's prompt -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
-
-    All queries of a request that share a key head, K x R of them, are one tile against keys that are read once. Takes
-    B x H x K x T floats for the time of the call.
-    """
-    groups, size = key_BGET.shape[1:3]
-    query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
-    tile = query_BGKRE.flatten(2, 3)
-    scores = torch.matmul(tile * size**-0.5, key_BGET).float()
-    if padding_B11T is not None:
-        scores.masked_fill_(padding_B11T, -torch.inf)
-    top = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(top).exp_()
-    total = weights.sum(-1, keepdim=True)
-    values = torch.matmul(weights.to(value_BGTE.dtype), value_BGTE).div_(total)
-    lse = top.add_(total.log_())
-    values_BKHE = values.view(query_BGKRE.shape).transpose(1, 2).flatten(2, 3)
-    return values_BKHE, lse.view(query_BGKRE.shape[:-1]).transpose(1, 2).flatten(2, 3)
-
-
-def suffix_attention(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of each beam over its own few codes -> values (B, K, H, E), log-sum-exp of the scores (B, K, H)."""
-    groups, size = key_BKSGE.shape[3:]
-    query_BKGRE = query_BKHE.unflatten(2, (groups, -1)) * size**-0.5
-    # So few keys a beam make matrix products of no size at all: multiplying and adding up is faster.
-    scores_BKSGR = (query_BKGRE[:, :, None] * key_BKSGE[..., None, :]).sum(-1).float()
-    lse_BKGR = scores_BKSGR.logsumexp(2)
-    weights_BKSGR = (scores_BKSGR - lse_BKGR[:, :, None]).exp_().to(value_BKSGE.dtype)
-    values_BKGRE = (weights_BKSGR[..., None] * value_BKSGE[..., None, :]).sum(2)
-    return values_BKGRE.flatten(2, 3), lse_BKGR.flatten(2, 3)
-
-
-def causal_suffix_attention(query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of a beam's last T codes over its S, each up to itself -> (B, K, T, H, E), log-sum-exps (B, K, T, H)."""
-    num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
-    groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
-    query_BKGNE = (query_BKTHE.unflatten(3, (groups, -1)) * size**-0.5).permute(0, 1, 3, 2, 4, 5).flatten(3, 4)
-    scores = torch.matmul(query_BKGNE, key_BKSGE.permute(0, 1, 3, 4, 2)).float().unflatten(3, (num_new, -1))
-    slot_S = torch.arange(num_slots, device=scores.device)
-    later_TS = slot_S > slot_S[num_slots - num_new :, None]
-    scores.masked_fill_(later_TS[:, None], -torch.inf)
-    lse_BKGTR = scores.logsumexp(-1)
-    weights = (scores - lse_BKGTR[..., None]).exp_().to(value_BKSGE.dtype)
-    values = torch.matmul(weights.flatten(3, 4), value_BKSGE.transpose(2, 3)).unflatten(3, (num_new, -1))
-    return values.permute(0, 1, 3, 2, 4, 5).flatten(3, 4), lse_BKGTR.transpose(2, 3).flatten(3, 4)
-
-
-def merge(one_BKHE: Tensor, one_lse_BKH: Tensor, other_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:
-    """Attention over two sets of keys from attention over each: the parts weigh as much as their summed exponentials."""
-    share_BKH = torch.sigmoid(other_lse_BKH - one_lse_BKH)
-    return torch.lerp(one_BKHE, other_BKHE, share_BKH[..., None].to(one_BKHE.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pleach.errors import ArgumentError
 from pleach.model import Rounds, TokenTable, Transformer
-from pleach.model.cache import merge, prefix_attention, suffix_attention
+from pleach.ops.attention.reference import merge, prefix_attention, suffix_attention
 
 MakeModel = Callable[..., Transformer]
 Paths = list[list[tuple[int, ...]]]  # of each request, of each beam: the codes so far

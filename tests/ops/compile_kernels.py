@@ -89,6 +89,21 @@ def head() -> None:
             triton_masked.masked_logits(hidden_RD, weight_VD, torch.ones(1, codes, dtype=torch.bool), level=level)  # type: ignore[arg-type]
 
 
+def attention() -> None:
+    from pleach.ops.attention import triton
+
+    kernels_of(triton)
+    for dtype, per, codes in ((torch.bfloat16, 2, 3), (torch.float32, 8, 1)):
+        requests, beams, groups, size, tokens = 2, 70, 4, 128, 1000
+        query = torch.zeros(requests, beams, groups * per, size, dtype=dtype)
+        key = torch.zeros(requests, groups, size, tokens, dtype=dtype)
+        slots = torch.zeros(requests, beams, codes, groups, size, dtype=dtype)
+        ancestors = torch.zeros(requests, beams, codes, dtype=torch.int64)
+        lengths = torch.full((requests,), tokens)
+        triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
+        triton.follow_in_place(slots, ancestors[:, :, 0].contiguous())
+
+
 def main(names: Iterator[str]) -> None:
     driver.set_active(Target())  # pyright: ignore[reportArgumentType]
     for name in names:

@@ -1,0 +1,32 @@
+"""The benchmarks of head and attention run small, check parity and say what they chose; legal sets are what they are called."""
+
+import numpy as np
+import pytest
+
+from pleach.bench import attention, head
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
+def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution: str) -> None:
+    states = head.legal_states(np.random.default_rng(0), distribution, 6, 8192, 300)
+    assert np.diff(states.row_R1).tolist() == [300] * 6
+    different = len(np.unique(states.code_C))
+    blocks = len(np.unique(states.code_C // 256))
+    assert (different < 1400) == (distribution == "zipf")
+    assert (blocks <= 12) == (distribution == "clustered")
+
+
+def test_bench_head_runs_small() -> None:
+    rows = list(head.runs(True))
+    assert [parameters["what"] for parameters, _ in rows] == ["rows"] * 3 + ["curve", "choice"]
+    assert all(cell["dense_over"]["gather"] > 0 for cell in rows[0][1]["cells"])
+    assert len(rows[3][1]["points"]) == 9
+    assert rows[4][1]["worst_over_dense"] > 0
+
+
+def test_bench_attention_runs_small_and_counts_what_xgr_counts() -> None:
+    (_, measured), (parameters, counted) = attention.runs(True)
+    assert measured["per_beam_over_shared"] > 0
+    assert parameters["beams"] == 512
+    assert counted["bytes"]["per_beam"] == pytest.approx(59e9, rel=0.01)
+    assert counted["bytes"]["shared_prompt_alone"] == pytest.approx(0.115e9, rel=0.01)
