@@ -55,8 +55,8 @@ def measure_chunks(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters, measured) of one build from chunks of 2^20 rows, in a child: more items than the peer has memory for.
 
-    seconds: of adding and finishing, without making the codes. peak_gb: the child's high-water mark, the result and all of
-    Python included.
+    pleach_s: of adding and finishing, without making the codes; cpu_s: of all threads in them, the same on busy cores.
+    peak_gb: the child's high-water mark, the result and all of Python included.
     """
     measured = _in_child(_build_chunks, distribution, num_items, memory_limit, seed)
     parameters = {"distribution": distribution, "num_items": num_items, "V": V, "L": L, "threads": "all"}
@@ -69,15 +69,19 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         small.finish()
     before = _peak_bytes(anew=True)
     with TrieBuilder([V] * L, memory_limit=memory_limit) as builder:
-        adding = 0.0
+        adding, making = 0.0, 0.0
+        cpu = time.process_time()
         for begin in range(0, num_items, _CHUNK):
+            start = time.process_time()
             codes = _chunk(distribution, min(_CHUNK, num_items - begin), seed, begin)
+            making += time.process_time() - start
             start = time.perf_counter()
             builder.add(codes)
             adding += time.perf_counter() - start
         start = time.perf_counter()
         trie = builder.finish()
         finishing = time.perf_counter() - start
+        cpu = time.process_time() - cpu - making
     peak = _peak_bytes()
     sample = np.random.default_rng(seed).integers(0, len(trie), 1000)
     for begin in {int(row) // _CHUNK * _CHUNK for row in sample[:5]}:  # parity before speed, where a peer does not fit
@@ -93,6 +97,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         "pleach_s": round(adding + finishing, 2),
         "adding_s": round(adding, 2),
         "finishing_s": round(finishing, 2),
+        "cpu_s": round(cpu, 2),
         "peak_gb": round(peak / 1e9, 2),
         "peak_over_start_gb": round((peak - before) / 1e9, 2),
         "bytes_per_item": round(trie.bytes_per_item, 2),
