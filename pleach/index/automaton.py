@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pleach.errors import AutomatonError
+from pleach.errors import AutomatonError, IndexFileError
 from pleach.index import automaton_file, automaton_source, lookup
 from pleach.index.automaton_source import Limits, Rows
 from pleach.index.bitmap import Bitmap
@@ -268,7 +268,10 @@ class Automaton:
         Raises IndexFileError where the file is missing, damaged, of another kind or of a newer format.
         """
         rows, compressed = automaton_file.load(Path(path))
-        return cls._of(rows, compressed)
+        try:
+            return cls._of(rows, compressed)
+        except AssertionError as error:
+            raise IndexFileError(f"{path} is damaged: a forced chain runs in a circle; build and save it again") from error
 
     def __contains__(self, tokens: Sequence[int]) -> bool:
         state = 0

@@ -156,7 +156,7 @@ class _Reader:
         if len(given - {"minLength", "maxLength"}) and len(given) > 1:
             raise AutomatonError(f"{where} has {' and '.join(sorted(given))}: expected one of pattern, format or length bounds")
         if "format" in schema:
-            if schema["format"] not in FORMATS:
+            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
                 raise AutomatonError(f"{where}: format {schema['format']!r} is not among {', '.join(FORMATS)}: use pattern")
             return f'"{FORMATS[schema["format"]]}"'
         if "pattern" in schema:
@@ -264,7 +264,8 @@ def _span(schema: Schema, least: str, most: str, where: str) -> tuple[int, int |
 def _types(schema: Schema, where: str) -> list[str]:
     given = schema.get("type", [])
     types = [given] if isinstance(given, str) else given
-    if not isinstance(types, list) or any(one not in _KEYWORDS for one in types) or len(set(types)) < len(types):
+    known = isinstance(types, list) and all(isinstance(one, str) and one in _KEYWORDS for one in types)
+    if not known or len(set(types)) < len(types):
         raise AutomatonError(f"{where}/type is {given!r}: expected one or several of {', '.join(_KEYWORDS)}")
     return types
 
