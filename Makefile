@@ -10,7 +10,7 @@ demo: .venv/.demo
 	$(BIN)/pleach demo $(DEMO_ARGS)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ __all__ = ["draw_step", "latest_rows"]
 _METHODS = (
     ("pleach", "pleach", "#2f7d4f"),
     ("static_torch", "STATIC (torch)", "#b0b7b3"),
+    ("static_torch_lean", "STATIC, no mask", "#c6cbc8"),
     ("unconstrained", "unconstrained", "#d8dcd9"),
 )
 
