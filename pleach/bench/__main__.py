@@ -24,6 +24,7 @@ Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 class Name(StrEnum):
     STEP = "step"
     ATTENTION = "attention"
+    AUTOMATON = "automaton"
     INDEX = "index"
     JAX = "jax"
     FILTERS = "filters"
