@@ -99,7 +99,7 @@ class Evaluator:
         with self.store.writing() as writing:
             rows_n, is_exact = self._rows(writing, ids_n, writing.stamp_before)
             is_old_n = rows_n >= 0
-            end = writing.end() if not is_old_n.all() else 0
+            end = self._map.total[1] if self._map is not None and is_exact else writing.end()
             for table in tables:
                 at = [place[key] for key in as_id_array(table["item_id"].to_pylist()).tolist()]
                 writing.put(table, rows_n[at])
@@ -140,7 +140,8 @@ class Evaluator:
         """The map for what this look sees."""
         known = self._map
         seen = known.seen(reading) if known is not None and known.is_of(version) else None
-        joined = seen if seen is not None else RowMap.read(reading, version.segments[0].trie)
+        check = known is None or reading.stamp is None
+        joined = seen if seen is not None else RowMap.read(reading, version.segments[0].trie, check=check)
         with self._lock:
             if self._map is known or joined.stamp is None:  # else a change has put a newer one there
                 self._map = joined

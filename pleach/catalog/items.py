@@ -77,7 +77,6 @@ class ItemStore:
         assert store._held is not None
         try:
             copy_items(store._held, items)
-            check_table(store._held, store.name)
         except duckdb.Error as error:
             raise DataError(f"the items cannot be read: {error}") from error
         return store

@@ -65,8 +65,10 @@ class Reading:
         Cost: one pass over the ids, 3 ns each.
         """
         where = "" if below is None else f"WHERE rowid < {below}"
+        # DuckDB's hash(a, b) is one of a and one of b, combined by xor: over all rows it cannot see which id is in which.
+        pair = "hash(xor(hash(rowid), hash(hash(item_id))))"
         found = self.connection.execute(
-            f"SELECT count(*), coalesce(max(rowid) + 1, 0), coalesce(bit_xor(hash(rowid, item_id)), 0) FROM items {where}"
+            f"SELECT count(*), coalesce(max(rowid) + 1, 0), coalesce(bit_xor({pair}), 0) FROM items {where}"
         ).fetchall()[0]
         return int(found[0]), int(found[1]), int(found[2])
 
@@ -96,7 +98,9 @@ class Reading:
         looks at nothing but the row itself and no row was ever deleted; three times that otherwise. Raises RuleError.
         """
         try:
-            predicate = self._predicate(rule)
+            predicate = _predicate(rule)
+            # An aggregate or a window may stand in a column, but not here.
+            self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
             if num_rows == end:
                 query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS chosen FROM items"
                 if self._is_scan(query):
@@ -152,17 +156,9 @@ class Reading:
         except (duckdb.Error, pa.ArrowException, OverflowError) as error:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
-    def _predicate(self, rule: Rule) -> str:
-        """The rule's text, if it is one expression that may stand behind WHERE (no aggregate, no window)."""
-        duckdb.SQLExpression(rule.where)  # refuses brackets that close too early, several statements, and lists
-        # On a line of its own, so that a comment at its end cannot swallow the bracket.
-        predicate = f"\n{rule.where}\n"
-        self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
-        return predicate
-
     def _chosen_together(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
         columns = ", ".join(
-            f"coalesce(({self._predicate(rule)})::BOOLEAN, false)::UTINYINT AS c{number}" for number, rule in enumerate(rules)
+            f"coalesce(({_predicate(rule)})::BOOLEAN, false)::UTINYINT AS c{number}" for number, rule in enumerate(rules)
         )
         low, high = int(rows_n.min()), int(rows_n.max())
         where = f"rowid >= {low} AND rowid <= {high}"
@@ -278,6 +274,13 @@ def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
     columns = connection.sql("SELECT * FROM items LIMIT 0").columns
     check_columns(columns, f"the table 'items' of {name}")
     return columns
+
+
+def _predicate(rule: Rule) -> str:
+    """The rule's text, if it is one expression: brackets that close too early, several statements and lists are refused."""
+    duckdb.SQLExpression(rule.where)
+    # On a line of its own, so that a comment at its end cannot swallow the bracket.
+    return f"\n{rule.where}\n"
 
 
 def _id_array(column: pa.ChunkedArray, name: str) -> Ids:

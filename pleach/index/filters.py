@@ -6,6 +6,7 @@ Shapes: N items, M leaves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ class Filter:
     A node of the trie may be entered iff its leaf range holds a leaf of the filter; a leaf is alive while one of its items
     is allowed, and only the allowed ones are listed in results. (DESIGN §1.4.)
 
-    places: which items, by their place in leaf order. leaves: which leaves have one of them (the same bitmap where no two
-    items share a leaf). index_version: the index that it belongs to.
+    places: which items, by their place in leaf order. index_version: the index that it belongs to.
 
     >>> index = pleach.Trie.build([[0, 1], [1, 0]], codebook_sizes=[2, 2], item_ids=["a", "b"])
     >>> fresh = index.filter([True, False]); len(fresh), "a" in fresh, len(~fresh & fresh)
@@ -35,17 +35,18 @@ class Filter:
     """
 
     places: Bitmap
-    leaves: Bitmap
     items: ItemTable
     index_version: str
 
     @classmethod
     def from_places(cls, places: Bitmap, items: ItemTable, index_version: str) -> Filter:
-        """The filter of a set of places. Cost: one read of the bitmap, and of the leaves where items share them."""
-        leaves = places
-        if items.first_M1 is not None:
-            leaves = places.groups(items.first_M1)
-        return cls(places=places, leaves=leaves, items=items, index_version=index_version)
+        """The filter of a set of places."""
+        return cls(places=places, items=items, index_version=index_version)
+
+    @cached_property
+    def leaves(self) -> Bitmap:
+        """Which leaves have one of the items. Made at first use; for shared leaves, one read of the bitmap and of them."""
+        return self.places if self.items.first_M1 is None else self.places.groups(self.items.first_M1)
 
     @classmethod
     def from_mask(cls, mask: NDArray[np.generic] | list[bool], items: ItemTable, index_version: str) -> Filter:
@@ -71,13 +72,13 @@ class Filter:
 
     def without(self, places_n: NDArray[np.integer]) -> Filter:
         """The filter less some places. Cost: one copy of the bitmaps; leaves are looked at only where a place was cleared."""
-        places = self.places.without(places_n)
-        leaves, first_M1 = places, self.items.first_M1
-        if first_M1 is not None:
+        less = self._with(self.places.without(places_n))
+        first_M1 = self.items.first_M1
+        if first_M1 is not None and "leaves" in self.__dict__:
             touched = np.unique(np.searchsorted(first_M1, places_n.astype(first_M1.dtype), side="right") - 1)
-            emptied = _ranks(places, first_M1[touched]) == _ranks(places, first_M1[touched + 1])
-            leaves = self.leaves.without(touched[emptied])
-        return Filter(places=places, leaves=leaves, items=self.items, index_version=self.index_version)
+            emptied = _ranks(less.places, first_M1[touched]) == _ranks(less.places, first_M1[touched + 1])
+            less.__dict__["leaves"] = self.leaves.without(touched[emptied])
+        return less
 
     def item_ids(self) -> NDArray[np.generic]:
         """The ids of all allowed items, in leaf order."""

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pleach.catalog import Catalogue
 from pleach.errors import DataError, ItemIdError, RuleError, UnknownRuleError
@@ -302,6 +304,21 @@ def test_a_file_put_in_the_place_of_the_old_one_is_seen_at_reload(shop):
     catalogue = Catalogue.open(shop, make_trie(NUMBERS), {"all": "true"})
     Catalogue.create(shop, make_items(NUMBERS[:30]), overwrite=True)
     assert catalogue.reload().rules[0].num_items == 30
+
+
+@settings(max_examples=20)
+@given(st.permutations(range(8)), st.permutations(range(8)))
+def test_rows_that_changed_places_are_found_again(before, after):
+    """The ids are their own row numbers at first: the table looks the same from every side but one."""
+    trie = Trie.build([[i] for i in range(8)], [8])
+
+    def table(order):
+        return pa.table({"item_id": list(order), "mine": [i in (1, 2, 5) for i in order]})
+
+    for first in (before, range(8)):
+        with Catalogue.in_memory(table(first), trie, {"mine": "mine"}) as catalogue:
+            assert catalogue.reload(table(after)).ok
+            assert allowed(catalogue.filter(["mine"])) == {1, 2, 5}
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 20_000, 270_000])

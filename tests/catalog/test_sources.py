@@ -1,0 +1,316 @@
+import datetime
+import decimal
+import math
+import uuid
+from collections.abc import Iterator
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.catalog import Catalogue, PostgresTable
+from pleach.catalog.sources import quoted
+from pleach.errors import DataError
+from pleach.index import Trie
+from tests.catalog import postgres
+
+UTC = datetime.UTC
+MOMENT = datetime.datetime(2024, 2, 29, 10, 30, 0, 123456)
+HOSTILE = 'x"; DROP TABLE items; --'
+
+
+def trie_of(item_ids) -> Trie:
+    return Trie.build([[i // 16, i % 16] for i in range(len(item_ids))], [16, 16], item_ids=item_ids)
+
+
+def read_back(tmp_path, source) -> list[dict]:
+    """The rows as DuckDB has them, in their order."""
+    Catalogue.create(tmp_path / "c.duckdb", source, overwrite=True)
+    with duckdb.connect(str(tmp_path / "c.duckdb")) as connection:
+        return connection.sql("SELECT * FROM items ORDER BY rowid").to_arrow_table().to_pylist()
+
+
+ALL_TYPES = pa.table(
+    {
+        "item_id": pa.array([2**63 - 1, -(2**63), 0], pa.int64()),
+        "text": pa.array(["é漢字\U0001f600", "", None], pa.string()),
+        "large": pa.array(["a\nb", 'c"d', None], pa.large_string()),
+        "kind": pa.array(["a", "b", None]).dictionary_encode(),
+        "small": pa.array([-128, 127, None], pa.int8()),
+        "wide": pa.array([2**64 - 1, 0, None], pa.uint64()),
+        "real": pa.array([1.5, math.inf, None], pa.float32()),
+        "double": pa.array([1e308, -0.0, None], pa.float64()),
+        "money": pa.array([decimal.Decimal("12345678901234567.89"), decimal.Decimal("-0.01"), None], pa.decimal128(38, 2)),
+        "yes": pa.array([True, False, None], pa.bool_()),
+        "day": pa.array([datetime.date(2024, 2, 29), datetime.date(1, 1, 1), None], pa.date32()),
+        "at": pa.array([MOMENT, MOMENT, None], pa.timestamp("us")),
+        "zoned": pa.array([MOMENT.replace(tzinfo=UTC), MOMENT.replace(tzinfo=UTC), None], pa.timestamp("us", "UTC")),
+        "raw": pa.array([b"\x00\xff", b"", None], pa.binary()),
+        "tags": pa.array([["a", None], [], None], pa.list_(pa.string())),
+        "both": pa.array([{"x": 1, "y": "é"}, {"x": None, "y": None}, None], pa.struct({"x": pa.int32(), "y": pa.string()})),
+        HOSTILE: pa.array([1, 2, None], pa.int32()),
+    }
+)
+
+
+@pytest.mark.parametrize("form", ["table", "reader", "parquet"])
+def test_every_type_arrives_with_its_values_and_nulls(tmp_path, form):
+    source = ALL_TYPES
+    if form == "reader":
+        source = pa.RecordBatchReader.from_batches(ALL_TYPES.schema, ALL_TYPES.to_batches(max_chunksize=1))
+    elif form == "parquet":
+        pq.write_table(ALL_TYPES, tmp_path / "items.parquet")
+        source = tmp_path / "items.parquet"
+    assert read_back(tmp_path, source) == ALL_TYPES.to_pylist()
+
+
+def test_a_csv_file_has_the_types_that_its_values_have(tmp_path):
+    (tmp_path / "items.csv").write_text(
+        'item_id,price,name,yes,day\n1,1.5,"a, ""b""",true,2024-02-29\n2,,é漢,false,\n9223372036854775807,3,,,2024-03-01\n',
+        encoding="utf-8",
+    )
+    assert read_back(tmp_path, tmp_path / "items.csv") == [
+        {"item_id": 1, "price": 1.5, "name": 'a, "b"', "yes": True, "day": datetime.date(2024, 2, 29)},
+        {"item_id": 2, "price": None, "name": "é漢", "yes": False, "day": None},
+        {"item_id": 2**63 - 1, "price": 3.0, "name": None, "yes": None, "day": datetime.date(2024, 3, 1)},
+    ]
+
+
+@pytest.mark.parametrize("ids", [["18446744073709551615", "1"], ["1.5", "2"], ["007", "7"], ["+1", "1"], ["1e3", "1000"]])
+def test_ids_of_a_csv_file_that_are_not_plain_whole_numbers_stay_text(tmp_path, ids):
+    (tmp_path / "items.csv").write_text("item_id,n\n" + "".join(f"{one},{i}\n" for i, one in enumerate(ids)))
+    assert [row["item_id"] for row in read_back(tmp_path, tmp_path / "items.csv")] == ids
+    catalogue = Catalogue.open(tmp_path / "c.duckdb", trie_of(ids), {"first": "n = 0"})
+    assert list(catalogue.rules.filters["first"].item_ids()) == ids[:1]
+
+
+@pytest.mark.parametrize("form", ["table", "reader", "parquet", "csv"])
+def test_an_empty_table_is_a_table(tmp_path, form):
+    empty = pa.table({"item_id": pa.array([], pa.int64()), "price": pa.array([], pa.float64())})
+    source = {
+        "table": empty,
+        "reader": pa.RecordBatchReader.from_batches(empty.schema, []),
+        "parquet": tmp_path / "items.parquet",
+        "csv": tmp_path / "items.csv",
+    }[form]
+    pq.write_table(empty, tmp_path / "items.parquet")
+    pacsv.write_csv(empty, tmp_path / "items.csv")
+    assert read_back(tmp_path, source) == []
+    catalogue = Catalogue.open(tmp_path / "c.duckdb", trie_of([5, 6]), {"all": "true"})
+    assert len(catalogue.rules.filters["all"]) == 0
+    assert catalogue.rules.report.not_in_catalogue == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (pa.table({"id": [1]}), "no column 'item_id'; it has: id"),
+        (pa.table({"item_id": [1], "Price": [1], "price": [2]}), "two columns 'price'"),
+        (pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["item_id", "item_id"]), "two columns 'item_id'"),
+        (pa.table({"item_id": [1, 1]}), "come again"),
+        (pa.table({"item_id": [1, None]}), "have no item_id"),
+    ],
+)
+def test_what_is_no_table_of_items_is_refused_by_name_from_each_source(tmp_path, table, says):
+    with pytest.raises(DataError, match=says):
+        Catalogue.create(tmp_path / "c.duckdb", table)
+    with pytest.raises(DataError, match=says):
+        Catalogue.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+    with pytest.raises(DataError, match=says):
+        Catalogue.in_memory(table, trie_of([1]))
+    assert not (tmp_path / "c.duckdb").exists()
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(tmp_path):
+    schema = pa.schema({"item_id": pa.int64()})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"item_id": pa.array([1, 2])})
+        raise ValueError("the source went away")
+
+    with pytest.raises(DataError, match="the source went away"):
+        Catalogue.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(schema, batches()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(min_size=1, max_size=12).filter(lambda text: "\0" not in text), min_size=1, max_size=6, unique=True))
+def test_any_text_is_an_id_and_a_name_of_a_column(names):
+    names = [name for name in names if _is_utf8(name)]
+    columns = {name.lower(): name for name in names if name.lower() != "item_id"}
+    table = pa.table({"item_id": names, **{name: list(range(len(names))) for name in columns.values()}})
+    trie = trie_of(names or ["a"])
+    with Catalogue.in_memory(
+        table, trie, {f"r{i}": f"{quoted(name)} = 0" for i, name in enumerate(columns.values())}
+    ) as catalogue:
+        for chosen in catalogue.rules.filters.values():
+            assert chosen.item_ids().tolist() == names[:1]
+        assert catalogue.lookup(names)["item_id"].to_pylist() == names
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_ids_beyond_64_bits_are_refused(tmp_path, value):
+    table = pa.table({"item_id": pa.array([value], pa.uint64())})
+    with pytest.raises(DataError, match="have to fit 64-bit whole numbers"):
+        Catalogue.in_memory(table, trie_of([1]), {"all": "true"})
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    pytest.importorskip("adbc_driver_postgresql", reason="ADBC's driver for PostgreSQL is not installed")
+    with postgres.server() as uri:
+        yield uri
+
+
+def run(uri: str, *statements: str) -> None:
+    import adbc_driver_postgresql.dbapi as dbapi
+
+    with dbapi.connect(uri, autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def test_a_postgres_table_arrives_with_its_types_values_and_nulls(database, tmp_path):
+    types = {
+        "item_id": ("bigint", "9223372036854775807", 2**63 - 1),
+        "small": ("smallint", "-32768", -32768),
+        "whole": ("integer", "7", 7),
+        "real": ("real", "1.5", 1.5),
+        "double": ("double precision", "1e308", 1e308),
+        "exact": ("numeric(20,3)", "12345678901234567.123", decimal.Decimal("12345678901234567.123")),
+        "widest": ("numeric(38,0)", "9" * 38, decimal.Decimal("9" * 38)),
+        "count": ("numeric(18,0)", "9" * 18, int("9" * 18)),
+        "loose": ("numeric", "1e50", 1e50),
+        "not_a_number": ("numeric", "'NaN'", math.nan),
+        "negative_scale": ("numeric(4,-2)", "1234", 1200.0),
+        "text": ("text", "'é漢\U0001f600'", "é漢\U0001f600"),
+        "short": ("varchar(5)", "'abc'", "abc"),
+        "padded": ("char(4)", "'ab'", "ab  "),
+        "yes": ("boolean", "true", True),
+        "at": ("timestamp", "'2024-02-29 10:30:00.123456'", MOMENT),
+        "zoned": ("timestamptz", "'2024-02-29 12:30:00.123456+02'", MOMENT.replace(tzinfo=UTC)),
+        "rounded": ("timestamp(0)", "'2024-02-29 10:30:00'", MOMENT.replace(microsecond=0)),
+        "day": ("date", "'2024-02-29'", datetime.date(2024, 2, 29)),
+        "clock": ("time", "'10:30'", datetime.time(10, 30)),
+        "key": ("uuid", "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", uuid.UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")),
+        "json": ("jsonb", "'{\"a\": 1}'", '{"a": 1}'),
+        "numbers": ("int[]", "'{1,NULL}'", [1, None]),
+        "tags": ("text[]", "'{a,é}'", ["a", "é"]),
+        "raw": ("bytea", "'\\x00ff'", b"\x00\xff"),
+        "mood": ("mood", "'glad'", "glad"),
+        "price": ("price", "3.50", decimal.Decimal("3.50")),
+        "address": ("inet", "'1.2.3.4'", "1.2.3.4/32"),
+        "span": ("int4range", "'[1,5)'", "[1,5)"),
+        "cash": ("money", "12.5", "$12.50"),
+        HOSTILE: ("integer", "1", 1),
+    }
+    columns = ", ".join(f"{quoted(name)} {kind}" for name, (kind, _, _) in types.items())
+    run(
+        database,
+        "CREATE TYPE mood AS ENUM ('sad', 'glad')",
+        "CREATE DOMAIN price AS numeric(10,2) CHECK (VALUE >= 0)",
+        f"CREATE TABLE everything ({columns})",
+        f"INSERT INTO everything VALUES ({', '.join(value for _, value, _ in types.values())})",
+        "INSERT INTO everything (item_id) VALUES (5)",
+    )
+    full, empty = read_back(tmp_path, PostgresTable(uri=database, table="everything"))
+    expected = {name: value for name, (_, _, value) in types.items()}
+    assert math.isnan(full.pop("not_a_number"))
+    assert math.isnan(expected.pop("not_a_number"))
+    assert uuid.UUID(str(full.pop("key"))) == expected.pop("key")
+    assert full == expected
+    assert {name: value for name, value in empty.items() if value is not None} == {"item_id": 5}
+
+
+def test_rules_over_a_postgres_table_select_what_postgres_would(database, tmp_path):
+    run(
+        database,
+        'CREATE SCHEMA "the ""shop"""',
+        'CREATE TABLE "the ""shop"""."items; DROP" AS SELECT i AS item_id, (i % 40)::numeric(8,2) AS price, '
+        "CASE WHEN i % 7 = 0 THEN NULL ELSE i % 3 END AS stock FROM generate_series(1, 5000) i",
+    )
+    source = PostgresTable(uri=database, schema='the "shop"', table="items; DROP", columns=("price", "item_id"))
+    trie = Trie.build(np.arange(5000)[:, None] % 64, [64], item_ids=np.arange(1, 5001))
+    with Catalogue.in_memory(source, trie, {"cheap": "price < 20"}) as catalogue:
+        assert set(catalogue.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 < 20}
+        with pytest.raises(DataError, match="no column 'stock'"):
+            catalogue.lookup([1], ["stock"])
+        # Later the same table becomes the whole catalogue again.
+        run(database, 'UPDATE "the ""shop"""."items; DROP" SET price = 39 - price')
+        report = catalogue.reload(PostgresTable(uri=database, schema='the "shop"', table="items; DROP"))
+        assert report.ok, report
+        assert set(catalogue.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 >= 20}
+        catalogue.add_rule("out", "stock IS NULL")
+        assert len(catalogue.rules.filters["out"]) == 5000 // 7
+
+
+def test_a_view_an_empty_table_and_a_partitioned_one_are_read(database, tmp_path):
+    run(
+        database,
+        "CREATE TABLE articles (sku text PRIMARY KEY, n int)",
+        "INSERT INTO articles VALUES ('é1', 1), ('é2', NULL)",
+        "CREATE VIEW shop_view AS SELECT sku AS item_id, n FROM articles",
+        "CREATE TABLE nothing (item_id text, n int)",
+        "CREATE TABLE parts (item_id int, n int) PARTITION BY RANGE (n)",
+        "CREATE TABLE part1 PARTITION OF parts FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO parts VALUES (3, 4)",
+    )
+    rows = read_back(tmp_path, PostgresTable(uri=database, table="shop_view"))
+    assert sorted(rows, key=str) == [{"item_id": "é1", "n": 1}, {"item_id": "é2", "n": None}]
+    assert read_back(tmp_path, PostgresTable(uri=database, table="nothing")) == []
+    assert read_back(tmp_path, PostgresTable(uri=database, table="parts")) == [{"item_id": 3, "n": 4}]
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"table": "no such"}, "public.no such is not there"),
+        ({"table": "articles", "schema": "other"}, "other.articles is not there"),
+        ({"table": "articles"}, "no column 'item_id'; it has: sku, n"),
+        ({"table": "nothing", "columns": ("item_id", "m")}, "no column 'm'; it has: item_id, n"),
+        ({"table": "nothing", "columns": ("n",)}, "no column 'item_id'"),
+        ({"table": "nan"}, "NaN"),
+    ],
+)
+def test_what_cannot_be_read_from_postgres_is_a_named_error(database, tmp_path, table, says):
+    run(
+        database,
+        "CREATE TABLE IF NOT EXISTS articles (sku text PRIMARY KEY, n int)",
+        "CREATE TABLE IF NOT EXISTS nothing (item_id text, n int)",
+        "CREATE TABLE IF NOT EXISTS nan (item_id int, n numeric(5,2))",
+        "INSERT INTO nan VALUES (1, 'NaN')",
+    )
+    with pytest.raises(DataError, match=says):
+        Catalogue.create(tmp_path / "c.duckdb", PostgresTable(uri=database, **table))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://shop:hunter2@localhost:1/shop",
+        "postgresql://shop:hunter2@@localhost:1/shop",
+        "host=localhost port=1 user=shop password=hunter2",
+        "host=localhost port=1 password='hunter2",
+        "postgresql://shop:hunter2@localhost:99999999/shop?x=hunter2",
+        "hunter2",
+    ],
+)
+def test_no_connection_is_a_named_error_without_the_password(tmp_path, uri):
+    pytest.importorskip("adbc_driver_postgresql", reason="ADBC's driver for PostgreSQL is not installed")
+    source = PostgresTable(uri=uri, table="items")
+    with pytest.raises(DataError, match=r"cannot read PostgreSQL's public\.items") as caught:
+        Catalogue.create(tmp_path / "c.duckdb", source)
+    assert "hunter2" not in str(caught.value) + repr(source) + repr(caught.value.__cause__)
