@@ -176,8 +176,7 @@ def test_the_kernels_compile_for_a_gpu_without_one() -> None:
     script = Path(__file__).parent.parent / "ops" / "compile_kernels.py"
     cache = Path(__file__).parents[2] / ".pytest_cache" / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
-    done = subprocess.run(
-        [sys.executable, str(script), "constrain", "head", "attention"], env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, str(script), "constrain", "head", "attention"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "row_kernel" in done.stdout
