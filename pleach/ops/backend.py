@@ -3,6 +3,7 @@
 "cpu"        numba, on numpy arrays; no other package
 "jax"        XLA, any device of jax; compiled once for each size of a catalogue
 "triton"     two kernels a round, on a GPU (or, to try it out, slowly under Triton's interpreter)
+"torch"      torch without loops, any device; clean for torch.compile
 "reference"  plain torch, any device; slow, and the truth
 "auto"       the fastest that is installed: today always "cpu"
 """
@@ -23,8 +24,9 @@ from pleach.ops.constrain import Beams, RequestFilter, Scoring
 
 __all__ = ["BackendName", "ConstrainBackend", "available", "load", "to_kind_of", "to_numpy", "to_torch"]
 
-BackendName = Literal["auto", "cpu", "jax", "triton", "reference"]
-_PACKAGES = {"jax": "jax", "triton": "triton", "reference": "torch"}  # what each needs beyond the core, which is also its extra
+BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "reference"]
+# What each needs beyond the core, which is also its extra.
+_PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
 
 
 class ConstrainBackend(Protocol):
@@ -63,7 +65,7 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
     """
     resolved = available()[0] if name == "auto" else name
     if resolved not in ("cpu", *_PACKAGES):
-        raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax', 'triton' or 'reference'")
+        raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax', 'triton', 'torch' or 'reference'")
     if resolved not in available():
         package = _PACKAGES[resolved]
         raise MissingExtraError(f"backend {resolved!r} needs {package}: pip install 'pleach[{package}]'")

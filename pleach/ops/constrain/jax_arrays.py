@@ -11,13 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pleach.errors import MissingExtraError
 from pleach.index import Trie, Version
 from pleach.ops.constrain.beams import Beams
-from pleach.ops.constrain.packed import PackedSegment
-from pleach.ops.constrain.room import LevelRoom, Room, SegmentRoom, check_size
+from pleach.ops.constrain.packed import PackedSegment, pack_version
+from pleach.ops.constrain.room import LevelRoom, Room, SegmentRoom
 
 try:
     import jax
@@ -50,7 +48,7 @@ class LevelArrays:
 class VersionArrays:
     """A version on a device: `levels[t][s]` is a pytree. The rest stays on the host: what filters are made from.
 
-    nbytes counts what is allocated, padding included.
+    nbytes counts what is allocated, padding included; used_nbytes what the exact sizes would take.
     """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
@@ -65,6 +63,11 @@ class VersionArrays:
     def nbytes(self) -> int:
         """Bytes on the device."""
         return sum(self.parts.values())
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes without the padding to powers of two."""
+        return sum(segment.used_nbytes for segment in self.packed)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -85,35 +88,22 @@ def _nbytes(array: Array | None) -> int:
     return 0 if array is None else array.nbytes
 
 
-def bind(
-    index: Trie | Version, *, room: Room | None = None, delta_leaves: int = 0, like: VersionArrays | None = None
-) -> VersionArrays:
+def bind(index: Trie | Version, *, delta_leaves: int = 0, like: VersionArrays | None = None) -> VersionArrays:
     """Copy a version to the device.
 
     delta_leaves: leave space for a delta of so many leaves where the version has none yet. like: an earlier version of the same
     catalogue; its segments that have not changed are not packed or copied again, and no size becomes smaller than there.
-    room: the exact sizes, made by another `bind`.
 
     Cost: a pass over each level of each new segment, a few ns a leaf, and the copy.
     Raises ArgumentError for more than 2^31 leaves.
     """
-    version = Version.of(index)
-    check_size(version)
-    known = {} if like is None else {id(one.trie): one for one in like.packed}
-    packed = [known.get(id(segment.trie)) or PackedSegment.of(segment.trie) for segment in version.segments]
-    wanted = room or Room.of([one.needs for one in packed], delta_leaves, None if like is None else like.room)
-    if len(packed) < len(wanted.segments):  # the delta to come
-        empty = next((one for one in known.values() if one.trie.num_leaves == 0), None)
-        packed.append(empty or _empty(version.codebook_sizes))
+    known, kept = ((), None) if like is None else (like.packed, like.room)
+    packed, wanted = pack_version(index, delta_leaves, known, kept)
     columns: list[tuple[LevelArrays, ...]] = []
     for s, (one, segment_room) in enumerate(zip(packed, wanted.segments, strict=True)):
         old = like is not None and s < len(like.packed) and like.packed[s] is one and like.room.segments[s] == segment_room
         columns.append(tuple(pair[s] for pair in like.levels) if like is not None and old else _levels(one, segment_room))
-    return VersionArrays(levels=tuple(zip(*columns, strict=True)), packed=tuple(packed), room=wanted)
-
-
-def _empty(sizes: tuple[int, ...]) -> PackedSegment:
-    return PackedSegment.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes))
+    return VersionArrays(levels=tuple(zip(*columns, strict=True)), packed=packed, room=wanted)
 
 
 def _levels(segment: PackedSegment, room: SegmentRoom) -> tuple[LevelArrays, ...]:

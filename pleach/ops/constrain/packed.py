@@ -19,12 +19,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from pleach.index import Bitmap, Trie
+from pleach.index import Bitmap, Trie, Version
 from pleach.index.bits import next_set, rank_many
 from pleach.index.level import Level, code_dtype
-from pleach.ops.constrain.room import SHORT, LevelRoom, SegmentRoom, narrow_limit
+from pleach.ops.constrain.room import SHORT, LevelRoom, Room, SegmentRoom, check_size, narrow_limit
 
-__all__ = ["PackedLevel", "PackedSegment", "as_words"]
+__all__ = ["PackedLevel", "PackedSegment", "as_words", "pack_version"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,9 +131,40 @@ class PackedSegment:
         return cls(trie=trie, levels=tuple(levels))
 
     @property
+    def used_nbytes(self) -> int:
+        """Bytes that a device would hold if nothing were padded."""
+        total = 0
+        for level in self.levels:
+            need, item = level.needs, code_dtype(level.source.size)().itemsize
+            total += (item * self.trie.num_leaves + self.trie.num_leaves // 8) if need.short else 0
+            total += (self.trie.num_leaves // 8 + 12 * need.ranges) if need.ranges else 0
+            total += (item + 4) * need.entries
+        return total
+
+    @property
     def needs(self) -> SegmentRoom:
         """The exact sizes."""
         return SegmentRoom(leaves=self.trie.num_leaves, levels=tuple(level.needs for level in self.levels))
+
+
+def pack_version(
+    index: Trie | Version, delta_leaves: int, known: tuple[PackedSegment, ...], kept: Room | None
+) -> tuple[tuple[PackedSegment, ...], Room]:
+    """A version's segments packed, and the room for them; segments that are among `known` are taken from there.
+
+    The room is what the segments need, a delta of `delta_leaves` at least, and no less than `kept`. Where it has space for a
+    delta that is not there, an empty one stands in. Raises ArgumentError for more than 2^31 leaves.
+    """
+    version = Version.of(index)
+    check_size(version)
+    of_trie = {id(one.trie): one for one in known}
+    packed = [of_trie.get(id(segment.trie)) or PackedSegment.of(segment.trie) for segment in version.segments]
+    wanted = Room.of([one.needs for one in packed], delta_leaves, kept)
+    if len(packed) < len(wanted.segments):
+        sizes = version.codebook_sizes
+        empty = next((one for one in known if one.trie.num_leaves == 0), None)
+        packed.append(empty or PackedSegment.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes)))
+    return tuple(packed), wanted
 
 
 def as_words(bitmap: Bitmap, leaves: int) -> NDArray[np.uint32]:

@@ -1,0 +1,109 @@
+"""The step in torch without loops: the whole parity grid, and one graph for every version and filter of the same sizes."""
+
+import itertools
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+
+from pleach import Trie
+from pleach.decode.search import root_ranges
+from pleach.errors import ArgumentError
+from pleach.index import Segment, Version
+from pleach.ops import backend as backends
+from pleach.ops.constrain import cpu, request_filters
+from pleach.ops.constrain import torch as ops
+from tests.parity import test_grid as grid
+
+SIZES = (9, 300, 11)
+WIDTHS = (6, 20, 12)
+
+
+@pytest.mark.parametrize(("name", "shape", "scoring"), [*itertools.product(grid.CASES, grid.SHAPES, grid.SCORINGS)])
+def test_the_parity_grid(name: str, shape: str, scoring: str) -> None:
+    grid.test_every_backend_gives_the_beams_of_the_oracle(name, shape, "torch", scoring)
+
+
+def random_version(rng: np.random.Generator, num_items: int, num_delta: int) -> Version:
+    def table(size: int) -> np.ndarray:
+        first = np.minimum(rng.geometric(0.5, size) - 1, SIZES[0] - 1)
+        return np.stack([first, rng.integers(0, SIZES[1], size) // (1 + first * 5), rng.integers(0, SIZES[2], size)], axis=1)
+
+    base = Trie.build(table(num_items), SIZES, np.arange(num_items))
+    live = base.filter(rng.random(num_items) < 0.9)
+    return Version(segments=(Segment(trie=base, live=live), Segment(trie=Trie.build(table(num_delta), SIZES))))
+
+
+def search(extend: Any, version: Version, arrays: Any, requests: Any, seed: int, scoring: Any) -> None:
+    """A search, each round compared with the CPU's; both go on from the same beams."""
+    rng = np.random.default_rng(seed)
+    on_cpu = cpu.bind(version)
+    filters, cpu_filters = ops.bind_filters(arrays, requests), cpu.bind_filters(on_cpu, requests)
+    lo, hi = root_ranges(version, requests)
+    scores = np.zeros(lo.shape[1:], np.float32)
+    for level, width in enumerate(WIDTHS):
+        logits = rng.normal(size=(*lo.shape[1:], SIZES[level])).astype(np.float32)
+        settings: Any = {"num_beams": width, "scoring": scoring}
+        truth = cpu.step(on_cpu, level, lo, hi, scores, logits, cpu_filters, **settings)
+        given = [torch.from_numpy(one) for one in (lo, hi, scores, logits)]
+        ours, bad = extend(arrays.levels[level], filters.levels[level], *given, **settings)
+        assert not bad.any()
+        np.testing.assert_allclose(ours.scores, truth.scores, rtol=1e-5, atol=2e-5)
+        for name in ("parent", "code", "lo", "hi", "num_valid"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(truth, name))
+        lo, hi, scores = truth.lo, truth.hi, truth.scores
+
+
+def test_one_graph_a_level_without_breaks_serves_every_version_and_filter() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.extend, fullgraph=True, backend="eager", dynamic=False)
+    rng = np.random.default_rng(3)
+    arrays = ops.bind(random_version(rng, 1000, 150), delta_leaves=200)
+    with torch.inference_mode():
+        for turn in range(8):
+            version = random_version(rng, 900 + turn, 100 + turn)
+            arrays = ops.bind(version, like=arrays)
+            ids = np.flatnonzero(version.knows(np.arange(900)))
+            filters = [version.filter(item_ids=rng.choice(ids, 30 * turn + 1)), None]
+            requests = request_filters(version, 2, filters, [rng.choice(ids, 5), None])
+            with torch._dynamo.config.patch(error_on_recompile=turn > 0):
+                search(compiled, version, arrays, requests, turn, "full")
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # torch about itself
+def test_inductor_gives_the_same_beams() -> None:
+    rng = np.random.default_rng(4)
+    trie = Trie.build(rng.permutation(300)[:200, None], (300,))
+    arrays = ops.bind(trie)
+    assert arrays.levels[0][0].room.wide > 0
+    compiled = torch.compile(ops.extend, fullgraph=True, dynamic=False)
+    for allowed in (trie.filter(rng.random(200) < 0.5), trie.filter(rng.random(200) < 0.1)):
+        filters = ops.bind_filters(arrays, request_filters(trie, 2, [allowed, None], None))
+        given = torch.zeros(1, 2, 1).long(), torch.full((1, 2, 1), 200), torch.zeros(2, 1), torch.randn(2, 1, 300)
+        settings: Any = {"num_beams": 30, "scoring": "full"}
+        ours, _ = compiled(arrays.levels[0], filters.levels[0], *given, **settings)
+        eager, _ = ops.extend(arrays.levels[0], filters.levels[0], *given, **settings)
+        torch.testing.assert_close(ours.scores, eager.scores)
+        for name in ("parent", "code", "lo", "hi", "num_valid"):
+            torch.testing.assert_close(getattr(ours, name), getattr(eager, name), rtol=0, atol=0)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_a_long_deny_list_takes_its_children_out_one_by_one(scoring: Any) -> None:
+    rng = np.random.default_rng(12)
+    version = random_version(rng, 900, 100)
+    ids = np.flatnonzero(version.knows(np.arange(900)))
+    requests = request_filters(version, 2, [version.filter(item_ids=ids[::2]), None], [ids[:600], rng.choice(ids, 400)])
+    search(ops.extend, version, ops.bind(version), requests, 1, scoring)
+
+
+def test_ragged_children_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ArgumentError, match="backend='cpu'"):
+        backends.load("torch")[1].children()
