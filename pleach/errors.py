@@ -18,6 +18,7 @@
     │   └── UnknownRuleError     a request names a rule that the catalogue does not have
     ├── RequestError             a request is outside what the server accepts
     │   └── OverloadedError      the server has no room for it now; try again later
+    │       └── UnavailableError the server takes no requests: it stops, or its device does not answer
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
 
@@ -44,6 +45,7 @@ __all__ = [
     "RequestError",
     "RuleError",
     "TrainingError",
+    "UnavailableError",
     "UnknownRuleError",
 ]
 
@@ -113,11 +115,23 @@ class UnknownRuleError(RuleError):
 
 
 class RequestError(PleachError, ValueError):
-    """A request is outside what the server accepts."""
+    """A request is outside what the server accepts. reason: a word for why, as metrics count it."""
+
+    def __init__(self, message: str = "", *, reason: str = "over_a_limit") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class OverloadedError(RequestError):
-    """The server has no room for a request now."""
+    """The server has no room for a request now. retry_after_s: when it should have, as far as can be told."""
+
+    def __init__(self, message: str = "", *, reason: str = "overloaded", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, reason=reason)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(OverloadedError):
+    """The server takes no requests, whatever its load: it is starting, stopping, or its device does not answer."""
 
 
 class MissingExtraError(PleachError, ImportError):
