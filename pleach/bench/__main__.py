@@ -31,6 +31,7 @@ class Name(StrEnum):
     FORCED = "forced"
     HEAD = "head"
     HF = "hf"
+    REORDERING = "reordering"
     UPDATES = "updates"
     GPU = "gpu"
 

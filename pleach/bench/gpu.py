@@ -1,63 +1,86 @@
-"""`bench gpu` (`make gpu`): the constrained step in plain torch on a GPU, parity first, then its time.
+"""`bench gpu` (`make gpu`): every Triton kernel on a GPU: parity first, at real sizes, then its time. Under 8 minutes in all.
 
-There is no GPU kernel in pleach yet: what runs here is `ops.constrain.reference`, on a small shape, so that the first kernel
-finds a harness, a parity check on the device and a baseline. Without a CUDA device it says so and exits with 2.
+Each part runs in a process of its own, because a kernel that fails leaves the device unusable for what follows in the same one.
+Whatever fails becomes a row that says so. Rows are appended to results/gpu.jsonl. Needs torch, triton and what the core needs
+(numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m pleach.bench.gpu` in a checkout.
+
+Without a CUDA device it says so and exits with 2.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
-from pleach.bench.rows import append_row, spread
-from pleach.bench.workloads import DISTRIBUTIONS, random_codes, random_logits
-from pleach.index import Trie
-from pleach.ops.constrain import cpu, reference, request_filters
+from pleach.bench import gpu_attention, gpu_head, gpu_step
+from pleach.bench.gpu_timing import Measured, ceilings
+from pleach.bench.rows import append_row
 
-__all__ = ["main"]
+__all__ = ["lines", "main", "part"]
 
-B, K, V, L = 2, 16, 512, 4
+# Seconds that each part may take. The first gives what the others compare with.
+_PARTS = {"ceilings": 40, "attention": 80, "head": 120, "step": 230}
 
 
 def main(as_json: bool) -> None:
-    """Run on the first CUDA device, or exit with 2."""
+    """Run all parts on the first CUDA device, or exit with 2."""
     if not torch.cuda.is_available():
         print("no CUDA device here: `make gpu` measures on a GPU only; nothing was measured", file=sys.stderr)
         raise SystemExit(2)
-    for distribution in DISTRIBUTIONS:
-        parameters, measured = _measure(distribution)
-        row = append_row("gpu", parameters, measured)
-        print(json.dumps(row) if as_json else json.dumps(measured, indent=2))
+    roofs = {"copy_bytes_a_second": 4e12, "bf16_operations_a_second": 7.5e14}  # until they are measured, of an H200
+    device = {"device": torch.cuda.get_device_name(), "triton": _triton_version(), "cuda": torch.version.cuda}
+    for name, seconds in _PARTS.items():
+        for parameters, measured in lines(name, roofs, seconds):
+            if name == "ceilings":
+                roofs |= {key: value for key, value in measured.items() if key in roofs}
+            row = append_row("gpu", parameters, {**measured, **device})
+            print(json.dumps(row) if as_json else f"{parameters}\n  {json.dumps(measured)}", flush=True)
 
 
-def _measure(distribution: str, num_items: int = 100_000, repeats: int = 20) -> tuple[dict[str, Any], dict[str, Any]]:
-    rng = np.random.default_rng()
-    trie = Trie.build(random_codes(rng, distribution, num_items, V, L), [V] * L)
-    logits = [random_logits(rng, B, 1 if level == 0 else K, V) for level in range(L)]
-    requests = request_filters(trie, B, [trie.filter(rng.random(num_items) < 0.1), None], None)
-    on_cpu, on_gpu = cpu.bind(trie), reference.bind(trie, "cuda")
-    cpu_filters, gpu_filters = cpu.bind_filters(on_cpu, requests), reference.bind_filters(on_gpu, requests)
-    lo, hi, scores = np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32)
-    milliseconds: list[float] = []
-    for level in range(L):
-        expected = cpu.step(on_cpu, level, lo, hi, scores, logits[level], cpu_filters, num_beams=K, scoring="full")
-        lo_SBK, hi_SBK, scores_BK, logits_BKV = (torch.from_numpy(one).cuda() for one in (lo, hi, scores, logits[level]))
-        run = partial(reference.step, on_gpu, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, gpu_filters)
-        found = run(num_beams=K, scoring="full")
-        torch.testing.assert_close(found.scores.cpu(), torch.from_numpy(expected.scores), rtol=1e-5, atol=1e-4)
-        np.testing.assert_array_equal(found.num_valid.cpu().numpy(), expected.num_valid)
-        for _ in range(repeats):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run(num_beams=K, scoring="full")
-            end.record()
-            torch.cuda.synchronize()
-            milliseconds.append(begin.elapsed_time(end))
-        lo, hi, scores = expected.lo, expected.hi, expected.scores
-    parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L, "kernel": "reference"}
-    return parameters, {"step_ms": spread(milliseconds, 1.0), "device": torch.cuda.get_device_name(), "repeats": repeats}
+def lines(name: str, roofs: dict[str, float], seconds: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The rows that a part prints, and one more if it did not come to its end."""
+    command = [sys.executable, "-m", "pleach.bench.gpu", name, json.dumps(roofs)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 15, check=False)
+        output, error = done.stdout, f"exit {done.returncode}: {done.stderr[-1500:]}" if done.returncode else ""
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout.decode() if isinstance(expired.stdout, bytes) else expired.stdout or ""
+        error = f"stopped after {seconds + 15} s"
+    for line in output.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            yield row["parameters"], row["measured"]
+    if error:
+        yield {"what": name}, {"failed": error}
+
+
+def part(name: str, device: torch.device, roofs: dict[str, float], seconds: float) -> Measured:
+    """The rows of one part."""
+    bandwidth, operations = roofs["copy_bytes_a_second"], roofs["bf16_operations_a_second"]
+    if name == "ceilings":
+        yield {"what": "ceilings"}, ceilings(device)
+    elif name == "attention":
+        yield from gpu_attention.runs(device, bandwidth, operations, seconds)
+    elif name == "head":
+        yield from gpu_head.runs(device, bandwidth, seconds)
+    else:
+        yield from gpu_step.runs(device, bandwidth, seconds)
+
+
+def _triton_version() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        main(as_json=True)
+    else:
+        for parameters, measured in part(sys.argv[1], torch.device("cuda"), json.loads(sys.argv[2]), _PARTS[sys.argv[1]]):
+            print(json.dumps({"parameters": parameters, "measured": measured}), flush=True)

@@ -1,8 +1,9 @@
 """Bit masks for the states of a composition in which much of the vocabulary is legal.
 
-Most of a mask is copied. What is legal below a trie node depends on the state only as far as the next `height` bytes can tell
-(`_depth_classes`), so a subtree that was met under an equal state is a range of bits of an older mask: the states of a bounded
-string, hundreds of them, cost one walk and then what differs.
+What is legal below a trie node depends on the state only as far as the next `height` bytes can tell (`_depth_classes`). So a
+state is walked beside another that is already done and like it for as many bytes ahead as can be had: where the two are alike
+for as long as the longest token below, a range of bits is copied, and the walk goes on only where they differ. The hundreds of
+states of a bounded string cost one walk, and then what the end of the string forbids.
 
 Shapes: X states of the byte automaton, the first S of which a token may end in, D of them dense; P nodes, R ranks, V tokens;
 M masks of W words; H bytes ahead.
@@ -18,13 +19,12 @@ from numpy.typing import NDArray
 from pleach.errors import AutomatonError
 from pleach.index.bits import trailing_zeros
 from pleach.index.dfa import ByteDFA
-from pleach.index.moves import living, moves_of, scratch_of, tree_of
+from pleach.index.moves import moves_of, tree_of
 from pleach.index.tokens import TokenTrie
 
 __all__ = ["dense_masks"]
 
 _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and those are walked
-_SHARED = 16  # tokens that a subtree must have to be remembered
 
 
 def dense_masks(
@@ -37,9 +37,8 @@ def dense_masks(
     num_words = tokens.vocabulary_size // 64 + 1
     most_masks = max(0, room) // (8 * num_words)
     depth_HX = _depth_classes(num_states, dfa.first_X1, dfa.label_E, dfa.next_E, _DEPTHS)
-    mask_D, ranked_MW = _fill_masks(
-        dense_D, num_states, moves_of(dfa), tree_of(tokens), scratch_of(tokens), depth_HX, num_words, most_masks
-    )
+    words = (tokens.id_R, tokens.bytes_T, tokens.start_V1)
+    mask_D, ranked_MW = _fill_masks(dense_D, num_states, moves_of(dfa), tree_of(tokens), words, depth_HX, num_words, most_masks)
     if len(ranked_MW) > most_masks:
         raise AutomatonError(f"the masks of {len(dense_D):,} states take more than {max(0, room):,} bytes: raise max_bytes")
     mask_MW = np.zeros(ranked_MW.shape, np.uint64)
@@ -113,18 +112,33 @@ def _copy_bits(source_W, target_W, low, high):
     target_W[last] |= source_W[last] & tail
 
 
+@njit(cache=True, inline="always")
+def _move(state, byte, class_256, first_X1, byte_E, next_E, row_X, table_TC):
+    """The state after a byte, -1 where it leads nowhere."""
+    target = np.int32(-1)
+    if state >= 0:
+        row = row_X[state]
+        if row >= 0:
+            target = table_TC[row, class_256[byte]]
+        else:
+            for edge in range(first_X1[state], first_X1[state + 1]):
+                if byte_E[edge] == byte:
+                    target = next_E[edge]
+    return target
+
+
 @njit(cache=True)
-def _fill_masks(dense_D, num_states, moves, tree, scratch, depth_HX, num_words, most_masks):
+def _fill_masks(dense_D, num_states, moves, tree, words, depth_HX, num_words, most_masks):
     """(which mask each state has, the masks over ranks, each once); stops with the first mask above `most_masks`."""
     class_256, first_X1, byte_E, next_E, row_X, table_TC = moves
     child_P, past_P, byte_P, lo_P, own_P, hi_P, height_P = tree
-    node_Z, state_Z, child_256, state_256 = scratch
-    most, num_all = len(depth_HX) - 1, depth_HX.shape[1]
+    id_R, bytes_T, start_V1 = words
+    most = len(depth_HX) - 1
     settled = most < _DEPTHS  # one byte more changes nothing
     mask_D = np.full(len(dense_D), -1, np.int32)
     ranked_MW, hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
-    met = {np.int64(-1): np.int32(-1)}  # (node, depth class) -> the mask in which that subtree was written
-    written_Z = np.empty(len(byte_P), np.int64)
+    done_HX = np.full(depth_HX.shape, -1, np.int32)  # the place of the last state done, by depth and class
+    node_Z, state_Z, like_Z = np.empty(len(byte_P), np.int32), np.empty(len(byte_P), np.int32), np.empty(len(byte_P), np.int32)
     count = 0
     for place in range(len(dense_D)):
         if count > most_masks:
@@ -134,31 +148,47 @@ def _fill_masks(dense_D, num_states, moves, tree, scratch, depth_HX, num_words, 
             hash_M = np.concatenate((hash_M, np.empty_like(hash_M)))
         mask_W = ranked_MW[count]
         mask_W[:] = 0
-        node_Z[0], state_Z[0] = 0, dense_D[place]
-        depth, written = 1, 0
+        origin, height = dense_D[place], most
+        while height >= 0 and done_HX[height, depth_HX[height, origin]] < 0:
+            height -= 1
+        other = done_HX[height, depth_HX[height, origin]] if height >= 0 else -1
+        source_W = ranked_MW[mask_D[other]] if other >= 0 else mask_W
+        node_Z[0], state_Z[0], like_Z[0] = 0, origin, dense_D[other] if other >= 0 else -1
+        depth = 1
         while depth:
             depth -= 1
-            node, state = node_Z[depth], state_Z[depth]
-            found = living(
-                node, state, class_256, first_X1, byte_E, next_E, row_X, table_TC, child_P, past_P, byte_P, child_256, state_256
-            )
-            for index in range(found - 1, -1, -1):
-                child, target = child_256[index], state_256[index]
-                lo, own, hi = lo_P[child], own_P[child], hi_P[child]
-                if hi - lo >= _SHARED and (settled or height_P[child] <= most):
-                    key = np.int64(child) * num_all + depth_HX[min(height_P[child], most), target]
-                    if key in met:
-                        _copy_bits(ranked_MW[met[key]], mask_W, lo, hi)
-                        continue
-                    met[key] = np.int32(count)
-                    written_Z[written] = key
-                    written += 1
-                if target < num_states:
-                    for rank in range(lo, own):
-                        mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
-                if hi > own:
-                    node_Z[depth], state_Z[depth] = child, target
-                    depth += 1
+            node, state, like = node_Z[depth], state_Z[depth], like_Z[depth]
+            begin = lo_P[node]  # ranks from here to where the next child begins are as in the other mask
+            if child_P[node] < past_P[node]:
+                begin = lo_P[child_P[node]]
+            for child in range(child_P[node], past_P[node]):
+                target = _move(state, byte_P[child], class_256, first_X1, byte_E, next_E, row_X, table_TC)
+                alike = _move(like, byte_P[child], class_256, first_X1, byte_E, next_E, row_X, table_TC)
+                lo, own, hi, height = lo_P[child], own_P[child], hi_P[child], height_P[child]
+                same = target == alike
+                if not same and target >= 0 and alike >= 0 and (settled or height <= most):
+                    height = min(height, most)
+                    same = depth_HX[height, target] == depth_HX[height, alike]
+                if same:
+                    continue
+                if lo > begin and like >= 0:
+                    _copy_bits(source_W, mask_W, begin, lo)
+                begin = hi
+                if target >= 0:
+                    if target < num_states:
+                        for rank in range(lo, own):
+                            mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
+                    if hi - own == 1:  # one token below: its last bytes, without the nodes
+                        past = start_V1[id_R[own] + 1]
+                        for spot in range(past - height_P[child], past):
+                            target = _move(target, bytes_T[spot], class_256, first_X1, byte_E, next_E, row_X, table_TC)
+                        if 0 <= target < num_states:
+                            mask_W[own >> 6] |= np.uint64(1) << np.uint64(own & 63)
+                    elif hi > own:
+                        node_Z[depth], state_Z[depth], like_Z[depth] = child, target, alike
+                        depth += 1
+            if hi_P[node] > begin and like >= 0:
+                _copy_bits(source_W, mask_W, begin, hi_P[node])
         hashed = np.uint64(0)
         for word in range(num_words):
             hashed = (hashed ^ mask_W[word]) * np.uint64(0x9E3779B97F4A7C15)
@@ -170,9 +200,8 @@ def _fill_masks(dense_D, num_states, moves, tree, scratch, depth_HX, num_words, 
         if mask == count:
             hash_M[count] = hashed
             count += 1
-        else:
-            for index in range(written):
-                met[written_Z[index]] = np.int32(mask)
+        for height in range(most + 1):
+            done_HX[height, depth_HX[height, origin]] = place
     return mask_D, ranked_MW[:count].copy()
 
 

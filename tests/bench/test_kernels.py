@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pleach.bench import attention, head
+from pleach.bench import attention, head, reordering
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
@@ -30,3 +30,14 @@ def test_bench_attention_runs_small_and_counts_what_xgr_counts() -> None:
     assert parameters["beams"] == 512
     assert counted["bytes"]["per_beam"] == pytest.approx(59e9, rel=0.01)
     assert counted["bytes"]["shared_prompt_alone"] == pytest.approx(0.115e9, rel=0.01)
+
+
+def test_clustered_tokens_of_the_first_set_are_one_run_and_unused_ones_are_last() -> None:
+    rng = np.random.default_rng(3)
+    legal = rng.random((9, 500)) < 0.1
+    place = reordering.clustered(legal)
+    assert sorted(place) == list(range(500))
+    assert sorted(place[legal[0]]) == list(range(legal[0].sum()))
+    assert place[~legal.any(0)].min() == legal.any(0).sum()
+    rows = [np.flatnonzero(legal[0])]
+    assert reordering.share_of_blocks(rows, place, 10) < reordering.share_of_blocks(rows, np.arange(500), 10)

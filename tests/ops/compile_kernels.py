@@ -90,9 +90,11 @@ def head() -> None:
 
 
 def attention() -> None:
+    from pleach.bench.peers import paged_attention
     from pleach.ops.attention import triton
 
     kernels_of(triton)
+    kernels_of(paged_attention)
     for dtype, per, codes in ((torch.bfloat16, 2, 3), (torch.float32, 8, 1)):
         requests, beams, groups, size, tokens = 2, 70, 4, 128, 1000
         query = torch.zeros(requests, beams, groups * per, size, dtype=dtype)
@@ -102,6 +104,7 @@ def attention() -> None:
         lengths = torch.full((requests,), tokens)
         triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
         triton.follow_in_place(slots, ancestors[:, :, 0].contiguous())
+        paged_attention.PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2]).attend(query[:1, :2])
 
 
 def main(names: Iterator[str]) -> None:

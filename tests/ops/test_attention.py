@@ -1,12 +1,22 @@
 """Attention over prompt and suffix: Triton against torch, ancestors against moving, and when moving in place is wrong."""
 
+from collections.abc import Generator
+
 import pytest
 import torch
 from torch import Tensor
 
+from pleach.bench.gpu_timing import poisoned
 from pleach.errors import ArgumentError
 from pleach.ops.attention import reference, triton
 from pleach.ops.attention.reorder import by_parent, directions, extend_ancestors, follow_in_place, two_passes
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Generator[None]:
+    """What a kernel does not write is NaN, or very large."""
+    with poisoned():
+        yield
 
 
 def exact(query: Tensor, keys: Tensor, values: Tensor, live: Tensor) -> Tensor:

@@ -1,12 +1,23 @@
 """The Triton kernels of the allowed-only head and of the study log, under the interpreter, on small shapes."""
 
+from collections.abc import Generator
+
 import pytest
 import torch
 from torch import Tensor
 
+from pleach.bench.gpu_timing import poisoned
 from pleach.errors import ArgumentError, LogitsError
 from pleach.ops.head import Costs, States, Work, reference, triton
 from pleach.ops.head.triton_masked import masked_logits
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Generator[None]:
+    """What a kernel does not write is NaN, or very large."""
+    with poisoned():
+        yield
+
 
 SHAPES = [(1, 70, 24), (3, 129, 100), (18, 200, 64)]
 

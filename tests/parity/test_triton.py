@@ -6,6 +6,7 @@ The interpreter takes a tenth of a second for a program, so widths are cut and t
 import os
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,21 @@ import pytest
 import torch
 
 from pleach import BeamSearch, Trie
+from pleach.bench.gpu_timing import poisoned
 from pleach.decode.search import root_ranges
 from pleach.errors import ArgumentError, LogitsError
 from pleach.index import Version
 from pleach.ops.constrain import RequestFilter, cpu, reference, request_filters, triton
 from tests.parity.oracle import search
 from tests.parity.test_grid import CASES, Catalogue, Recorder, TableModel
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Generator[None]:
+    """What a kernel does not write is NaN, or very large."""
+    with poisoned():
+        yield
+
 
 # (case, shape of the catalogue, scoring, most beams): every layout, filters, denied items, ties, one and two segments.
 SAMPLE = [
