@@ -240,16 +240,18 @@ class Catalogue:
             return 1.0
 
     def refresh_due(self) -> float | None:
-        """Evaluate the rules whose time has come; the background thread does nothing else.
+        """Evaluate the rules whose time has come, each once; the background thread does nothing else.
 
-        Returns the seconds until the next.
+        Returns the seconds until the next: 0 where one that takes longer than its interval is due again.
         """
-        while True:
+        for _ in self.rules.definitions:
             with self._evaluating:
                 name = self._schedule.next_due(self._clock())
                 if name is None:
-                    return self._schedule.wait(self._clock())
+                    break
                 self._refresh_one(name)
+        with self._evaluating:
+            return self._schedule.wait(self._clock())
 
     @property
     def status(self) -> tuple[RuleStatus, ...]:

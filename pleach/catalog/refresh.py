@@ -11,6 +11,8 @@ from pleach.catalog.rules import Rule
 
 __all__ = ["Refresher", "RuleStatus", "Schedule"]
 
+_SHORTEST_REST, _LONGEST_REST = 0.001, 60.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleStatus:
@@ -115,5 +117,7 @@ class Refresher:
             wait = work()
             del work
             with self._changed:
-                # A weakly held object does not announce its end: look now and then.
-                self._changed.wait_for(lambda: self._awake or self._closed, 60.0 if wait is None else min(wait, 60.0))
+                # A weakly held object does not announce its end: look now and then. Nor may work without end keep all others
+                # from the locks that it takes.
+                rest = _LONGEST_REST if wait is None else min(max(wait, _SHORTEST_REST), _LONGEST_REST)
+                self._changed.wait_for(lambda: self._awake or self._closed, rest)

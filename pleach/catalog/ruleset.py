@@ -157,4 +157,5 @@ def unchanged(chosen: Chosen, before: Chosen | None) -> Chosen:
     """The filters of before where they select the same, so that who keeps something for a filter finds it again."""
     if before is None or len(before) != len(chosen):
         return chosen
-    return tuple(old if old == new else new for old, new in zip(before, chosen, strict=True))
+    parts = tuple(old if old == new else new for old, new in zip(before, chosen, strict=True))
+    return before if all(part is old for part, old in zip(parts, before, strict=True)) else parts

@@ -1,0 +1,40 @@
+"""A small shop: items with a price and a stock, and a clock that stands still."""
+
+import pyarrow as pa
+
+from pleach.catalog import Catalogue
+from pleach.index import Trie
+
+NUM_ITEMS = 300
+IDS = [f"é{i:03d}" for i in range(NUM_ITEMS)]
+TRIE = Trie.build([[i % 8, i % 31] for i in range(NUM_ITEMS)], [8, 31], item_ids=IDS)
+RULES = {"cheap": "price < 20", "in_stock": {"where": "stock > 0", "refresh": "60s"}, "rare": {"where": "stock = 2"}}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def items() -> pa.Table:
+    return pa.table(
+        {"item_id": IDS, "price": [float(i % 40) for i in range(NUM_ITEMS)], "stock": [i % 3 for i in range(NUM_ITEMS)]}
+    )
+
+
+def names(catalogue: Catalogue, rule: str) -> set:
+    return set(catalogue.rules.filters[rule].item_ids().tolist())
+
+
+def expected(predicate) -> set:
+    return {IDS[i] for i in range(NUM_ITEMS) if predicate(i)}
+
+
+def change(catalogue: Catalogue, sql: str) -> None:
+    """What other code does to a table in memory."""
+    with catalogue._store.writing() as writing:
+        writing.connection.execute(sql)
+        writing.commit()

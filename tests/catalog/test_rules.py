@@ -1,0 +1,279 @@
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach.catalog import Catalogue, Rule
+from pleach.catalog.items import ItemStore
+from pleach.catalog.rules import read_rules, seconds_of
+from pleach.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
+from tests.catalog.shop import IDS, RULES, TRIE, Clock, expected, items, names
+
+
+@pytest.fixture
+def catalogue():
+    with Catalogue.in_memory(items(), TRIE, RULES, clock=Clock(), background=False) as made:
+        yield made
+
+
+# How rules are written down.
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("500ms", 0.5),
+        ("1ms", 0.001),
+        ("60s", 60),
+        ("1.5s", 1.5),
+        ("5m", 300),
+        ("1h", 3600),
+        ("1d", 86400),
+        ("365d", 31_536_000),
+    ],
+)
+def test_a_duration_is_a_number_and_a_unit(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "duration",
+    [
+        "",
+        "60",
+        "s",
+        "0s",
+        "-1s",
+        "1 s",
+        "1S",
+        "366d",
+        "9" * 400 + "d",
+        "1e3s",
+        "nan s",
+        "٣s",
+        "1s\n",
+        60,
+        1.5,
+        None,
+        True,
+        ["1s"],
+    ],
+)
+def test_what_is_no_duration_is_refused(duration):
+    with pytest.raises(RuleError, match='such as "500ms", "60s"'):
+        seconds_of(duration)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=8))
+def test_any_text_is_a_duration_or_a_rule_error(text):
+    try:
+        assert 0 < seconds_of(text) <= 365 * 86_400
+    except RuleError:
+        return
+
+
+def test_a_rules_file_may_say_how_often(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        "[rules]\nplain = 'true'\nfresh = { where = 'price < 3', refresh = '5m' }\n[rules.long]\nwhere = '''\nprice > 3\n'''\n"
+    )
+    rules, faults = read_rules(path, refresh=7.0)
+    assert faults == {}
+    assert rules == {
+        "plain": Rule(name="plain", where="true", refresh=7.0),
+        "fresh": Rule(name="fresh", where="price < 3", refresh=300.0),
+        "long": Rule(name="long", where="price > 3\n", refresh=7.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"where": "true", "refresh": 60}, "the refresh of rule 'x' has to be a text"),
+        ({"where": "true", "refresh": "often"}, "the refresh of rule 'x' has to be a text"),
+        ({"refresh": "60s"}, "but it has no where"),
+        ({}, "but it has no where"),
+        ({"where": "true", "every": "60s"}, "but it has 'every' too"),
+        ({"where": 3}, "has to be the text of an SQL predicate, not 3"),
+        ({"where": ""}, "has to be the text of an SQL predicate"),
+        ([], "has to be the text of an SQL predicate"),
+    ],
+)
+def test_a_rule_of_another_shape_is_refused_and_hides_no_other(value, says):
+    rules, faults = read_rules({"x": value, "y": "true"})
+    assert set(rules) == {"y"}
+    with pytest.raises(RuleError, match=says):
+        raise faults["x"]
+    with pytest.raises(RuleError, match=says):
+        Catalogue.in_memory(items(), TRIE, {"x": value})
+
+
+# Rules that come and go.
+
+
+def test_a_rule_can_be_added_replaced_and_removed(catalogue):
+    before = catalogue.rules
+    catalogue.add_rule("dear", "price >= 20", refresh="60s")
+    assert names(catalogue, "dear") == expected(lambda i: i % 40 >= 20)
+    assert "dear" not in before.filters
+    assert catalogue.rules.generation == before.generation + 1
+    assert catalogue.rules.filters["cheap"].parts[0] is before.filters["cheap"].parts[0]
+    catalogue.add_rule("dear", "price >= 39")
+    assert names(catalogue, "dear") == expected(lambda i: i % 40 >= 39)
+    catalogue.remove_rule("dear")
+    with pytest.raises(UnknownRuleError, match="unknown rule 'dear'; the rules of this catalogue are: cheap, in_stock, rare"):
+        catalogue.filter(["dear"])
+    with pytest.raises(UnknownRuleError, match="no rule 'dear' to remove: cheap, in_stock, rare"):
+        catalogue.remove_rule("dear")
+
+
+def test_an_added_rule_outlives_a_reload_and_a_removed_one_comes_back_with_it(tmp_path):
+    (tmp_path / "rules.toml").write_text("[rules]\ncheap = 'price < 20'\nrare = 'stock = 2'\n")
+    with Catalogue.in_memory(items(), TRIE, tmp_path / "rules.toml") as catalogue:
+        catalogue.add_rule("cheap", "price < 5")
+        catalogue.add_rule("dear", "price > 30")
+        catalogue.remove_rule("rare")
+        assert set(catalogue.rules.filters) == {"cheap", "dear"}
+        assert catalogue.reload().ok
+        assert set(catalogue.rules.filters) == {"cheap", "dear", "rare"}
+        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 5)
+        catalogue.remove_rule("cheap")
+        assert catalogue.reload().ok
+        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "refresh"),
+    [
+        ("new", "price <", None),
+        ("new", "no_such_column > 1", None),
+        ("new", "error('no')", None),
+        ("new", "sum(price) > 1", None),
+        ("new", "row_number() OVER () < 3", None),
+        ("new", "true) OR (true", None),
+        ("new", "true); DELETE FROM items; --", None),
+        ("new", "item_id", None),
+        ("new", "", None),
+        ("new", "true", "soon"),
+        ("new", "true", "0s"),
+        ("a b", "true", None),
+        ("x' OR '1", "true", None),
+        ("cheap", "price <", None),
+    ],
+)
+def test_a_malformed_rule_is_refused_and_changes_nothing(catalogue, name, where, refresh):
+    before, status = catalogue.rules, catalogue.status
+    with pytest.raises(RuleError):
+        catalogue.add_rule(name, where, refresh)
+    assert catalogue.rules is before
+    assert catalogue.status == status
+    assert catalogue.reload().ok
+    assert set(catalogue.rules.filters) == {"cheap", "in_stock", "rare"}
+    assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
+
+
+def test_times_are_compared_with_now_in_utc():
+    now = time.time_ns() // 1000
+    hour = 3600 * 10**6
+    table = pa.table(
+        {
+            "item_id": IDS[:4],
+            "seen": pa.array([now, now - 7 * 24 * hour + hour, now - 7 * 24 * hour - hour, None], pa.timestamp("us")),
+            "zoned": pa.array(
+                [now, now - 7 * 24 * hour + hour, now - 7 * 24 * hour - hour, None], pa.timestamp("us", "Asia/Tokyo")
+            ),
+        }
+    )
+    rules = {"fresh": "seen > now() - INTERVAL 7 DAY", "too": "zoned > now() - INTERVAL 7 DAY"}
+    with Catalogue.in_memory(table, TRIE, rules) as catalogue:
+        assert names(catalogue, "fresh") == names(catalogue, "too") == set(IDS[:2])
+
+
+def test_a_rule_about_now_changes_with_the_time_alone():
+    table = pa.table({"item_id": IDS[:1], "seen": pa.array([time.time_ns() // 1000 + 20_000], pa.timestamp("us"))})
+    with Catalogue.in_memory(table, TRIE, {"past": "seen < now()"}, background=False) as catalogue:
+        before = names(catalogue, "past")
+        time.sleep(0.03)
+        catalogue.refresh("past")
+        assert (before, names(catalogue, "past")) in ((set(), set(IDS[:1])), (set(IDS[:1]), set(IDS[:1])))
+
+
+# Expressions and deny lists.
+
+
+def test_an_expression_of_rules_is_a_filter_and_a_deny_list_comes_off(catalogue):
+    cheap, stock, rare = (names(catalogue, name) for name in ("cheap", "in_stock", "rare"))
+
+    def asked(*args, **more) -> set:
+        return set(catalogue.filter(*args, **more).item_ids().tolist())
+
+    assert asked("cheap & in_stock") == asked(["in_stock", "cheap"]) == cheap & stock
+    assert asked("cheap | in_stock - rare") == cheap | (stock - rare)
+    assert asked("(cheap | in_stock) - rare", deny=IDS[:50]) == ((cheap | stock) - rare) - set(IDS[:50])
+    assert asked(deny=[*IDS[:50], "unknown", IDS[3]]) == set(IDS[50:])
+    assert asked(["cheap"], deny=np.array(IDS[:50])) == cheap - set(IDS[:50])
+    assert catalogue.filter() is None
+    assert catalogue.filter([], deny=[]) is None
+    with pytest.raises(ItemIdError):
+        catalogue.filter(["cheap"], deny=[1.5])
+
+
+def test_an_expression_is_evaluated_once_for_each_state_of_the_rules(catalogue):
+    first = catalogue.filter("cheap - rare & in_stock")
+    assert catalogue.filter("in_stock & (cheap - rare)") is first
+    assert catalogue.filter("cheap") is catalogue.filter(["cheap", "cheap"])
+    catalogue.delete([IDS[1]])
+    second = catalogue.filter("cheap - rare & in_stock")
+    assert second is not first
+    assert IDS[1] in set(first.item_ids().tolist()) - set(second.item_ids().tolist())
+
+
+def test_a_name_with_a_minus_is_a_name_and_the_error_says_how_to_subtract():
+    with Catalogue.in_memory(items(), TRIE, {"a": "price < 20", "b": "stock = 0", "a-b": "stock = 1"}) as catalogue:
+        assert catalogue.filter("a-b") is catalogue.filter(["a-b"])
+        assert len(catalogue.filter("a -b") or ()) == len(names(catalogue, "a") - names(catalogue, "b"))
+        with pytest.raises(UnknownRuleError, match=r"unknown rule 'a-c' \(a minus needs a space on its left\)"):
+            catalogue.filter("a-c")
+
+
+@pytest.fixture(scope="module")
+def locked():
+    """A catalogue whose table cannot be reached any more."""
+    with Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as made:
+        ways = {way: getattr(made._store, way) for way in ("reading", "writing", "_connect")}
+        for way in ways:
+            setattr(made._store, way, None)
+        yield made
+        for way, opened in ways.items():
+            setattr(made._store, way, opened)
+
+
+@settings(max_examples=600)
+@given(
+    text=st.one_of(
+        st.text(max_size=40),
+        st.text(alphabet="cheapinstock_ &|()-'\";=/*\0é", max_size=40),
+        st.sampled_from(["cheap'; DROP TABLE items; --", "1=1", "cheap OR 1=1", "cheap\0", "${jndi:x}", "cheap; SELECT 1"]),
+    ),
+    rules=st.lists(st.one_of(st.text(max_size=10), st.sampled_from(["cheap", "x'; DROP TABLE items; --"])), max_size=3),
+    deny=st.lists(st.text(alphabet="é0123'\";-", max_size=8), max_size=4),
+)
+def test_nothing_of_a_request_comes_near_the_table(locked, text, rules, deny):
+    """The table is locked away: whatever a request brings is answered from bitmaps, or refused by name."""
+    for asked in (text, rules):
+        try:
+            found = locked.filter(asked, deny=deny)
+        except (RequestError, UnknownRuleError):
+            continue
+        assert found is None or set(found.item_ids().tolist()) <= set(IDS) - set(deny)
+
+
+def test_the_store_is_what_all_access_goes_through(catalogue, monkeypatch):
+    """So that locking it away proves what the test above says."""
+    monkeypatch.setattr(ItemStore, "reading", None)
+    with pytest.raises(TypeError):
+        catalogue.refresh("cheap")
