@@ -74,11 +74,12 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
 
 def to_numpy(array: Any) -> NDArray[Any]:
     """A numpy view (or copy, from a device) of a numpy array or a torch tensor; half precisions become float32."""
+    # The type is quoted because to make it takes longer than the rest.
     if isinstance(array, np.ndarray):
-        return cast(NDArray[Any], array)
+        return cast("NDArray[Any]", array)
     if hasattr(array, "detach"):
         tensor = array.detach()
-        return cast(NDArray[Any], (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
+        return cast("NDArray[Any]", (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
     return np.asarray(array)
 
 
