@@ -1,8 +1,27 @@
-"""The model room: which token is which code, a Qwen3 transformer over them, and its rounds in a search."""
+"""The model room: which token is which code, models over them (Qwen3, an encoder-decoder), and their rounds in a search."""
 
 from pleach.model.config import ModelConfig
+from pleach.model.encoder_decoder import EncoderDecoder
+from pleach.model.loading import AnyConfig, AnyModel, load_model, new_model
 from pleach.model.rounds import Rounds
+from pleach.model.t5_config import EncoderDecoderConfig
+from pleach.model.t5_rounds import EncoderDecoderRounds
 from pleach.model.transformer import Transformer
 from pleach.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
 
-__all__ = ["AnyVocabulary", "ModelConfig", "Rounds", "TokenTable", "Transformer", "Vocabulary", "vocabulary_from_dict"]
+__all__ = [
+    "AnyConfig",
+    "AnyModel",
+    "AnyVocabulary",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "EncoderDecoderRounds",
+    "ModelConfig",
+    "Rounds",
+    "TokenTable",
+    "Transformer",
+    "Vocabulary",
+    "load_model",
+    "new_model",
+    "vocabulary_from_dict",
+]

@@ -137,7 +137,7 @@ class Transformer(nn.Module):
         """
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
-        config, vocabulary = read_config(Path(directory), vocabulary)
+        config, vocabulary = read_config(Path(directory), vocabulary, ModelConfig)
         model = cls(config, vocabulary, device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         tensors = read_tensors(

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,18 +13,24 @@ from torch import Tensor
 
 from pleach.errors import CheckpointError
 from pleach.model.config import ModelConfig
+from pleach.model.t5_config import EncoderDecoderConfig
 from pleach.model.vocabulary import AnyVocabulary, vocabulary_from_dict
+
+Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 
 _FORMAT = 1
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def read_config(directory: Path, vocabulary: AnyVocabulary | None) -> tuple[ModelConfig, AnyVocabulary]:
-    """The config and the vocabulary of a checkpoint; `vocabulary` stands in where there is no pleach.json."""
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
-    hf = _read_json(directory / "config.json")
+def read_model_type(directory: Path) -> str:
+    """What config.json says that the model is, "qwen3" or "t5" for instance."""
+    return str(_read_hf(directory).get("model_type"))
+
+
+def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
+    """The config, of one kind, and the vocabulary of a checkpoint; `vocabulary` stands in where there is no pleach.json."""
+    hf = _read_hf(directory)
     if not (directory / "pleach.json").exists():
         if vocabulary is None:
             raise CheckpointError(
@@ -45,7 +51,7 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None) -> tuple[Mode
             f"the vocabulary given is not the one in {directory / 'pleach.json'}: leave it out to use the saved one"
         )
     try:
-        config = ModelConfig.from_hf(hf, dropout=own.get("dropout", 0.0))
+        config = kind.from_hf(hf, dropout=own.get("dropout", 0.0))
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
     if saved.size > config.vocab_size:
@@ -57,18 +63,31 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None) -> tuple[Mode
 
 
 def read_tensors(
-    directory: Path, shapes: Mapping[str, torch.Size], *, tied: bool, dtype: torch.dtype | None, device: torch.device
+    directory: Path,
+    shapes: Mapping[str, torch.Size],
+    *,
+    tied: bool,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    embedding: str = "model.embed_tokens.weight",
+    copies: Sequence[str] = (),
+    unused: Sequence[str] = (),
 ) -> dict[str, Tensor]:
     """The tensors of a checkpoint, exactly those named in `shapes`; CheckpointError for a missing, foreign or mis-shaped one.
 
     tied: the head is the embedding; a file may then hold `lm_head.weight` too, as long as it is the same matrix.
+    embedding: its name. copies: other names under which a file may hold the same matrix once more.
+    unused: names that a file may hold and no model reads.
     dtype: what to cast to; None keeps what the file holds, which then must be one dtype throughout.
     """
     tensors: dict[str, Tensor] = {}
-    copied_head: Tensor | None = None
+    tied_names = (*copies, "lm_head.weight") if tied else tuple(copies)
+    copied: dict[str, Tensor] = {}
     for path, name, tensor in _stored(directory, device):
-        if tied and name == "lm_head.weight":
-            copied_head = tensor
+        if name in tied_names:
+            copied[name] = tensor
+        elif name in unused:
+            continue
         elif name not in shapes:
             raise CheckpointError(
                 f"{path} holds {name}, which a model of this config.json does not have: the two do not belong together"
@@ -89,19 +108,22 @@ def read_tensors(
             f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}: "
             "copy the whole checkpoint again"
         )
-    if copied_head is not None and not torch.equal(
-        copied_head.to(tensors["model.embed_tokens.weight"].dtype), tensors["model.embed_tokens.weight"]
-    ):
-        raise CheckpointError(
-            f"{directory} says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight: "
-            "set tie_word_embeddings to false in config.json, or remove lm_head.weight"
-        )
+    for name, copy in copied.items():
+        if not torch.equal(copy.to(tensors[embedding].dtype), tensors[embedding]):
+            raise CheckpointError(
+                f"{directory} says tie_word_embeddings, but {name} differs from {embedding}: "
+                f"set tie_word_embeddings to false in config.json, or remove {name}"
+                if name == "lm_head.weight"
+                else f"{directory} holds {name}, which differs from {embedding}: pleach has one embedding for both"
+            )
     if len(dtypes := {tensor.dtype for tensor in tensors.values()}) > 1:
         raise CheckpointError(f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32")
     return tensors
 
 
-def write_checkpoint(directory: Path, config: ModelConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]) -> None:
+def write_checkpoint(
+    directory: Path, config: ModelConfig | EncoderDecoderConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
+) -> None:
     """Write config.json, model.safetensors and pleach.json; each file appears whole or not at all."""
     directory.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -115,6 +137,12 @@ def write_checkpoint(directory: Path, config: ModelConfig, vocabulary: AnyVocabu
     (directory / _INDEX).unlink(missing_ok=True)
     _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
     _write_json(directory / "pleach.json", own)
+
+
+def _read_hf(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
+    return _read_json(directory / "config.json")
 
 
 def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:

@@ -24,7 +24,8 @@ class Batches:
     hands are shuffled. Each interaction is a target once an epoch, those at a cut twice. Histories of one item train the
     prediction without a history; empty ones have nothing to train.
 
-    num_levels: tokens of an item.
+    num_levels: tokens of an item. last_only: for models that learn one item a window, its last: every interaction is then the
+    end of a window of its own, with up to `max_items` before it (TIGER's sliding windows).
     """
 
     histories: Histories
@@ -32,6 +33,7 @@ class Batches:
     num_levels: int
     batch_tokens: int
     seed: int
+    last_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_items", "num_levels", "batch_tokens"):
@@ -65,9 +67,13 @@ class Batches:
         return max(1, self.batch_tokens // (length * self.num_levels))
 
     def _windows(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where each window begins, and its length: windows of max_items + 1 items that overlap by one."""
+        """Where each window begins, and its length: windows of max_items + 1 items that overlap by one, or one an item."""
         ptr_U1, lengths_U = self.histories.ptr_U1, self.histories.lengths_U
         stride, width = self.max_items, self.max_items + 1
+        if self.last_only:
+            end_W = np.arange(len(self.histories.items_E)) + 1
+            first_W = np.maximum(np.repeat(ptr_U1[:-1], lengths_U), end_W - width)
+            return first_W, end_W - first_W
         cut_U = np.where(lengths_U > width, rng.integers(0, stride, len(lengths_U)), 0)
         windows_U = np.maximum(-(-(lengths_U + cut_U - width) // stride), 0) + 1
         users_W = np.repeat(np.arange(len(lengths_U)), windows_U)

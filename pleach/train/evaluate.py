@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pleach.decode import BeamSearch, SearchResult
 from pleach.errors import ArgumentError
 from pleach.index import Trie
-from pleach.model import Rounds, Transformer
+from pleach.model import AnyModel, EncoderDecoderRounds, Rounds
 from pleach.train.baselines import neighbour_ranks, popularity_ranks
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.metrics import MISS, Estimate, Scores
@@ -63,7 +63,7 @@ class Questions:
 
 
 def evaluate(
-    model: Transformer,
+    model: AnyModel,
     trie: Trie,
     log: InteractionLog,
     split: Split,
@@ -141,11 +141,11 @@ def evaluate(
 
 def recall_on(
     trie: Trie, log: InteractionLog, split: Split, *, max_items: int, sample: int, num_beams: int = 20, seed: int = 0
-) -> Callable[[Transformer], float]:
+) -> Callable[[AnyModel], float]:
     """What the trainer asks to choose its best weights: Recall@10 on validation items of a sample of users."""
     questions = Questions.of(split, "valid", sample=sample, seed=seed)
 
-    def recall(model: Transformer) -> float:
+    def recall(model: AnyModel) -> float:
         ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring="full", max_items=max_items)
         for batch in questions.batches(max_items, 128):
             ask.batch(batch, compared=False)
@@ -159,7 +159,7 @@ class _Asking:
 
     def __init__(
         self,
-        model: Transformer,
+        model: AnyModel,
         trie: Trie,
         log: InteractionLog,
         questions: Questions,
@@ -208,10 +208,10 @@ class _Asking:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
         return done
 
-    def _constrained(self, rounds: Rounds, batch_size: int) -> SearchResult:
+    def _constrained(self, rounds: Rounds | EncoderDecoderRounds, batch_size: int) -> SearchResult:
         return self._search.run(rounds.step_fn, batch_size=batch_size)
 
-    def _unconstrained(self, rounds: Rounds) -> NDArray[np.int64]:
+    def _unconstrained(self, rounds: Rounds | EncoderDecoderRounds) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]
         codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=num_levels, num_beams=self._num_beams)
         return codes_BKL.cpu().numpy()

@@ -6,10 +6,11 @@ from math import cos, pi
 from typing import Any, Literal, get_args
 
 from pleach.errors import ArgumentError, CheckpointError
-from pleach.model import ModelConfig, Vocabulary
+from pleach.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
 
-__all__ = ["Budget", "Precision", "Recipe"]
+__all__ = ["Architecture", "Budget", "Precision", "Recipe"]
 
+Architecture = Literal["decoder-only", "encoder-decoder"]
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -61,7 +62,9 @@ class Recipe:
     under the same recipe. The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
 
     budget: when training ends. seed: the weights at the start, the order of the data and dropout follow from it.
+    architecture: Qwen3's, or T5's, with as many layers in the encoder as in the decoder (and no num_key_value_heads).
     hidden_size .. tie_word_embeddings: the model (`ModelConfig`); dropout: share of values dropped in training.
+    num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: one network for all tokens.
     max_items: the longest history the model is shown, in items; longer ones are cut into windows of it.
     batch_tokens: tokens of a batch, about; a batch holds histories of one length, so none of it is padding.
     learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0.
@@ -75,6 +78,7 @@ class Recipe:
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))
     seed: int = 0
+    architecture: Architecture = "decoder-only"
     hidden_size: int = 128
     intermediate_size: int = 384
     num_hidden_layers: int = 1
@@ -82,6 +86,8 @@ class Recipe:
     num_key_value_heads: int = 4
     head_dim: int = 32
     tie_word_embeddings: bool = True
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
     dropout: float = 0.1
     max_items: int = 20
     batch_tokens: int = 1024
@@ -113,13 +119,36 @@ class Recipe:
             _check_number("betas", beta, low=0, below=1)
         if self.precision not in get_args(Precision):
             raise ArgumentError(f"precision={self.precision!r}: choose one of {', '.join(map(repr, get_args(Precision)))}")
+        if self.architecture not in get_args(Architecture):
+            choices = ", ".join(map(repr, get_args(Architecture)))
+            raise ArgumentError(f"architecture={self.architecture!r}: choose one of {choices}")
+        if self.num_experts and self.architecture != "encoder-decoder":
+            raise ArgumentError(f"num_experts={self.num_experts}: only the architecture 'encoder-decoder' has experts")
         self.model_config(Vocabulary(codebook_sizes=(1,)))  # the sizes of the model are checked by their owner
 
-    def model_config(self, vocabulary: Vocabulary) -> ModelConfig:
+    def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
         """The model of this recipe over a vocabulary, with room for `max_items` items and one SID more.
 
         Not for more: whoever serves the model cuts longer histories to what it was trained on by looking at this number.
         """
+        positions = (self.max_items + 1) * vocabulary.num_levels + 1
+        if self.architecture == "encoder-decoder":
+            return EncoderDecoderConfig(
+                vocab_size=vocabulary.size,
+                d_model=self.hidden_size,
+                d_kv=self.head_dim,
+                d_ff=self.intermediate_size,
+                num_layers=self.num_hidden_layers,
+                num_decoder_layers=self.num_hidden_layers,
+                num_heads=self.num_attention_heads,
+                tie_word_embeddings=self.tie_word_embeddings,
+                scale_decoder_outputs=self.tie_word_embeddings,
+                decoder_start_token_id=vocabulary.pad,
+                dropout=self.dropout,
+                max_position_embeddings=positions,
+                num_experts=self.num_experts,
+                num_experts_per_tok=self.num_experts_per_tok,
+            )
         return ModelConfig(
             vocab_size=vocabulary.size,
             hidden_size=self.hidden_size,
@@ -130,7 +159,7 @@ class Recipe:
             head_dim=self.head_dim,
             tie_word_embeddings=self.tie_word_embeddings,
             dropout=self.dropout,
-            max_position_embeddings=(self.max_items + 1) * vocabulary.num_levels + 1,
+            max_position_embeddings=positions,
         )
 
     def learning_rate_at(self, share: float) -> float:

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from pleach.errors import CheckpointError, CodesError, ItemIdError, TrainingError
 from pleach.index import Trie
-from pleach.model import Transformer, Vocabulary
+from pleach.model import AnyModel, EncoderDecoder, Vocabulary, new_model
 from pleach.semid.table import SidTable
 from pleach.train.batches import Batches
 from pleach.train.checkpoint import Checkpoint, Place, fingerprint
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.evaluate import recall_on
+from pleach.train.objective import predict
 from pleach.train.recipe import Precision, Recipe
 from pleach.train.split import Split
 from pleach.train.threads import torch_threads
@@ -73,12 +74,12 @@ class Trainer:
 
     def __init__(
         self,
-        model: Transformer,
+        model: AnyModel,
         histories: Histories,
         codes_NL: NDArray[np.int64],
         recipe: Recipe,
         *,
-        validate: Callable[[Transformer], float] | None = None,
+        validate: Callable[[AnyModel], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if len(histories.items_E) and int(histories.items_E.max()) >= len(codes_NL):
@@ -104,6 +105,7 @@ class Trainer:
             num_levels=codes_NL.shape[1],
             batch_tokens=recipe.batch_tokens,
             seed=recipe.seed,
+            last_only=isinstance(model, EncoderDecoder),
         )
         self._epoch = self._batches.epoch(0)
         self._dropout = torch.Generator(device=model.device)
@@ -165,15 +167,15 @@ class Trainer:
         )
 
     def loss(self, items_BT: Tensor) -> Tensor:
-        """Nats an item: each level's cross-entropy over that level's codes alone, given everything before; then summed."""
+        """Nats an item: each level's cross-entropy over that level's codes alone, given everything before; then summed.
+
+        A model with experts adds its load-balancing loss.
+        """
         tokens_BTL = self._tokens_NL[items_BT]
-        B, T, L = tokens_BTL.shape
-        bos_B1 = torch.full((B, 1), self.model.vocabulary.bos, dtype=torch.int64, device=tokens_BTL.device)
-        input_BT = torch.cat((bos_B1, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            hidden_BTLD = self.model(input_BT, dropout=self._dropout).view(B, T, L, -1)
-            logits_L = [self.model.head(hidden_BTLD[:, :, level], level) for level in range(L)]
-        codes_BTL = self._codes_NL[items_BT]
+            found = predict(self.model, tokens_BTL, self._dropout)
+            logits_L = [self.model.head(found.hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
+        codes_BTL = self._codes_NL[items_BT][:, -found.hidden_BPLD.shape[1] :]
         losses_L = [
             F.cross_entropy(
                 logits.flatten(0, 1).float(),
@@ -182,7 +184,7 @@ class Trainer:
             )
             for level, logits in enumerate(logits_L)
         ]
-        return torch.stack(losses_L).sum()
+        return torch.stack(losses_L).sum() + found.penalty
 
     def checkpoint(self) -> Checkpoint:
         """This moment of the run (copies of the weights and of AdamW's moments)."""
@@ -277,11 +279,11 @@ def train(
     progress: Progress | None = None,
     resume: bool = False,
     device: torch.device | str = "cpu",
-) -> Transformer:
+) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
-    Writes `directory/model` (readable by transformers and by `Transformer.from_pretrained`), `directory/training.json`, and
-    once a minute `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
+    Writes `directory/model` (readable by transformers and by `load_model`), `directory/training.json`, and once a minute
+    `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
     directory=None writes nothing. What is held out is never trained on; with `recipe.validations`, recall on the
     validation items of a sample of users chooses among the weights of the run, and the test items are never read.
 
@@ -291,7 +293,7 @@ def train(
     recipe = recipe or Recipe()
     vocabulary = Vocabulary(codebook_sizes=sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
-    model = Transformer(recipe.model_config(vocabulary), vocabulary, generator, device=device)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
     codes_NL = codes_of_log(log, sids)
     validate = None
     if recipe.validations:

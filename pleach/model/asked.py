@@ -1,0 +1,97 @@
+"""What may be asked of a model: prompts of tokens that fit it, and in a round codes of the level and parents that exist.
+
+Shapes: B requests, T tokens of a prompt, K beams.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pleach.errors import ArgumentError
+from pleach.model.config import ModelConfig
+from pleach.model.qwen3 import Dropout
+from pleach.model.t5_config import EncoderDecoderConfig
+from pleach.model.vocabulary import AnyVocabulary
+
+__all__ = ["check_prompts", "checked_lengths", "checked_round", "dropping", "integers"]
+
+
+def checked_round(
+    codes: Any, parents: Any, vocabulary: AnyVocabulary, batch_size: int, *, level: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(codes_BK, parents_BK) as int64 on the device; ArgumentError for what cannot be meant.
+
+    level: of the codes. width: beams of the round before, which the parents name. Values are looked at on a CPU only: elsewhere
+    looking would stall the device.
+    """
+    codes_BK, parents_BK = integers("codes", codes, device), integers("parents", parents, device)
+    if codes_BK.ndim != 2 or len(codes_BK) != batch_size or parents_BK.shape != codes_BK.shape:
+        shapes = f"{tuple(codes_BK.shape)} and {tuple(parents_BK.shape)}"
+        raise ArgumentError(f"codes and parents must both have shape (B={batch_size}, K), not {shapes}")
+    if level + 1 >= vocabulary.num_levels:
+        raise ArgumentError(
+            f"a SID has {vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
+        )
+    if device.type == "cpu" and codes_BK.numel():
+        size = vocabulary.codebook_sizes[level]
+        if int(codes_BK.min()) < 0 or int(codes_BK.max()) >= size:
+            raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
+        if int(parents_BK.min()) < 0 or int(parents_BK.max()) >= width:
+            raise ArgumentError(f"the round before had the beams 0 to {width - 1:,}, got a parent outside")
+    return codes_BK, parents_BK
+
+
+def integers(name: str, values: Any, device: torch.device) -> Tensor:
+    """The values as an int64 tensor; ArgumentError where they are no integers."""
+    try:
+        tensor = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{name} must be integers (B, K): {error}") from error
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ArgumentError(f"{name} must be integers (B, K), not {tensor.dtype}")
+    return tensor.to(torch.int64)
+
+
+def check_prompts(
+    tokens_BT: Tensor, lengths_B: Tensor | None, config: ModelConfig | EncoderDecoderConfig, *, further: int = 0
+) -> None:
+    """ArgumentError unless these are tokens of the model that leave room for `further` more in its positions."""
+    if tokens_BT.ndim != 2 or tokens_BT.dtype not in (torch.int64, torch.int32):
+        raise ArgumentError(f"tokens must be a (B, T) tensor of int64, got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}")
+    if tokens_BT.shape[1] < 1 or tokens_BT.shape[1] + further > config.max_position_embeddings:
+        raise ArgumentError(
+            f"prompts of {tokens_BT.shape[1]:,} tokens with {further} to come do not fit the model's "
+            f"{config.max_position_embeddings:,} positions: keep the newest items of each history only"
+        )
+    looks = tokens_BT.device.type == "cpu" and tokens_BT.numel() > 0
+    if looks and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < config.vocab_size:
+        raise ArgumentError(f"the model has the tokens 0 to {config.vocab_size - 1:,}, got one outside")
+    if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
+        raise ArgumentError(f"lengths must be one per row, ({len(tokens_BT)},), got shape {tuple(lengths_B.shape)}")
+
+
+def checked_lengths(tokens_BT: Tensor, lengths_B: Tensor | None) -> Tensor:
+    """The lengths of prompts as int64 on the device of their tokens, all of them where none are given; each at least 1."""
+    if lengths_B is None:
+        return torch.full(tokens_BT.shape[:1], tokens_BT.shape[1], device=tokens_BT.device)
+    if len(lengths_B) and not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= tokens_BT.shape[1]:
+        raise ArgumentError(
+            f"lengths must be between 1 and {tokens_BT.shape[1]}, got {int(lengths_B.min())} to {int(lengths_B.max())}: "
+            "an empty history is the prompt [bos]"
+        )
+    return lengths_B.to(tokens_BT.device, torch.int64)
+
+
+def dropping(rate: float, generator: torch.Generator | None) -> Dropout:
+    """A dropout whose choices are the generator's; ArgumentError where something is to be dropped and there is none."""
+    if rate == 0:
+        return lambda x: x
+    if generator is None:
+        raise ArgumentError(f"this model drops {rate:.0%} in training: pass dropout=torch.Generator(), or call model.eval()")
+
+    def drop(x: Tensor) -> Tensor:
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+        return x * kept / (1 - rate)
+
+    return drop

@@ -1,0 +1,154 @@
+"""The encoder-decoder in training: what a window teaches it, its loss by hand, resuming, and what belongs to something else."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pleach.errors import ArgumentError, CheckpointError
+from pleach.model import EncoderDecoder, Vocabulary, load_model, new_model
+from pleach.train.batches import Batches
+from pleach.train.checkpoint import Checkpoint
+from pleach.train.data import Histories
+from pleach.train.recipe import Budget, Recipe
+from pleach.train.trainer import Moment, Trainer
+
+SIZES = (4, 5, 2)
+TINY = Recipe(
+    budget=Budget(steps=10),
+    architecture="encoder-decoder",
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    head_dim=8,
+    max_items=4,
+    batch_tokens=90,
+    learning_rate=1e-2,
+    precision="fp32",
+)
+EXPERTS = dataclasses.replace(TINY, num_experts=3, num_experts_per_tok=2)
+
+
+def all_codes() -> np.ndarray:
+    return np.stack(np.unravel_index(np.arange(np.prod(SIZES)), SIZES), axis=1)
+
+
+def walks(users: int, items: int = 40) -> Histories:
+    """Each user walks round the catalogue in steps of one: the next item follows from the last one."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 9, users)
+    ptr = np.concatenate([[0], np.cumsum(lengths)])
+    place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
+    return Histories(ptr_U1=ptr, items_E=(np.repeat(rng.integers(0, items, users), lengths) + place) % items, times_E=place)
+
+
+def trainer_of(recipe: Recipe = TINY, users: int = 60) -> Trainer:
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
+    return Trainer(model, walks(users), all_codes(), recipe)
+
+
+def test_every_interaction_is_the_end_of_one_window():
+    histories = walks(30)
+    batches = Batches(histories=histories, max_items=3, num_levels=3, batch_tokens=60, seed=0, last_only=True)
+    windows = sorted(tuple(row) for items_BT in batches.epoch(0) for row in items_BT.tolist())
+    expected = sorted(
+        tuple(histories[user][max(0, end - 4) : end].tolist())
+        for user in range(30)
+        for end in range(1, int(histories.lengths_U[user]) + 1)
+    )
+    assert windows == expected
+    assert len(windows) == len(histories.items_E)
+
+
+@pytest.mark.parametrize("recipe", [TINY, EXPERTS], ids=["dense", "experts"])
+def test_the_loss_is_the_last_items_cross_entropy_given_the_others(recipe: Recipe):
+    trainer = trainer_of(dataclasses.replace(recipe, dropout=0.0))
+    model, codes = trainer.model.eval(), all_codes()
+    assert isinstance(model, EncoderDecoder)
+    items_BT = torch.tensor([[3, 17, 5], [0, 39, 21]])
+    nats: list[torch.Tensor] = []
+    for *history, last in items_BT.tolist():
+        prompt = [model.vocabulary.bos, *model.vocabulary.tokens(codes[history]).reshape(-1).tolist()]
+        target = model.vocabulary.tokens(codes[last]).tolist()
+        for level in range(3):
+            hidden = model(torch.tensor([prompt]), torch.tensor([target[:level]], dtype=torch.int64))[0, -1]
+            log_p = torch.log_softmax(model.head(hidden, level).double(), -1)
+            nats.append(-0.95 * log_p[codes[last, level]] - 0.05 * log_p.mean())
+    by_hand = torch.stack(nats).sum().item() / 2
+    penalty = trainer.loss(items_BT).item() - by_hand
+    if recipe.num_experts:
+        assert 0.01 * 0.9 < penalty < 0.01 * recipe.num_experts
+    else:
+        assert abs(penalty) < 1e-4
+
+
+def test_a_log_that_can_be_learned_is_learned():
+    recipe = dataclasses.replace(EXPERTS, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
+    moments: list[Moment] = []
+    trainer = trainer_of(recipe)
+    trainer.run(progress=moments.append)
+    assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.25)
+    assert moments[-1].loss < 0.5 * moments[0].loss  # the first item of a walk cannot be foreseen
+    codes = all_codes()
+    tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
+    first_code = trainer.model.start(torch.as_tensor(tokens_BT)).step_fn().argmax(-1)
+    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.9
+
+
+@pytest.mark.parametrize("recipe", [TINY, EXPERTS], ids=["dense", "experts"])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, recipe: Recipe):
+    whole = trainer_of(recipe)
+    whole.run()
+    begun = trainer_of(recipe)
+    for _ in range(4):
+        begun.step()
+    begun.checkpoint().save(tmp_path / "checkpoint")
+    resumed = trainer_of(recipe)
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    resumed.run()
+    wanted = dict(whole.checkpoint().tensors)
+    got = dict(resumed.checkpoint().tensors)
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+    trainer_of(recipe).model.save_pretrained(tmp_path / "untrained")
+    assert not torch.equal(load_model(tmp_path / "untrained").head_weight, resumed.model.head_weight)
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_by_name(tmp_path: Path):
+    decoder = dataclasses.replace(TINY, architecture="decoder-only", num_key_value_heads=2)
+    trainer_of(decoder).checkpoint().save(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="architecture: encoder-decoder, decoder-only"):
+        trainer_of(dataclasses.replace(TINY, num_key_value_heads=2)).resume(Checkpoint.load(tmp_path / "one"))
+    trainer_of(EXPERTS).checkpoint().save(tmp_path / "two")
+    with pytest.raises(CheckpointError, match="num_experts: 0, 3"):
+        trainer_of(TINY).resume(Checkpoint.load(tmp_path / "two"))
+
+
+def test_bf16_trains_too():
+    trainer = trainer_of(dataclasses.replace(EXPERTS, precision="bf16"))
+    exact = trainer_of(EXPERTS)
+    first = [one.step().loss for one in (trainer, exact)]
+    assert trainer.bf16
+    assert first[0] == pytest.approx(first[1], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architecture": "encoder"}, "choose one of 'decoder-only', 'encoder-decoder'"),
+        ({"architecture": "decoder-only", "num_experts": 4}, "only the architecture 'encoder-decoder' has experts"),
+        ({"num_experts": 2, "num_experts_per_tok": 3}, "raise num_experts"),
+        ({"num_experts": -1}, "at least 0"),
+    ],
+)
+def test_recipes_that_cannot_be_meant_are_refused(fields: dict[str, object], message: str):
+    with pytest.raises(ArgumentError, match=message):
+        dataclasses.replace(TINY, **fields)  # type: ignore[arg-type]
+
+
+def test_a_recipe_of_before_there_was_a_choice_is_read_as_decoder_only():
+    assert Recipe.from_json('{"budget": {"steps": 3}}').architecture == "decoder-only"
