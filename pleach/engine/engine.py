@@ -20,7 +20,7 @@ from pleach.engine.prompt import Prompt, Reader
 from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
 from pleach.errors import ArgumentError, CheckpointError, ForeignFilterError, OverloadedError, UnknownRuleError
 from pleach.index import Trie, Version, VersionFilter
-from pleach.model import Transformer
+from pleach.model import AnyModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Transformer,
+        model: AnyModel,
         trie: Trie,
         catalogue: Catalogue | None = None,
         *,
@@ -130,7 +130,7 @@ class Engine:
         trie = Trie.load(os.fspath(index_path))
         catalogue = None if catalogue_path is None else Catalogue.open(catalogue_path, trie, rules)
         return cls(
-            Transformer.from_pretrained(model_dir, device=device),
+            load_model(model_dir, device=device),
             trie,
             catalogue,
             limits=limits,
