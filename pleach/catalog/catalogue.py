@@ -98,7 +98,7 @@ class Catalogue:
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
     ) -> Catalogue:
-        """Read a catalogue and evaluate its rules, a TOML file's `[rules]` or a mapping of name to SQL predicate.
+        """Read a catalogue and evaluate its rules: a TOML file's `[rules]`, a mapping of names to predicates, or several.
 
         index: a trie, to which changes are made in memory only, or Segments, which can keep them. refresh: how often rules are
         evaluated again that do not say so themselves ("60s"); None: at `reload` only. hold: keep the file open and everybody

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pleach.errors import RuleError
 
-__all__ = ["LoadReport", "Rule", "RuleReport", "RuleSource", "read_rules", "seconds_of"]
+__all__ = ["LoadReport", "Rule", "RuleReport", "RuleSource", "read_rules", "rules_from_text", "seconds_of"]
 
-RuleSource = str | os.PathLike[str] | Mapping[str, object] | None
+# A TOML file, a mapping, or several of them of which a later one replaces the rules that it names.
+_Stated = str | os.PathLike[str] | Mapping[str, object]
+RuleSource = _Stated | Sequence[_Stated] | None
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 365 * 86_400.0
@@ -119,10 +122,36 @@ class LoadReport:
         return "\n".join(lines)
 
 
-def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
-    """(rules, faults) by name, from a TOML file with one table `[rules]`, or from a mapping.
+def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
+    """Rules as a command line states them, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalogue.open`.
 
-    refresh: of rules that state none. A fault is what is wrong with one rule, so that it does not hide the others.
+    Raises RuleError where a text is neither, or two name the same rule; whether DuckDB understands a predicate turns out later.
+
+    >>> rules_from_text(["cheap=price < 20", "fresh@60s=first_seen > now() - INTERVAL 7 DAY"])
+    {'cheap': 'price < 20', 'fresh': {'where': 'first_seen > now() - INTERVAL 7 DAY', 'refresh': '60s'}}
+    """
+    rules: dict[str, object] = {}
+    for text in texts:
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise RuleError(
+                f'a rule is written NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}'
+            )
+        name, refresh, where = found["name"], found["refresh"], found["where"].strip()
+        stated = where if refresh is None else {"where": where, "refresh": refresh}
+        Rule.of(name, stated)
+        if name in rules:
+            raise RuleError(f"rule {name!r} is stated twice: keep one, or give them two names and let requests join them")
+        rules[name] = stated
+    return rules
+
+
+def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
+    """(rules, faults) by name, from a TOML file with one table `[rules]`, from a mapping, or from several of these.
+
+    Of several, a later one replaces the rules that it names. refresh: of rules that state none. A fault is what is wrong with
+    one rule, so that it does not hide the others.
+
     Raises RuleError: no such file, not TOML, no table `[rules]`, or something beside it.
     """
     rules: dict[str, Rule] = {}
@@ -140,7 +169,12 @@ def _stated(source: RuleSource) -> Mapping[str, object]:
         return {}
     if isinstance(source, Mapping):
         return source
-    path = Path(source)
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return {name: value for one in source for name, value in _stated(one).items()}
+    return _file(Path(source))
+
+
+def _file(path: Path) -> Mapping[str, object]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,14 +37,20 @@ def build(
         Path | None, typer.Option("--scratch", help="With TABLE: where to sort. [dim]The system's temporary folder[/dim]")
     ] = None,
     packed: Annotated[bool, typer.Option("--packed", help="With TABLE: codes of 11 in place of 16 bits (for 2,048).")] = False,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", metavar="NAME=SQL", help="Try a rule beside those of rules.toml: how many items has it?"),
+    ] = None,
 ) -> None:
     """Make the index and the catalogue of a run, and evaluate its rules once; or the index of a Parquet table of any size."""
     if table is not None:
+        if rule:
+            raise ArgumentError("--rule goes with a run, which has a catalogue of attributes: a TABLE has codes alone")
         build_table(table, out, sizes, memory_limit, scratch, packed=packed, force=force)
         return
     if out is not None or sizes is not None or scratch is not None or packed:
         raise ArgumentError("--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build")
-    build_run(run, force)
+    build_run(run, force, rule or [])
 
 
 def build_table(
@@ -79,15 +86,16 @@ def build_table(
     next_step(console, "pleach", "inspect", target)
 
 
-def build_run(run: Path, force: bool) -> None:
-    """The index and the catalogue of a run."""
-    from pleach.catalog import Catalogue
+def build_run(run: Path, force: bool, tried: Sequence[str] = ()) -> None:
+    """The index and the catalogue of a run; tried: rules that are evaluated and not kept."""
+    from pleach.catalog import Catalogue, rules_from_text
     from pleach.cli.sources import Source
     from pleach.index import Trie
     from pleach.semid.table import SidTable
 
     console = stdout()
     here = RunDirectory(run)
+    rules = rules_from_text(tried)
     sids = SidTable.load(here.need(here.sids, "fit-sids"))
     source = Source.load(here.need(here.source, "fit-sids"))
     items = source.read().items
@@ -113,7 +121,8 @@ def build_run(run: Path, force: bool) -> None:
         else:
             here.rules.write_text(EMPTY_RULES.format(columns=", ".join(items.column_names)), encoding="utf-8")
             console.print(f"{here.rules} has no rules yet: write some, and tell the server by SIGHUP")
-    report = Catalogue.open(here.catalogue, trie, here.rules).rules.report
+    with Catalogue.open(here.catalogue, trie, [here.rules, rules]) as catalogue:
+        report = catalogue.rules.report
     done(console, what=str(report), seconds=time.perf_counter() - began)
     here.add_to_report(
         "build",
@@ -123,7 +132,7 @@ def build_run(run: Path, force: bool) -> None:
             "num_leaves": trie.num_leaves,
             "bytes": trie.nbytes,
             "bytes_per_item": trie.bytes_per_item,
-            "rules": {rule.name: rule.num_items for rule in report.rules},
+            "rules": {rule.name: rule.num_items for rule in report.rules if rule.name not in rules},
         },
     )
     if here.model.exists():

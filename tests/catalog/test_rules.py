@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pleach.catalog import Catalogue, Rule
 from pleach.catalog.items import ItemStore
-from pleach.catalog.rules import read_rules, seconds_of
+from pleach.catalog.rules import read_rules, rules_from_text, seconds_of
 from pleach.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
 from tests.catalog.shop import IDS, RULES, TRIE, Clock, expected, items, names
 
@@ -110,6 +110,53 @@ def test_a_rule_of_another_shape_is_refused_and_hides_no_other(value, says):
         raise faults["x"]
     with pytest.raises(RuleError, match=says):
         Catalogue.in_memory(items(), TRIE, {"x": value})
+
+
+def test_a_later_source_replaces_the_rules_that_it_names(tmp_path):
+    path = tmp_path / "rules.toml"
+    path.write_text("[rules]\ncheap = 'price < 5'\nrare = 'stock = 2'\n")
+    with Catalogue.in_memory(items(), TRIE, [path, {"cheap": "price < 9"}, {"dear": "price > 30"}]) as catalogue:
+        assert set(catalogue.rules.filters) == {"cheap", "rare", "dear"}
+        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 9)
+        path.write_text("[rules]\ncheap = 'price < 7'\n")
+        assert catalogue.reload().ok
+        assert set(catalogue.rules.filters) == {"cheap", "dear"}
+        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 9)
+
+
+def test_a_command_line_states_a_rule_in_one_text():
+    stated = rules_from_text(
+        ["fresh@60s=first_seen > now() - INTERVAL 7 DAY", " cheap = price <= 20 ", "a-b=name = 'x=y@z'", "two=a = 1\nOR b = 2"]
+    )
+    assert stated == {
+        "fresh": {"where": "first_seen > now() - INTERVAL 7 DAY", "refresh": "60s"},
+        "cheap": "price <= 20",
+        "a-b": "name = 'x=y@z'",
+        "two": "a = 1\nOR b = 2",
+    }
+    assert rules_from_text([]) == {}
+    with Catalogue.in_memory(items(), TRIE, rules_from_text(["cheap@1d=price < 20", "none=stock = 9"])) as catalogue:
+        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
+        assert {one.name: one.refresh for one in catalogue.status} == {"cheap": 86_400.0, "none": None}
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["cheap"], "a rule is written NAME=PREDICATE"),
+        ([""], "a rule is written NAME=PREDICATE"),
+        (["a b=price < 3"], "a rule is written NAME=PREDICATE"),
+        (["=price < 3"], "a rule's name is a letter and"),
+        (["7=price < 3"], "a rule's name is a letter and"),
+        (["cheap="], "rule 'cheap' has to be the text of an SQL predicate"),
+        (["cheap@=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
+        (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
+        (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
+    ],
+)
+def test_a_text_that_states_no_rule_is_refused(texts, says):
+    with pytest.raises(RuleError, match=says):
+        rules_from_text(texts)
 
 
 # Rules that come and go.
