@@ -1,0 +1,94 @@
+"""Experts against a loop over tokens, and what keeps them busy."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pleach.model.experts import Experts
+from pleach.model.t5_config import EncoderDecoderConfig
+
+
+def experts(generator: torch.Generator, **fields: object) -> Experts:
+    sizes: dict[str, object] = {"vocab_size": 9, "d_model": 12, "d_ff": 20, "num_experts": 5}
+    layer = Experts(EncoderDecoderConfig(**(sizes | fields))).to_empty(device="cpu")  # type: ignore[arg-type]
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.normal_(0, 0.5, generator=generator)
+    return layer
+
+
+def token_by_token(layer: Experts, hidden_ND: Tensor) -> Tensor:
+    rows: list[Tensor] = []
+    for token in hidden_ND:
+        shares = (layer.router.weight @ token).softmax(0)
+        chosen = shares.argsort(descending=True)[: layer.num_chosen].tolist()
+        total = shares[chosen].sum() if layer.normed else torch.ones(())
+        answer = torch.zeros_like(token)
+        for one in chosen:
+            inner = layer.wi_0[one] @ token
+            inner = inner.clamp(min=0) if layer.wi_1 is None else inner * inner.sigmoid() * (layer.wi_1[one] @ token)
+            answer = answer + shares[one] / total * (layer.wo[one] @ inner)
+        rows.append(answer)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["relu", "gated-silu"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_each_token_gets_its_experts_answers_by_their_shares(
+    generator: torch.Generator, poisoned: None, chosen: int, kind: str, normed: bool
+):
+    layer = experts(generator, num_experts_per_tok=chosen, feed_forward_proj=kind, norm_topk_prob=normed)
+    hidden = torch.randn(3, 7, 12, generator=generator, requires_grad=True)
+    again = hidden.detach().clone().requires_grad_()
+    found, truth = layer(hidden), token_by_token(layer, again.flatten(0, 1)).view(3, 7, 12)
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-5)
+    direction = torch.randn(3, 7, 12, generator=generator)
+    mine = torch.autograd.grad((found * direction).sum(), [hidden, *layer.parameters()])
+    theirs = torch.autograd.grad((truth * direction).sum(), [again, *layer.parameters()])
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_a_token_gets_the_same_whoever_else_is_in_the_batch(generator: torch.Generator):
+    layer = experts(generator)
+    hidden = torch.randn(40, 12, generator=generator)
+    together = layer(hidden)
+    for row in (0, 17, 39):
+        torch.testing.assert_close(layer(hidden[row : row + 1])[0], together[row], atol=1e-6, rtol=1e-6)
+
+
+def test_the_imbalance_is_1_when_even_and_the_number_of_experts_when_one_takes_all(generator: torch.Generator):
+    layer = experts(generator, num_experts_per_tok=1)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[:, :5] = torch.eye(5) * 50
+    even, balance = F.one_hot(torch.arange(20) % 5, 12).float(), list[Tensor]()
+    layer(even, balance)
+    layer(even[:1].expand(20, 12), balance)
+    assert balance[0].item() == pytest.approx(1, abs=1e-4)
+    assert balance[1].item() == pytest.approx(5, abs=1e-4)
+
+
+def test_the_load_balancing_loss_spreads_the_tokens(generator: torch.Generator):
+    layer = experts(generator, num_experts_per_tok=1)
+    with torch.no_grad():
+        layer.router.weight[0] += 1.0
+    hidden = torch.rand(200, 12, generator=generator)
+    optimizer = torch.optim.SGD(layer.router.parameters(), lr=1.0)
+    seen: list[float] = []
+    for _ in range(60):
+        balance: list[Tensor] = []
+        layer(hidden, balance)
+        optimizer.zero_grad()
+        balance[0].backward()
+        optimizer.step()
+        seen.append(balance[0].item())
+    assert seen[0] > 3.0
+    assert seen[-1] < 1.5
+
+
+def test_no_tokens_get_no_answers(generator: torch.Generator):
+    balance: list[Tensor] = []
+    assert experts(generator)(torch.zeros(0, 3, 12), balance).shape == (0, 3, 12)
