@@ -1,5 +1,6 @@
 """The model room: which token is which code, models over them (Qwen3, an encoder-decoder), and their rounds in a search."""
 
+from pleach.model.cache import search_bytes, token_bytes
 from pleach.model.config import ModelConfig
 from pleach.model.encoder_decoder import EncoderDecoder
 from pleach.model.loading import AnyConfig, AnyModel, load_model, new_model
@@ -8,6 +9,7 @@ from pleach.model.t5_config import EncoderDecoderConfig
 from pleach.model.t5_rounds import EncoderDecoderRounds
 from pleach.model.transformer import Transformer
 from pleach.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
+from pleach.model.workspace import Workspace
 
 __all__ = [
     "AnyConfig",
@@ -21,7 +23,10 @@ __all__ = [
     "TokenTable",
     "Transformer",
     "Vocabulary",
+    "Workspace",
     "load_model",
     "new_model",
+    "search_bytes",
+    "token_bytes",
     "vocabulary_from_dict",
 ]

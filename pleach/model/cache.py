@@ -9,8 +9,28 @@ R query heads per key head (H = G x R), E values of a head.
 import torch
 from torch import Tensor
 
+from pleach.model.config import ModelConfig
 from pleach.model.qwen3 import causal
 from pleach.ops.attention.reference import causal_suffix_attention, merge, prefix_attention, suffix_attention
+
+
+def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
+    """Bytes of the keys and values of one token, or one code of one beam, in all layers."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+
+
+def search_bytes(
+    config: ModelConfig, *, prompt_tokens: int, beams: int, rounds: int, inflight: int = 1, itemsize: int = 4
+) -> int:
+    """Bytes of keys and values of so many requests at once: the prompt one time each, and beams x rounds codes.
+
+    rounds: of codes that are run through the model, one fewer than a SID has levels, for nothing follows the last. A whole
+    process holds the weights and activations too; those do not depend on the beams (see `Workspace`).
+
+    >>> search_bytes(ModelConfig(vocab_size=779), prompt_tokens=1000, beams=512, rounds=3) / 2**20
+    4.953125
+    """
+    return inflight * (prompt_tokens + beams * rounds) * token_bytes(config, itemsize)
 
 
 class PromptCache:

@@ -3,15 +3,13 @@
 Shapes: B requests, T tokens of a prompt, K beams, V codes of a level, D hidden, L levels.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pleach.errors import ArgumentError
-from pleach.model.cache import BeamCache, PromptCache
-from pleach.model.qwen3 import Qwen3
+from pleach.model.passes import Held, Passes
 from pleach.model.vocabulary import AnyVocabulary
 
 
@@ -21,25 +19,22 @@ class Rounds:
     Made by `Transformer.start`, which runs the prompts; `step_fn` then costs one pass over B x K tokens. Think of it as running
     the model on `prompt + the beam's codes` for every beam (that is what it equals, to 1e-5), without ever doing so.
 
-    prompt, beams: the caches; their `nbytes` say what the search holds.
+    prompt, beams: their `nbytes` say what the search holds of each.
     """
 
-    def __init__(
-        self,
-        body: Qwen3,
-        head: Callable[[Tensor, int], Tensor],
-        vocabulary: AnyVocabulary,
-        tokens_BT: Tensor,
-        lengths_B: Tensor,
-    ) -> None:
-        self._body, self._head, self._vocabulary = body, head, vocabulary
-        self._lengths_B = lengths_B
-        with torch.inference_mode():
-            self.prompt = PromptCache(lengths_B, tokens_BT.shape[1])
-            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-            hidden_BTD = body(tokens_BT, positions_T, self.prompt.attend)
-            self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
+    def __init__(self, passes: Passes, vocabulary: AnyVocabulary, lengths_B: Tensor) -> None:
+        self._passes, self._vocabulary, self._lengths_B = passes, vocabulary, lengths_B
         self._restart()
+
+    @property
+    def prompt(self) -> Held:
+        """Keys and values of the prompts: one time for each request."""
+        return self._passes.prompt
+
+    @property
+    def beams(self) -> Held:
+        """Keys and values of the codes that beams have taken."""
+        return self._passes.beams
 
     @torch.inference_mode()
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Tensor:
@@ -52,14 +47,13 @@ class Rounds:
         """
         if codes_BK is None and parents_BK is None:
             self._restart()
-            return self._head(self._last_BD, 0)
+            return self._passes.start()
         codes_BK, parents_BK = self._checked(codes_BK, parents_BK)
-        tokens_BK = self._vocabulary.tokens_at(codes_BK, self._level)
-        self.beams.follow(parents_BK)
-        hidden_BKD = self._body(tokens_BK, (self._lengths_B + self._level)[:, None], self.beams.attend)
+        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level)[..., None]
+        (logits_BKV,) = self._passes.codes(tokens_BK1, parents_BK, self._level)
         self._level += 1
         self._width = codes_BK.shape[1]
-        return self._head(hidden_BKD, self._level)
+        return logits_BKV
 
     @torch.inference_mode()
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
@@ -71,23 +65,18 @@ class Rounds:
         codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
         if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:
             raise ArgumentError(f"the codes of suffixes must have shape (B, K, T), not {tuple(codes_BKT.shape)}")
-        num_codes, first = codes_BKT.shape[2], self._level
+        first = self._level
         _, parents_BK = self._checked(codes_BKT[:, :, 0], parents_BK)
         tokens: list[Tensor] = []
         for level, codes_BK in enumerate(codes_BKT.unbind(2), start=first):
             self._level, self._width = level, codes_BKT.shape[1]
             self._checked(codes_BK, torch.zeros_like(codes_BK))
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
-        self.beams.follow(parents_BK)
-        steps_N = torch.arange(num_codes, device=codes_BKT.device).repeat(codes_BKT.shape[1])
-        positions_BN = (self._lengths_B + first)[:, None] + steps_N
-        hidden_BND = self._body(torch.stack(tokens, 2).flatten(1, 2), positions_BN, self.beams.attend_suffixes)
         self._level = self._vocabulary.num_levels - 1  # no round is left
-        hidden_BKTD = hidden_BND.unflatten(1, (-1, num_codes))
-        return [self._head(hidden_BKTD[:, :, step], first + 1 + step) for step in range(num_codes)]
+        return self._passes.codes(torch.stack(tokens, 2), parents_BK, first)
 
     def _restart(self) -> None:
-        self.beams = BeamCache(self.prompt)
+        self._passes.restart()
         self._level = 0  # of the codes that the next call brings
         self._width = 1  # beams of the round before: at first the prompt itself
 
