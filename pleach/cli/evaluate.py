@@ -34,7 +34,7 @@ def evaluate(
     from pleach.engine import Scoring
     from pleach.errors import ArgumentError
     from pleach.index import Trie
-    from pleach.model import Transformer
+    from pleach.model import load_model
     from pleach.semid.table import SidTable
     from pleach.semid.text import text_columns, text_vectors
     from pleach.train.evaluate import Part
@@ -49,7 +49,7 @@ def evaluate(
         raise ArgumentError(f"--users {users}: at least one, or leave it out to ask all")
     here = RunDirectory(run)
     sids = SidTable.load(here.need(here.sids, "fit-sids"))
-    model = Transformer.from_pretrained(here.need(here.model, "train"))
+    model = load_model(here.need(here.model, "train"))
     log = Source.load(here.need(here.source, "fit-sids")).read()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     columns = text_columns(log.items)

@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pleach.cli.capacity import show_bounds
+from pleach.cli.codes import CodesTable, largest_codes
 from pleach.cli.run import RunDirectory
 from pleach.errors import DataError
 from pleach.index import Trie
 from pleach.index.plan import Plan
 from pleach.semid.table import SidTable
 
-__all__ = ["print_trie", "show_directory", "show_sids", "show_trie"]
+__all__ = ["print_trie", "show_directory", "show_table", "show_trie"]
 
 
 def print_trie(path: Path) -> None:
@@ -54,6 +55,31 @@ def show_trie(console: Console, path: Path) -> None:
     show_bounds(console, Plan.of(trie), "its own")
 
 
+def show_table(console: Console, path: Path) -> None:
+    """A Parquet table: of SIDs, where `fit-sids` wrote it; else of codes to build an index from."""
+    source = CodesTable.open(path, None, sizes_needed=False)
+    if source.codebook_sizes and path.is_file():
+        show_sids(console, path)
+    else:
+        show_codes(console, path, source)
+
+
+def show_codes(console: Console, path: Path, source: CodesTable) -> None:
+    """A table of codes that somebody else wrote, or a directory of them: rows, levels, the largest codes. Reads no rows."""
+    largest = largest_codes(source.files, source.columns)
+    console.print(
+        f"{path}: {source.num_rows:,} rows in {len(source.files):,} files, {source.num_levels} levels", soft_wrap=True
+    )
+    table = Table()
+    for name in ("column", "largest code"):
+        table.add_column(name, justify="left" if name == "column" else "right")
+    for name in source.columns:
+        table.add_row(name, f"{largest[name]:,}" if name in largest else "not noted")
+    console.print(table)
+    sizes = "" if source.codebook_sizes else " --codebook-sizes SIZES"
+    console.print(f"`pleach build {path}{sizes}` makes an index of it", soft_wrap=True)
+
+
 def show_sids(console: Console, path: Path) -> None:
     """A table of SIDs: how its codebooks are used, and how many items share a SID."""
     sids = SidTable.load(path)
@@ -76,26 +102,34 @@ def show_directory(console: Console, path: Path) -> None:
     if (path / "config.json").exists():
         show_model(console, path)
         return
+    if any(path.glob("*.parquet")) and not RunDirectory(path).sids.exists():
+        show_table(console, path)
+        return
     run = RunDirectory(path)
     shown = False
-    for part, show in ((run.sids, show_sids), (run.model, show_model), (run.trie, show_trie)):
+    for part, show in ((run.sids, show_table), (run.model, show_model), (run.trie, show_trie)):
         if part.exists():
             show(console, part)
             shown = True
     if not shown:
-        raise DataError(f"{path} is neither a model's directory nor a run's: it has no config.json, sids.parquet or index")
+        raise DataError(
+            f"{path} is neither a model's directory, a run's nor a table's: it has no config.json, sids.parquet or index"
+        )
 
 
 def show_model(console: Console, path: Path) -> None:
     """A model: its shape, its vocabulary, its parameters."""
-    from pleach.model import Transformer
+    from pleach.model import EncoderDecoderConfig, load_model
 
-    model = Transformer.from_pretrained(path)
+    model = load_model(path)
     parameters = sum(weight.numel() for weight in model.parameters())
     table = Table(title=f"{path}  ·  {parameters:,} parameters", title_justify="left", show_header=False)
     table.add_column("setting")
     table.add_column("value", justify="right")
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    if isinstance(model.config, EncoderDecoderConfig):
+        names = ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "num_experts")
+    for name in names:
         table.add_row(name, f"{getattr(model.config, name):,}")
     table.add_row("vocabulary", f"{model.vocabulary.size:,} tokens")
     table.add_row("levels", " x ".join(str(size) for size in model.vocabulary.codebook_sizes))

@@ -22,7 +22,13 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Decides the first weights, the order of the data, dropout.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
-    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the model. [dim]As in Recipe[/dim]")] = None,
+    architecture: Annotated[
+        str, typer.Option("--architecture", help="decoder-only (Qwen3) or encoder-decoder (T5, TIGER).")
+    ] = "decoder-only",
+    experts: Annotated[int, typer.Option("--experts", help="Of each decoder layer of an encoder-decoder; 0: none.")] = 0,
+    layers: Annotated[
+        int | None, typer.Option("--layers", help="Layers of the model, of each half of one. [dim]As in Recipe[/dim]")
+    ] = None,
     width: Annotated[int | None, typer.Option("--width", help="Hidden size: a multiple of 32. [dim]As in Recipe[/dim]")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak. [dim]As in Recipe[/dim]")] = None,
     max_items: Annotated[
@@ -35,11 +41,12 @@ def train(
     Ctrl-C leaves a checkpoint; --resume goes on from it.
     """
     from dataclasses import replace
+    from typing import get_args
 
     from pleach.cli.sources import Source
     from pleach.errors import ArgumentError
     from pleach.semid.table import SidTable
-    from pleach.train.recipe import Budget, Recipe
+    from pleach.train.recipe import Architecture, Budget, Recipe
     from pleach.train.split import leave_one_out
     from pleach.train.trainer import Moment
     from pleach.train.trainer import train as fit
@@ -48,7 +55,11 @@ def train(
         raise ArgumentError(f"--width {width}: a multiple of 32, the size of an attention head")
     if minutes is None and epochs is None and steps is None:
         minutes = 10.0
-    recipe = Recipe(budget=Budget(minutes=minutes, epochs=epochs, steps=steps), seed=seed)
+    which = next((name for name in get_args(Architecture) if name == architecture), None)
+    if which is None:
+        raise ArgumentError(f"--architecture {architecture}: choose one of {', '.join(get_args(Architecture))}")
+    budget = Budget(minutes=minutes, epochs=epochs, steps=steps)
+    recipe = Recipe(budget=budget, seed=seed, architecture=which, num_experts=experts)
     if width is not None:
         heads = width // recipe.head_dim
         recipe = replace(recipe, hidden_size=width, intermediate_size=3 * width)

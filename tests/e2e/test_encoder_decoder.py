@@ -1,0 +1,54 @@
+"""The whole path with an encoder-decoder with experts: trained, resumed, evaluated, inspected, asked, served."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pleach.cli import app
+from pleach.demo.steps import running_server
+from pleach.model import EncoderDecoder, load_model
+
+ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def call(*words: str | Path, fails: bool = False):
+    result = CliRunner().invoke(app, [str(word) for word in words], env=ENV)
+    assert result.exit_code == (2 if fails else 0), f"{words}: {result.output}"
+    return result.stderr if fails else result.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run")
+    call("make-shop", "--out", run, "--items", "120", "--users", "150")
+    call("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
+    words = ("--layers", "1", "--width", "32", "--architecture", "encoder-decoder", "--experts", "4")
+    call("train", "--run", run, "--steps", "25", *words)
+    call("build", "--run", run)
+    return run
+
+
+def test_it_is_an_encoder_decoder_with_experts(run: Path):
+    model = load_model(run / "model")
+    assert isinstance(model, EncoderDecoder)
+    assert model.config.num_experts == 4
+    shown = call("inspect", run)
+    assert all(words in shown for words in ("num_decoder_layers", "num_experts", "25 steps"))
+
+
+def test_evaluate_and_recommend_read_it(run: Path):
+    assert "Recall" in call("evaluate", "--run", run, "--users", "40", "--unconstrained", "10")
+    assert "20 beams" in call("recommend", "--run", run, "--user", "U001", "--rules", "in_stock")
+
+
+def test_words_that_cannot_be_meant_are_refused(run: Path):
+    assert "choose one of decoder-only, encoder-decoder" in call("train", "--run", run, "--architecture", "rnn", fails=True)
+    assert "only the architecture" in call("train", "--run", run, "--experts", "2", fails=True)
+
+
+def test_the_server_answers_with_it(run: Path):
+    with running_server(run) as server:
+        answer = server.ask("/v1/recommend", {"history": ["P001", "P002"], "num_items": 5, "rules": ["in_stock"]})
+    assert answer.status == 200
+    assert len(answer.body["item_ids"]) == 5
