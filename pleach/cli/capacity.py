@@ -80,7 +80,7 @@ def show_bounds(console: Console, plan: Plan, counts: str) -> None:
         ),
         (f"STATIC, {counts} node counts", static.estimate),
         ("pleach", plan.nbytes),
-        ("pleach, packed codes", plan.packed_nbytes),
+        ("pleach, packed codes" if plan.packed_nbytes < plan.nbytes else "pleach, packed codes: the same", plan.packed_nbytes),
         (f"entropy bound, log2 of {plan.num_leaves:,}-subsets", plan.entropy_bits / 8),
     ]
     for what, nbytes in rows:

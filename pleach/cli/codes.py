@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pleach.errors import ArgumentError, CodesError, DataError, ItemIdError
 
-__all__ = ["CodesTable", "parse_bytes", "parse_sizes"]
+__all__ = ["CodesTable", "largest_codes", "parse_bytes", "parse_sizes"]
 
 _BATCH = 1 << 17
 _SIZES_KEY = b"pleach.codebook_sizes"  # what `fit-sids` writes into its table
@@ -38,8 +38,10 @@ class CodesTable:
     codebook_sizes: tuple[int, ...]
 
     @classmethod
-    def open(cls, path: Path, codebook_sizes: Sequence[int] | None) -> "CodesTable":
+    def open(cls, path: Path, codebook_sizes: Sequence[int] | None, *, sizes_needed: bool = True) -> "CodesTable":
         """Look at the schemas. codebook_sizes: of each level; one for all levels; None: as `fit-sids` noted them in the file.
+
+        sizes_needed: False for a look alone: where nothing says the sizes, they are ().
 
         Raises DataError for what is no such table, ArgumentError where the sizes do not fit.
         """
@@ -62,10 +64,12 @@ class CodesTable:
                 columns, num_levels, num_rows = found, levels, num_rows + parquet.metadata.num_rows
                 noted = _noted_sizes(file, schema.metadata or {}) or noted
         sizes = noted if codebook_sizes is None else tuple(codebook_sizes)
+        if sizes is None and not sizes_needed:
+            return cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=())
         if sizes is None:
             raise ArgumentError(
                 f"{path} does not say how many codes each of its {num_levels} levels has: pass --codebook-sizes, such as "
-                f"2048 or {','.join(['2048'] * num_levels)}"
+                f"2048 or {','.join(['2048'] * num_levels)}{_seen(files, columns)}"
             )
         if len(sizes) == 1:
             sizes *= num_levels
@@ -185,6 +189,31 @@ def _noted_sizes(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | 
         return tuple(int(size) for size in json.loads(metadata[_SIZES_KEY]))
     except (ValueError, TypeError) as error:
         raise DataError(f"{file} notes codebook sizes that are none ({error}): pass --codebook-sizes") from error
+
+
+def largest_codes(files: Sequence[Path], columns: Sequence[str]) -> dict[str, int]:
+    """The largest code of each column, as the files' own statistics have it; columns without statistics are left out."""
+    largest: dict[str, int] = {}
+    unknown: set[str] = set()
+    for file in files:
+        with _opened(file) as parquet:
+            for group in range(parquet.metadata.num_row_groups):
+                row_group = parquet.metadata.row_group(group)
+                for number in range(row_group.num_columns):
+                    chunk = row_group.column(number)
+                    name, noted = chunk.path_in_schema.split(".")[0], chunk.statistics
+                    if name not in columns or not chunk.num_values:
+                        continue
+                    if noted is None or not noted.has_min_max:
+                        unknown.add(name)
+                    else:
+                        largest[name] = max(largest.get(name, 0), int(noted.max))
+    return {name: largest[name] for name in columns if name in largest and name not in unknown}
+
+
+def _seen(files: Sequence[Path], columns: Sequence[str]) -> str:
+    largest = largest_codes(files, columns)
+    return f" (the largest codes are {', '.join(f'{code:,} in {name}' for name, code in largest.items())})" if largest else ""
 
 
 def _first_null(column: Any) -> int:

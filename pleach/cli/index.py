@@ -177,7 +177,7 @@ def inspect(
     elif path.is_dir():
         inspection.show_directory(console, path)
     elif path.suffix == ".parquet":
-        inspection.show_sids(console, path)
+        inspection.show_table(console, path)
     else:
         inspection.show_trie(console, path)
 

@@ -253,3 +253,29 @@ def test_inspect_takes_one_of_its_two_arguments(tmp_path: Path) -> None:
         result = call("inspect", *words)
         assert result.exit_code == 2
         assert "one of the two" in result.stderr
+
+
+@pytest.mark.parametrize("how", ["c", "list"])
+def test_a_table_of_codes_can_be_looked_at_before_it_is_built(tmp_path: Path, how: str) -> None:
+    codes, names = rows()
+    codes[17, 1] = 77
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for number, part in enumerate([slice(0, 300), slice(300, 500)]):
+        table = pa.table({"item_id": names[part], **code_arrays(codes[part], how)})
+        pq.write_table(table, folder / f"part-{number}.parquet")
+    shown = call("inspect", folder)
+    assert shown.exit_code == 0, shown.stderr
+    for word in ("500 rows in 2 files", "77", f"pleach build {folder} --codebook-sizes SIZES"):
+        assert word in shown.stdout
+    assert "200 rows in 1 files" in call("inspect", folder / "part-1.parquet").stdout
+    refused = call("build", folder)
+    assert refused.exit_code == 2
+    assert ("77 in c1" if how == "c" else "77 in codes") in refused.stderr
+
+
+def test_a_table_without_statistics_says_so(tmp_path: Path) -> None:
+    codes, names = rows()
+    pq.write_table(pa.table({"item_id": names, **code_arrays(codes, "c")}), tmp_path / "x.parquet", write_statistics=False)
+    assert call("inspect", tmp_path / "x.parquet").stdout.count("not noted") == 3
+    assert "largest codes" not in call("build", tmp_path / "x.parquet").stderr
