@@ -4,6 +4,7 @@ from pleach.model.cache import search_bytes, token_bytes
 from pleach.model.config import ModelConfig
 from pleach.model.encoder_decoder import EncoderDecoder
 from pleach.model.loading import AnyConfig, AnyModel, load_model, new_model
+from pleach.model.prompt_store import PromptStore
 from pleach.model.rounds import Rounds
 from pleach.model.t5_config import EncoderDecoderConfig
 from pleach.model.t5_rounds import EncoderDecoderRounds
@@ -19,6 +20,7 @@ __all__ = [
     "EncoderDecoderConfig",
     "EncoderDecoderRounds",
     "ModelConfig",
+    "PromptStore",
     "Rounds",
     "TokenTable",
     "Transformer",

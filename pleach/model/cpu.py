@@ -26,22 +26,15 @@ from torch import Tensor
 from pleach.model import loops
 from pleach.model.chunk import Chunk
 from pleach.model.config import ModelConfig
+from pleach.model.prompt_store import Kept, PromptStore
 from pleach.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from pleach.model.vocabulary import AnyVocabulary, Vocabulary
 from pleach.model.workspace import Workspace
 
-__all__ = ["CpuPasses", "Kept"]
+__all__ = ["CpuPasses"]
 
 Segment = tuple[int, int, int]  # a request, and its rows of a chunk: from, to
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """Keys and values of one prompt, (layers, 2, G, T, E), as another search left them; T tokens or more."""
-
-    slots: Tensor
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +99,7 @@ class _Slots:
 
 
 class CpuPasses:
-    """See `Passes`. workspace: None for memory of its own. kept[b]: what is known of prompt b already.
+    """See `Passes`. workspace: None for memory of its own. store: None to read every prompt from its first token.
 
     Logits stand in the workspace that was given, until the next call; without one they are the caller's.
     """
@@ -119,7 +112,7 @@ class CpuPasses:
         tokens_BT: Tensor,
         lengths_B: Tensor,
         workspace: Workspace | None = None,
-        kept: list[Kept | None] | None = None,
+        store: PromptStore | None = None,
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach()
@@ -131,7 +124,12 @@ class CpuPasses:
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
         self._lengths_B = np.diff(self._begins_B1)
         self._prepare()
-        self._run_prompts(tokens_BT.numpy(), kept or [None] * len(lengths_B))
+        rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
+        kept = [None if store is None else store.find(tokens_T) for tokens_T in rows]
+        self._run_prompts(tokens_BT.numpy(), kept)
+        if store is not None:
+            for request, tokens_T in enumerate(rows):
+                store.keep(tokens_T, self.slots_of(request), kept[request])
         self.restart()
 
     def slots_of(self, request: int) -> Tensor:
@@ -204,7 +202,7 @@ class CpuPasses:
                 torch.mm(normed_ND[step::num_codes], heads[step], out=answers[step][first_beam:last_beam])
         return [answer.view(requests, beams, size) for answer, size in zip(answers, sizes, strict=True)]
 
-    def _run_prompts(self, tokens_BT: Array, kept: list[Kept | None]) -> None:
+    def _run_prompts(self, tokens_BT: Array, kept: Sequence[Kept | None]) -> None:
         """Every token that is not known already, chunk by chunk; of the last layer only what somebody will look at."""
         config, requests = self._config, len(self._begins_B1) - 1
         shape = config.num_hidden_layers, 2, config.num_key_value_heads, int(self._begins_B1[-1]), config.head_dim

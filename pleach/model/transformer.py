@@ -14,6 +14,7 @@ from pleach.errors import ArgumentError
 from pleach.model.config import ModelConfig
 from pleach.model.cpu import CpuPasses
 from pleach.model.passes import LayerPasses, Passes
+from pleach.model.prompt_store import PromptStore
 from pleach.model.qwen3 import Dropout, Qwen3, RMSNorm, causal
 from pleach.model.rounds import Rounds
 from pleach.model.vocabulary import AnyVocabulary
@@ -107,14 +108,22 @@ class Transformer(nn.Module):
         return F.linear(hidden, self.head_weight)
 
     @torch.inference_mode()
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, workspace: Workspace | None = None) -> Rounds:
+    def start(
+        self,
+        tokens_BT: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        workspace: Workspace | None = None,
+        store: PromptStore | None = None,
+    ) -> Rounds:
         """Run prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
         Costs one pass over the tokens; the keys and values of the prompts live as long as the answer. No gradients.
         On a CPU, in float32, it runs as packed rows (`CpuPasses`), else by the model's own modules.
 
         workspace: memory to be written over, so that one search after the other allocates nothing; rounds that were started in
-        it before, and the logits that they answered, are void from then on. Refused elsewhere than on a CPU in float32.
+        it before, and the logits that they answered, are void from then on. store: prompts that were read before are not read
+        again as far as they are known. Both are refused elsewhere than on a CPU in float32.
         Prompts that leave no room for a whole SID in the model's positions raise ArgumentError.
         """
         self._check(tokens_BT, lengths_B, further=self.vocabulary.num_levels - 1)
@@ -128,9 +137,11 @@ class Transformer(nn.Module):
         lengths_B = lengths_B.to(tokens_BT.device, torch.int64)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            passes: Passes = CpuPasses(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace)
-        elif workspace is not None:
-            raise ArgumentError(f"a workspace is for float32 on a CPU; this model is {weight.dtype} on {weight.device}")
+            passes: Passes = CpuPasses(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store)
+        elif workspace is not None or store is not None:
+            raise ArgumentError(
+                f"a workspace and a store of prompts are for float32 on a CPU; this model is {weight.dtype} on {weight.device}"
+            )
         else:
             passes = LayerPasses(self.model, self.head, tokens_BT, lengths_B)
         return Rounds(passes, self.vocabulary, lengths_B)

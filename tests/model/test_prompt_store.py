@@ -1,0 +1,92 @@
+"""Prompts that continue others are answered as if they had been read from the start, and what is kept stays bounded."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pleach.errors import ArgumentError
+from pleach.model import PromptStore, Transformer, Workspace, token_bytes
+
+MakeModel = Callable[..., Transformer]
+
+
+def drawn(model: Transformer, generator: torch.Generator, size: int, length: int) -> Tensor:
+    return torch.randint(0, model.vocabulary.size, (size, length), generator=generator)
+
+
+def answers(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, **memory: object) -> list[Tensor]:
+    rounds = model.start(tokens_BT, lengths_B, **memory)  # type: ignore[arg-type]
+    codes = torch.tensor([[1, 0, 3]]).expand(len(tokens_BT), 3)
+    asked = (None, None), (codes, torch.zeros_like(codes)), (codes, codes % 2)
+    return [rounds.step_fn(*one).clone() for one in asked]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_a_prompt_that_continues_another_gets_the_same_logits(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, rows: int
+):
+    model = make_model()
+    tokens = drawn(model, generator, 4, 30)
+    store, lent = PromptStore(1 << 20), Workspace(rows=rows)
+    first, second = torch.tensor([9, 1, 30, 12]), torch.tensor([13, 30, 30, 12])
+    same(answers(model, tokens, first, workspace=lent, store=store), answers(model, tokens, first))
+    assert (store.hits, store.misses, len(store)) == (0, 4, 4)
+    same(answers(model, tokens, second, workspace=lent, store=store), answers(model, tokens, second))
+    assert (store.hits, store.tokens_saved, len(store)) == (4, 9 + 1 + 29 + 11, 4)
+
+
+def test_prompts_mixed_with_strangers_keep_their_own(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, others = drawn(model, generator, 3, 20), drawn(model, generator, 3, 20)
+    store = PromptStore(1 << 20)
+    answers(model, tokens[:, :12], torch.tensor([12, 7, 3]), store=store)
+    mixed = torch.stack([others[0], tokens[1], others[2], tokens[0]])
+    lengths = torch.tensor([20, 15, 2, 20])
+    same(answers(model, mixed, lengths, store=store), answers(model, mixed, lengths))
+    assert store.hits == 2
+
+
+def test_a_prompt_that_differs_in_one_token_finds_nothing(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens = drawn(model, generator, 1, 20)
+    store = PromptStore(1 << 20)
+    answers(model, tokens, torch.tensor([19]), store=store)
+    tokens[0, 3] = (tokens[0, 3] + 1) % model.vocabulary.size
+    same(answers(model, tokens, torch.tensor([20]), store=store), answers(model, tokens, torch.tensor([20])))
+    assert store.hits == 0
+
+
+def test_the_store_forgets_what_was_used_least_recently(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    token = token_bytes(model.config)
+    tokens = drawn(model, generator, 5, 10)
+    store = PromptStore(3 * 10 * token)
+    whole = torch.tensor([10])
+    for row in (0, 1, 2, 0, 3):
+        answers(model, tokens[row : row + 1], whole, store=store)
+        assert store.nbytes <= store.max_bytes
+    held = [store.find(tokens[row].numpy()) is not None for row in range(5)]
+    assert held == [True, False, True, True, False]
+    assert store.nbytes == len(store) * 10 * token
+
+
+def test_what_is_larger_than_the_store_is_not_kept():
+    store = PromptStore(100)
+    store.keep(np.arange(5), torch.zeros(2, 2, 1, 5, 8))
+    assert (len(store), store.nbytes, store.find(np.arange(5))) == (0, 0, None)
+    with pytest.raises(ArgumentError, match="max_bytes"):
+        PromptStore(0)
+
+
+def test_one_token_alone_is_always_run():
+    store = PromptStore(1000)
+    store.keep(np.arange(1), torch.zeros(1, 2, 1, 1, 4))
+    assert store.find(np.arange(1)) is None
