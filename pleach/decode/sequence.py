@@ -1,0 +1,164 @@
+"""Beam search over a regular language: every sequence that is found is in it, or can still be completed.
+
+Shapes: B requests, K beams, V codes of the model, D hidden, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pleach.decode.search import StepFn, check_logits
+from pleach.errors import ArgumentError, LogitsError
+from pleach.index.automaton import Automaton
+from pleach.ops.backend import to_kind_of, to_numpy
+from pleach.ops.constrain import Beams, Scoring, automata
+from pleach.ops.head import Costs, States, cpu
+
+__all__ = ["SequenceResult", "SequenceSearch"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceResult:
+    """Ranked token sequences of a batch.
+
+    tokens: for each request one int64 array for each beam, best first, `num_valid[b]` of them, without the end code. scores:
+    float32 (B, K), summed log-probabilities, that of the end code included; -inf beyond num_valid. finished: bool (B, K),
+    whether the sequence came to its end; where not, max_tokens cut it off, and it can still be completed. rounds: calls of the
+    model.
+    """
+
+    tokens: list[list[NDArray[np.int64]]]
+    scores: NDArray[np.float32]
+    finished: NDArray[np.bool_]
+    num_valid: NDArray[np.int64]
+    rounds: int
+
+
+class SequenceSearch:
+    """Beam search over the token sequences of an automaton; `BeamSearch` does the same for the items of an index.
+
+    Think of it as the usual beam search in which a code that the language does not allow is never looked at, and a beam may end
+    where the language may. There are no dead ends. A beam that has ended keeps its score and its place among the K.
+
+    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. num_codes: V, the width of
+    the model's logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or
+    over the legal ones ("allowed").
+
+    >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
+    >>> result = search.run(step_fn)
+    >>> result.tokens[0][0], result.finished[0, 0]
+    """
+
+    def __init__(
+        self,
+        automaton: Automaton | Sequence[Automaton],
+        *,
+        end_code: int,
+        num_codes: int,
+        num_beams: int = 4,
+        max_tokens: int = 256,
+        scoring: Scoring = "full",
+    ) -> None:
+        if num_beams < 1 or max_tokens < 1:
+            raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
+        if scoring not in get_args(Scoring):
+            raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
+        self._automata = (automaton,) if isinstance(automaton, Automaton) else tuple(automaton)
+        automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # what does not fit is said here
+        self.end_code, self.num_codes = end_code, num_codes
+        self.num_beams, self.max_tokens = num_beams, max_tokens
+        self.scoring: Scoring = scoring
+
+    def run(
+        self,
+        step_fn: StepFn,
+        batch_size: int = 1,
+        *,
+        head: NDArray[np.float32] | Any | None = None,
+        costs: Costs | None = None,
+    ) -> SequenceResult:
+        """Decode a batch.
+
+        step_fn(codes_BK, parents_BK) -> logits, as for `BeamSearch.run`: first (None, None) and (B, V), then (B, K, V).
+
+        head: the weight (V, D) of the model's head, float32 on the CPU. Given, step_fn returns hidden states, (B, D) and then
+        (B, K, D), and the head is multiplied for legal codes alone, by the cheapest way (`ops.head`; with scoring "full" it
+        sees every code, but no table of B x K x V is written). costs: what `ops.head.cpu.calibrate` measured here.
+
+        Cost: at most max_tokens calls of step_fn; fewer where all beams have ended. Raises ArgumentError, LogitsError.
+        """
+        chosen = self._automata * batch_size if len(self._automata) == 1 else self._automata
+        if batch_size < 1 or len(chosen) != batch_size:
+            raise ArgumentError(
+                f"batch_size is {batch_size} with {len(self._automata)} automata: expected one for each request"
+            )
+        languages = automata.bind(chosen, end_code=self.end_code, num_codes=self.num_codes)
+        if head is not None and len(head) != self.num_codes:
+            raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
+        lo_SBK, hi_SBK = automata.roots(languages)
+        scores_BK = np.zeros((batch_size, 1), np.float32)
+        tokens_BKT = np.zeros((batch_size, 1, 0), np.int64)
+        num_valid_B = np.ones(batch_size, np.int64)
+        codes_BK = parents_BK = sample = None
+        final_B = np.array([one.num_states for one in chosen])
+        rounds = 0
+        while rounds < self.max_tokens:
+            answer = step_fn(codes_BK, parents_BK)
+            sample = answer if sample is None else sample
+            beams = self._round(languages, rounds, (lo_SBK, hi_SBK, scores_BK), answer, head, costs)
+            rounds += 1
+            lo_SBK, hi_SBK, scores_BK, num_valid_B = beams.lo, beams.hi, beams.scores, beams.num_valid
+            followed = np.take_along_axis(tokens_BKT, beams.parent[..., None], 1)
+            tokens_BKT = np.concatenate([followed, beams.code[..., None]], 2)
+            codes_BK, parents_BK = (to_kind_of(array, sample) for array in (beams.code, beams.parent))
+            if bool(((lo_SBK[0] == final_B[:, None]) | (hi_SBK[0] == 0)).all()):
+                break
+        finished_BK = (lo_SBK[0] == final_B[:, None]) & (hi_SBK[0] > 0)
+        tokens = [
+            [
+                row[: np.flatnonzero(row == self.end_code)[0]] if ended else row
+                for row, ended in zip(rows[:count], ends, strict=False)
+            ]
+            for rows, ends, count in zip(tokens_BKT, finished_BK, num_valid_B.tolist(), strict=True)
+        ]
+        return SequenceResult(tokens=tokens, scores=scores_BK, finished=finished_BK, num_valid=num_valid_B, rounds=rounds)
+
+    def _round(
+        self,
+        languages: automata.Languages,
+        number: int,
+        beams: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]],
+        answer: Any,
+        head: Any,
+        costs: Costs | None,
+    ) -> Beams[NDArray[Any]]:
+        lo_SBK, hi_SBK, scores_BK = beams
+        shape = (*lo_SBK.shape[1:], self.num_codes)
+        if head is None:
+            logits_BKV = check_logits(answer, number, shape)
+            return automata.step(
+                languages,
+                number,
+                lo_SBK,
+                hi_SBK,
+                scores_BK,
+                logits_BKV,
+                None,
+                num_beams=self.num_beams,
+                scoring=self.scoring,
+            )
+        hidden_RD = np.ascontiguousarray(to_numpy(answer), np.float32)
+        expected = (*shape[:2], head.shape[1])
+        if hidden_RD.shape != expected and (number > 0 or hidden_RD.shape != (shape[0], head.shape[1])):
+            raise LogitsError(
+                f"step_fn returned hidden states of shape {hidden_RD.shape} in round {number}: expected {expected}"
+            )
+        ragged = automata.legal(languages, lo_SBK, hi_SBK)
+        states = States(row_R1=ragged[0], code_C=ragged[1], max_row=int(np.diff(ragged[0]).max(initial=0)))
+        found = cpu.head(hidden_RD.reshape(-1, hidden_RD.shape[-1]), head, states, self.scoring, costs=costs)
+        return automata.extend(languages, lo_SBK, scores_BK, ragged, found.logit_C, found.lse_R, num_beams=self.num_beams)

@@ -1,0 +1,208 @@
+"""Searching regular languages: against a float64 oracle, against the trie of the same sequences, and through the head."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pleach import BeamSearch, Trie
+from pleach.decode.sequence import SequenceSearch
+from pleach.errors import ArgumentError, LogitsError
+from pleach.index import Automaton
+from pleach.ops.constrain import automata
+
+LETTERS = [bytes([letter]) for letter in b'ab"01-']
+VOCABULARY: list[bytes | None] = [*LETTERS[:3], None, *LETTERS[3:], b"ab", b"ba", b"1-", b"aba", None]
+END = 3  # in the middle, so that it has codes on both sides
+SIZE = len(VOCABULARY) + 2  # models pad their heads
+
+
+class Model:
+    """Logits from a hash of the prefix; junk behind the end code."""
+
+    def __init__(self, seed: int, ties: bool = False, size: int = SIZE, end: int = END, batch_size: int = 1) -> None:
+        self.seed, self.ties, self.size, self.end = seed, ties, size, end
+        self.prefixes: list[list[tuple[int, ...]]] = [[()] for _ in range(batch_size)]
+        self.calls = 0
+
+    def logits(self, prefix: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, len(prefix), *prefix])
+        return (rng.integers(0, 3, self.size) if self.ties else rng.normal(size=self.size)).astype(np.float32)
+
+    def __call__(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        self.calls += 1
+        if codes is not None and parents is not None:
+            self.prefixes = [
+                [(*before[parent], int(code)) for code, parent in zip(*pair, strict=True)]
+                for before, pair in zip(self.prefixes, zip(codes, parents, strict=True), strict=True)
+            ]
+        junk = np.full(self.size, np.nan, np.float32)
+        return np.stack([np.stack([junk if self.end in one else self.logits(one) for one in row]) for row in self.prefixes])
+
+
+def oracle(automaton: Automaton, model: Model, width: int, scoring: str, rounds: int) -> list[tuple[float, tuple[int, ...]]]:
+    """(score, codes with the end code), best first, in float64."""
+    beams: list[tuple[float, tuple[int, ...], int]] = [(0.0, (), 0)]
+    for _ in range(rounds):
+        found: list[tuple[float, int, int, tuple[int, ...], int]] = []
+        for parent, (score, prefix, state) in enumerate(beams):
+            if END in prefix:
+                found.append((score, parent, END, prefix, state))
+                continue
+            logits = model.logits(prefix).astype(np.float64)
+            codes = sorted([*automaton.allowed(state).tolist(), *([END] if automaton.accepts(state) else [])])
+            read = logits if scoring == "full" else logits[codes]
+            lse = np.log(np.exp(read).sum())
+            for code in codes:
+                after = state if code == END else automaton.next(state, code)
+                found.append((score + logits[code] - lse, parent, code, (*prefix, code), after))
+        found.sort(key=lambda one: (-round(one[0], 9), one[1], one[2]))
+        beams = [(score, prefix, state) for score, _, _, prefix, state in found[:width]]
+    return [(score, prefix) for score, prefix, _ in beams]
+
+
+PATTERNS = ['"(a|ba|aba){1,3}"', "-?(0|1[01]*)", "(ab)+", "(1-|0)*a?"]
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("dense_share", [0.0, 1.0])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_beams_are_the_oracles_and_are_in_the_language(pattern: str, dense_share: float, scoring: str) -> None:
+    automaton = Automaton.from_regex(pattern, VOCABULARY, dense_share=dense_share)
+    for seed, width in ((0, 1), (1, 3), (2, 40)):
+        search = SequenceSearch(
+            automaton,
+            end_code=END,
+            num_codes=SIZE,
+            num_beams=width,
+            max_tokens=6,
+            scoring=scoring,  # type: ignore[arg-type]
+        )
+        result = search.run(model := Model(seed))
+        expected = oracle(automaton, Model(seed), width, scoring, 6)
+        count = int(result.num_valid[0])
+        assert [tuple(one) for one in result.tokens[0]] == [codes[:-1] if codes[-1] == END else codes for _, codes in expected]
+        np.testing.assert_allclose(result.scores[0, :count], [score for score, _ in expected], rtol=1e-5, atol=1e-5)
+        assert result.finished[0, :count].tolist() == [END in codes for _, codes in expected]
+        assert result.rounds == model.calls <= 6
+        for tokens, ended in zip(result.tokens[0], result.finished[0], strict=False):
+            text = b"".join(VOCABULARY[token] or b"" for token in tokens)
+            assert not ended or re.fullmatch(pattern.encode(), text)
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.lists(st.integers(0, 4), max_size=5).map(tuple), min_size=1, max_size=30, unique=True),
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.sampled_from(["full", "allowed"]),
+    st.booleans(),
+)
+def test_sequences_are_found_as_in_their_trie(
+    words: list[tuple[int, ...]], seed: int, width: int, scoring: Any, ties: bool
+) -> None:
+    trie = Trie.from_sequences(words, vocabulary_size=5)
+    automaton = Automaton.from_sequences(words, vocabulary_size=5)
+    one, other = (Model(seed, ties, size=6, end=5) for _ in range(2))
+    expected = BeamSearch(trie, width, scoring=scoring).run(one)
+    search = SequenceSearch(automaton, end_code=5, num_codes=6, num_beams=width, max_tokens=trie.num_levels, scoring=scoring)
+    result = search.run(other)
+    count = int(expected.num_valid[0])
+    assert result.num_valid[0] == count
+    assert result.finished[0, :count].all()
+    padded = [(*tokens.tolist(), *[5] * (trie.num_levels - len(tokens))) for tokens in result.tokens[0]]
+    assert padded == [tuple(codes) for codes in expected.codes[0, :count].tolist()]
+    np.testing.assert_allclose(result.scores[0, :count], expected.scores[0, :count], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_two_languages_in_one_batch_and_the_head_for_legal_codes_alone(scoring: Any) -> None:
+    chosen = [
+        Automaton.from_regex(pattern, VOCABULARY, dense_share=share)
+        for pattern, share in zip(PATTERNS[:2], (0, 1), strict=True)
+    ]
+    search = SequenceSearch(chosen, end_code=END, num_codes=SIZE, num_beams=5, max_tokens=7, scoring=scoring)
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((SIZE, 12), np.float32)
+    asked: list[tuple[int, ...]] = []
+
+    def hidden(codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        shape = (2, 12) if codes is None else (*codes.shape, 12)
+        asked.append(shape)
+        drawn = np.random.default_rng(len(asked)).standard_normal(shape, np.float32)
+        if codes is not None:
+            drawn[codes == END] = np.nan  # nothing of a beam that has ended is looked at
+        return drawn
+
+    expected = search.run(lambda codes, parents: hidden(codes, parents) @ weight.T, batch_size=2)
+    asked.clear()
+    result = search.run(hidden, batch_size=2, head=weight)
+    assert [[one.tolist() for one in row] for row in result.tokens] == [
+        [one.tolist() for one in row] for row in expected.tokens
+    ]
+    np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    for b, automaton in enumerate(chosen):
+        alone = SequenceSearch(automaton, end_code=END, num_codes=SIZE, num_beams=5, max_tokens=7, scoring=scoring)
+        asked.clear()
+        single = alone.run(lambda codes, parents, b=b: (hidden_of(b, codes, asked)) @ weight.T)
+        assert [one.tolist() for one in single.tokens[0]] == [one.tolist() for one in expected.tokens[b]]
+
+
+def hidden_of(request: int, codes: np.ndarray | None, asked: list[tuple[int, ...]]) -> np.ndarray:
+    """What the batch's hidden states are for one of its two requests."""
+    shape = (2, 12) if codes is None else (2, codes.shape[1], 12)
+    asked.append(shape)
+    return np.random.default_rng(len(asked)).standard_normal(shape, np.float32)[request : request + 1]
+
+
+def test_children_are_the_legal_codes_and_where_they_lead() -> None:
+    automaton = Automaton.from_regex(PATTERNS[1], VOCABULARY)
+    languages = automata.bind([automaton], end_code=END, num_codes=SIZE)
+    states = np.array([[[0, automaton.num_states, *range(1, automaton.num_states), 0]]])
+    row_R1, code_C, lo_SC, hi_SC = automata.children(
+        languages, 0, states, states + np.array([*[1] * (states.size - 1), 0]), None
+    )
+    assert row_R1[-1] == row_R1[-2]  # the dead one
+    for row, state in enumerate(states[0, 0, :-1].tolist()):
+        codes = code_C[row_R1[row] : row_R1[row + 1]].tolist()
+        if state == automaton.num_states:
+            assert codes == [END]
+            continue
+        assert codes == sorted([*automaton.allowed(state).tolist(), *([END] if automaton.accepts(state) else [])])
+        after = [automaton.num_states if code == END else automaton.next(state, code) for code in codes]
+        assert lo_SC[0, row_R1[row] : row_R1[row + 1]].tolist() == after
+    assert np.array_equal(hi_SC, lo_SC + 1)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    automaton = Automaton.from_regex("(ab)+", VOCABULARY)
+    with pytest.raises(ArgumentError, match="is a token of the language"):
+        SequenceSearch(automaton, end_code=0, num_codes=SIZE)
+    with pytest.raises(ArgumentError, match="is a token of the language"):
+        SequenceSearch(Automaton.from_regex("a*", VOCABULARY, dense_share=0.0), end_code=0, num_codes=SIZE)
+    with pytest.raises(ArgumentError, match="0 to 14"):
+        SequenceSearch(automaton, end_code=15, num_codes=15)
+    with pytest.raises(ArgumentError, match="model has 3 codes"):
+        SequenceSearch(automaton, end_code=0, num_codes=3)
+    with pytest.raises(ArgumentError, match="num_beams is 0"):
+        SequenceSearch(automaton, end_code=END, num_codes=SIZE, num_beams=0)
+    with pytest.raises(ArgumentError, match="scoring"):
+        SequenceSearch(automaton, end_code=END, num_codes=SIZE, scoring="both")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="at least one"):
+        SequenceSearch([], end_code=END, num_codes=SIZE)
+    search = SequenceSearch([automaton, automaton], end_code=END, num_codes=SIZE)
+    with pytest.raises(ArgumentError, match="one for each request"):
+        search.run(Model(0), batch_size=3)
+    with pytest.raises(LogitsError, match="beam 0 in round 0 hold NaN"):
+        search.run(lambda codes, parents: np.full((2, SIZE), np.nan), batch_size=2)
+    with pytest.raises(LogitsError, match="shape"):
+        search.run(lambda codes, parents: np.zeros((2, SIZE - 1)), batch_size=2)
+    with pytest.raises(LogitsError, match="hidden states of shape"):
+        search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((SIZE, 4), np.float32))
+    with pytest.raises(LogitsError, match="request 0, beam 0 hold NaN"):
+        search.run(lambda codes, parents: np.full((2, 4), np.nan), batch_size=2, head=np.ones((SIZE, 4), np.float32))
+    with pytest.raises(ArgumentError, match="the head has 4 codes"):
+        search.run(lambda codes, parents: np.zeros((2, 5)), batch_size=2, head=np.zeros((4, 4), np.float32))
