@@ -27,9 +27,15 @@ def fit_sids(
     k_core: Annotated[
         int, typer.Option("--core", help="Keep only users and items with so many interactions. [dim]All[/dim]")
     ] = 0,
-    codebooks: Annotated[str, typer.Option("--codebooks", help="Codes of each level.")] = "256,256,256",
+    method: Annotated[
+        str, typer.Option("--quantiser", help="kmeans (of the vectors), or rqvae (of what an autoencoder makes of them).")
+    ] = "kmeans",
+    codebooks: Annotated[
+        str | None, typer.Option("--codebooks", help="Codes of each level: 256,256,256; of rqvae 256,256,256,256.")
+    ] = None,
     repair: Annotated[
-        str, typer.Option("--repair", help="Items with equal codes: an extra level, the nearest free code, or none.")
+        str,
+        typer.Option("--repair", help="Items with equal codes: an extra level; free, hungarian, sinkhorn (free codes); none."),
     ] = "level",
     text: Annotated[
         str, typer.Option("--text", help="tfidf, none, or a sentence-transformers model (name or directory).")
@@ -40,9 +46,10 @@ def fit_sids(
     vectors: Annotated[
         Path | None, typer.Option("--vectors", help="Your own vectors (.npy or .parquet) in place of text and behaviour.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the report into this file (.png, .svg).")] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same codes.")] = 0,
 ) -> None:
-    """Give every item a Semantic ID: embed, quantise by residual k-means, tell collisions apart.
+    """Give every item a Semantic ID: embed, quantise, tell collisions apart.
 
     Items get their vectors from their text and from the training part of the log; what is held out is never read.
     """
@@ -52,11 +59,14 @@ def fit_sids(
     from pleach.cli.sources import Format, Source
     from pleach.errors import ArgumentError
     from pleach.semid.embed import EmbeddingConfig, load_vectors
-    from pleach.semid.fit import QuantiserConfig, Repair
+    from pleach.semid.fit import Method, QuantiserConfig, Repair
     from pleach.semid.fit import fit_sids as fit
     from pleach.train.split import leave_one_out
 
-    sizes = codebook_sizes(codebooks)
+    which = next((name for name in get_args(Method) if name == method), None)
+    if which is None:
+        raise ArgumentError(f"--quantiser {method}: choose one of {', '.join(get_args(Method))}")
+    sizes = codebook_sizes(codebooks or ("256,256,256,256" if which == "rqvae" else "256,256,256"))
     chosen = next((name for name in get_args(Repair) if name == repair), None)
     if chosen is None:
         raise ArgumentError(f"--repair {repair}: choose one of {', '.join(get_args(Repair))}")
@@ -64,7 +74,7 @@ def fit_sids(
     if form is None:
         raise ArgumentError(f"--format {kind}: choose one of {', '.join(get_args(Format))}")
     here = RunDirectory(run)
-    quantiser = QuantiserConfig(codebook_sizes=sizes, repair=chosen)
+    quantiser = QuantiserConfig(codebook_sizes=sizes, repair=chosen, method=which)
     source = Source(path=data or run, kind=form, items=metadata, k_core=k_core)
     console = stdout()
 
@@ -97,6 +107,10 @@ def fit_sids(
     made.table.save(here.sids)
     made.quantiser.save(here.quantiser)
     console.print(str(made.report), style="dim")
+    if plot is not None:
+        from pleach.semid.drawing import draw_report
+
+        draw_report(made.report, made.table).savefig(plot, dpi=160)
     levels = " x ".join(str(size) for size in made.table.codebook_sizes)
     done(console, what=f"{here.sids}: {len(made.table):,} SIDs of {levels}", seconds=time.perf_counter() - began)
     here.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})

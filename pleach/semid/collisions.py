@@ -1,14 +1,19 @@
-"""Items that were given the same codes, and two ways to tell them apart.
+"""Items that were given the same codes, and ways to tell them apart.
 
 Shapes: N items, L levels, V codes of a level, D dimensions.
 """
 
+from typing import Literal, get_args
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 from pleach.errors import ArgumentError, CodesError
 
-__all__ = ["add_level", "group_sizes", "move_to_free_codes"]
+__all__ = ["Assignment", "add_level", "group_sizes", "move_to_free_codes"]
+
+Assignment = Literal["greedy", "hungarian", "sinkhorn"]
 
 
 def group_sizes(codes_NL: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -44,13 +49,21 @@ def move_to_free_codes(
     codebook_sizes: tuple[int, ...],
     residuals_ND: NDArray[np.float32],
     last_centroids_VD: NDArray[np.float32],
+    assignment: Assignment = "greedy",
 ) -> NDArray[np.int64]:
-    """Give each colliding item but the nearest one another last code: the free one whose centroid is nearest.
+    """Give the items of each crowded prefix different last codes, near to what is left of their vectors.
 
     residuals_ND: what is left of each item's vector before the last level. Every item keeps its first L - 1 codes, so
-    what it resembles does not change. Raises CodesError where more items share those than the last level has codes.
-    (Nearest-free-code reassignment, as in LC-Rec's uniform semantic mapping, done greedily.)
+    what it resembles does not change; prefixes without a collision are left alone. Dead codes are given last.
+
+    assignment: "greedy" gives the nearest pairs first, so an item without a rival keeps its code; "hungarian" makes the sum
+    of the squared distances least; "sinkhorn" shares the codes out evenly by optimal transport with entropy, then takes each
+    item's most likely free one (LC-Rec's uniform semantic mapping). M items of a prefix cost M V log(M V), M^2 V and
+    50 M V.
+    Raises CodesError where more items share a prefix than the last level has codes.
     """
+    if assignment not in get_args(Assignment):
+        raise ArgumentError(f"assignment={assignment!r}: choose one of {', '.join(map(repr, get_args(Assignment)))}")
     size = codebook_sizes[-1]
     moved_NL = codes_NL.copy()
     if len(codes_NL) == 0:
@@ -70,12 +83,17 @@ def move_to_free_codes(
         if len(np.unique(codes_NL[members, -1])) == len(members):
             continue
         distance_MV = ((residuals_ND[members, None, :] - free_V[None]) ** 2).sum(axis=2)
-        distance_MV[:, len(last_centroids_VD) :] = np.inf  # dead codes are given last
-        moved_NL[members, -1] = _greedy(distance_MV)
+        distance_MV[:, len(last_centroids_VD) :] = 1e6 * (1 + distance_MV[:, : len(last_centroids_VD)].max())  # dead: last
+        if assignment == "hungarian":
+            moved_NL[members, -1] = linear_sum_assignment(distance_MV)[1]
+        else:
+            moved_NL[members, -1] = _greedy(
+                distance_MV if assignment == "greedy" else -_sinkhorn(distance_MV, len(last_centroids_VD))
+            )
     return moved_NL
 
 
-def _greedy(distance_MV: NDArray[np.float32]) -> NDArray[np.int64]:
+def _greedy(distance_MV: NDArray[np.floating]) -> NDArray[np.int64]:
     """A different code for each row, taken in the order of distance."""
     rows, columns = distance_MV.shape
     given_M = np.full(rows, -1, np.int64)
@@ -85,3 +103,13 @@ def _greedy(distance_MV: NDArray[np.float32]) -> NDArray[np.int64]:
         if given_M[row] < 0 and not taken_V[code]:
             given_M[row], taken_V[code] = code, True
     return given_M
+
+
+def _sinkhorn(distance_MV: NDArray[np.float32], live: int, *, rounds: int = 50, sharpness: float = 20.0) -> NDArray[np.float64]:
+    """How much of each row goes to each column when all live ones are loaded alike: optimal transport with entropy."""
+    scale = float(np.median(distance_MV[:, :live])) or 1.0
+    plan_MV = np.exp(-sharpness * (distance_MV - distance_MV.min(axis=1, keepdims=True)).astype(np.float64) / scale)
+    for _ in range(rounds):
+        plan_MV /= np.maximum(plan_MV.sum(axis=0, keepdims=True), 1e-300)
+        plan_MV /= np.maximum(plan_MV.sum(axis=1, keepdims=True), 1e-300)
+    return plan_MV

@@ -20,25 +20,36 @@ from pleach.semid.collisions import add_level, move_to_free_codes
 from pleach.semid.embed import Embedding, EmbeddingConfig, embed
 from pleach.semid.report import SidReport, report_on
 from pleach.semid.rqkmeans import Progress, ResidualKMeans
+from pleach.semid.rqvae import RqVae, RqVaeConfig
 from pleach.semid.table import SidTable
 
-__all__ = ["QuantiserConfig", "Repair", "SidFit", "fit_sids"]
+__all__ = ["AnyQuantiser", "Method", "QuantiserConfig", "Repair", "SidFit", "fit_sids"]
 
-Repair = Literal["level", "free", "none"]
+AnyQuantiser = ResidualKMeans | RqVae
+Method = Literal["kmeans", "rqvae"]
+Repair = Literal["level", "free", "hungarian", "sinkhorn", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantiserConfig:
     """How vectors become codes.
 
+    method: "kmeans" quantises the vectors themselves, "rqvae" what an autoencoder makes of them (`rqvae`: its settings).
     codebook_sizes: one number a level. repair: what is done about items with equal codes: "level" numbers them in an
-    extra level, "free" moves all but one to the nearest free last code, "none" lets them share a SID.
+    extra level, "free", "hungarian" and "sinkhorn" move them to free last codes (`move_to_free_codes`), "none" lets them
+    share a SID.
     """
 
     codebook_sizes: tuple[int, ...] = (256, 256, 256)
     repair: Repair = "level"
+    method: Method = "kmeans"
+    rqvae: RqVaeConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ArgumentError(f"method={self.method!r}: choose one of {', '.join(map(repr, get_args(Method)))}")
+        if self.rqvae is not None and self.method != "rqvae":
+            raise ArgumentError("rqvae= is for method='rqvae': residual k-means has no such settings")
         if self.repair not in get_args(Repair):
             raise ArgumentError(f"repair={self.repair!r}: choose one of {', '.join(map(repr, get_args(Repair)))}")
         ResidualKMeans(codebook_sizes=self.codebook_sizes)  # checks them
@@ -49,7 +60,7 @@ class SidFit:
     """The SIDs, the quantiser that made them (it encodes new items too), and the report."""
 
     table: SidTable
-    quantiser: ResidualKMeans
+    quantiser: AnyQuantiser
     report: SidReport
 
 
@@ -71,7 +82,7 @@ def fit_sids(
 
     12,000 items take some 20 seconds on one core, 18,000 some 30. The same input and seed give the same codes.
     Raises DataError for input that nothing can be made from, ArgumentError for settings out of range, CodesError where
-    repair="free" has no free code left.
+    a repair finds no free code left.
 
     >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
     >>> fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2))).table.codes.shape
@@ -98,23 +109,28 @@ def fit_sids(
         progress("embedding items", 1.0)
 
     vectors_ND = made.vectors_ND
-    fitted = ResidualKMeans(codebook_sizes=quantiser.codebook_sizes, seed=seed).fit(vectors_ND, progress)
+    fitted: AnyQuantiser = ResidualKMeans(codebook_sizes=quantiser.codebook_sizes, seed=seed)
+    if quantiser.method == "rqvae":
+        fitted = RqVae(codebook_sizes=quantiser.codebook_sizes, seed=seed, config=quantiser.rqvae)
+    fitted.fit(vectors_ND, progress)
     encoded_NL, before_last_ND = fitted.encode_with_residuals(vectors_ND)
     sizes = fitted.codebook_sizes
     if quantiser.repair == "level":
         popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))
         codes, extra = add_level(encoded_NL, popularity_N)
         sizes = (*sizes, extra)
-    elif quantiser.repair == "free":
-        codes = move_to_free_codes(encoded_NL, sizes, before_last_ND, fitted.centroids[-1])
-    else:
+    elif quantiser.repair == "none":
         codes = encoded_NL
+    else:
+        assignment = "greedy" if quantiser.repair == "free" else quantiser.repair
+        codes = move_to_free_codes(encoded_NL, sizes, before_last_ND, fitted.centroids[-1], assignment)
     report = report_on(
         vectors_ND=vectors_ND,
         quantiser=fitted,
         encoded_NL=encoded_NL,
         codes=codes,
         codebook_sizes=sizes,
+        method=quantiser.method,
         repair=quantiser.repair,
         text_columns=made.text_columns,
         items_without_text=made.items_without_text,

@@ -5,7 +5,7 @@ Shapes: N items, D dimensions, L levels, V live codes of a level.
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from pleach.errors import ArgumentError, CheckpointError, DataError
 from pleach.semid.arrays import check_finite, check_vectors, one_thread
 
-__all__ = ["Progress", "ResidualKMeans"]
+__all__ = ["Progress", "ResidualKMeans", "check_numbers", "nearest"]
 
 Progress = Callable[[str, float], None]  # (what is being done, share of it that is done)
 
@@ -71,12 +71,41 @@ class ResidualKMeans:
         centroids: list[NDArray[np.float32]] = []
         for level, size in enumerate(self.codebook_sizes):
             centroids_VD = _k_means(residual_ND, size, seed=self.seed + level)
-            residual_ND -= centroids_VD[_nearest(residual_ND, centroids_VD)]
+            residual_ND -= centroids_VD[nearest(residual_ND, centroids_VD)]
             centroids.append(centroids_VD)
             if progress:
                 progress("residual k-means", (level + 1) / len(self.codebook_sizes))
         self.centroids = tuple(centroids)
         return self
+
+    def fit_blocks(
+        self, blocks: Iterable[NDArray[np.float32]], progress: Progress | None = None, *, first: int = 65_536
+    ) -> "ResidualKMeans":
+        """Find the centroids of vectors that do not fit in memory; returns itself.
+
+        blocks: read once for each level and once more (`VectorBlocks`, or any list of arrays). Each level starts from
+        k-means on `first` vectors drawn from all of them alike, and then moves by mini-batches through every block.
+        Memory: one block, `first` vectors, and what k-means takes on them; it does not grow with the number of vectors.
+        Time: about N * D * sum over levels of (level + 1) * V multiplications. Raises DataError for vectors that are empty
+        or constant.
+        """
+        sample_ND = _draw(blocks, first, np.random.default_rng(self.seed))
+        residual_ND = check_vectors(sample_ND, "the blocks of vectors")
+        centroids: list[NDArray[np.float32]] = []
+        for level, size in enumerate(self.codebook_sizes):
+            centroids_VD = _k_means(residual_ND, size, seed=self.seed + level)
+            if len(centroids_VD) == size:  # fewer: every different residual has a code of its own already
+                centroids_VD = _follow(blocks, centroids, centroids_VD, len(residual_ND))
+            residual_ND = residual_ND - centroids_VD[nearest(residual_ND, centroids_VD)]
+            centroids.append(centroids_VD)
+            if progress:
+                progress("residual k-means", (level + 1) / len(self.codebook_sizes))
+        self.centroids = tuple(centroids)
+        return self
+
+    def encode_blocks(self, blocks: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.int64]]:
+        """The codes of each block, (n, L), one block in memory at a time."""
+        return (self.encode(block_nD) for block_nD in blocks)
 
     def encode(self, vectors_ND: NDArray[np.floating]) -> NDArray[np.int64]:
         """The codes of vectors, seen in `fit` or not: int64 (N, L)."""
@@ -90,7 +119,7 @@ class ResidualKMeans:
         before_last_ND = residual_ND
         for level, centroids_VD in enumerate(self.centroids):
             before_last_ND = residual_ND
-            codes_NL[:, level] = _nearest(residual_ND, centroids_VD)
+            codes_NL[:, level] = nearest(residual_ND, centroids_VD)
             residual_ND = residual_ND - centroids_VD[codes_NL[:, level]]
         return codes_NL, before_last_ND
 
@@ -169,7 +198,48 @@ def _k_means(vectors_ND: NDArray[np.float32], size: int, *, seed: int) -> NDArra
     return np.unique(np.asarray(model.cluster_centers_, np.float32), axis=0)
 
 
-def _nearest(vectors_ND: NDArray[np.float32], centroids_VD: NDArray[np.float32]) -> NDArray[np.int64]:
+def _draw(blocks: Iterable[NDArray[np.float32]], count: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """At most `count` rows of all blocks, each as likely as any other: those of the smallest random numbers."""
+    keys_n, kept_nD = np.empty(0), np.empty((0, 0), np.float32)
+    for block_nD in blocks:
+        keys = rng.random(len(block_nD))
+        if len(keys_n) == count:  # most rows of a late block stay out at once
+            block_nD, keys = block_nD[keys < keys_n.max()], keys[keys < keys_n.max()]
+        keys_n = np.concatenate([keys_n, keys])
+        kept_nD = np.concatenate([kept_nD, block_nD]) if kept_nD.size else block_nD
+        if len(keys_n) > count:
+            smallest = np.argpartition(keys_n, count - 1)[:count]
+            keys_n, kept_nD = keys_n[smallest], kept_nD[smallest]
+    if not len(keys_n):
+        raise DataError("there is no block with a vector in it: nothing to fit")
+    return kept_nD
+
+
+def _follow(
+    blocks: Iterable[NDArray[np.float32]], before: list[NDArray[np.float32]], centroids_VD: NDArray[np.float32], weight: int
+) -> NDArray[np.float32]:
+    """One pass of mini-batch k-means over what earlier levels leave of every block; the start counts as `weight` vectors.
+
+    A centroid stays the mean of all that came to it, so each vector counts alike, in whatever order they come. (Sculley, 2010.)
+    """
+    load_V = np.full(len(centroids_VD), weight / len(centroids_VD))
+    means_VD = centroids_VD.astype(np.float64)
+    for block_nD in blocks:
+        residual_nD = block_nD
+        for earlier_VD in before:
+            residual_nD = residual_nD - earlier_VD[nearest(residual_nD, earlier_VD)]
+        code_n = nearest(residual_nD, means_VD.astype(np.float32))
+        counts_V = np.bincount(code_n, minlength=len(means_VD))
+        order_n = np.argsort(code_n, kind="stable")
+        came = np.flatnonzero(counts_V)
+        starts = (np.cumsum(counts_V) - counts_V)[came]
+        load_V += counts_V
+        sums = np.add.reduceat(residual_nD[order_n].astype(np.float64), starts, axis=0)
+        means_VD[came] += (sums - counts_V[came, None] * means_VD[came]) / load_V[came, None]
+    return np.unique(means_VD.astype(np.float32), axis=0)
+
+
+def nearest(vectors_ND: NDArray[np.float32], centroids_VD: NDArray[np.float32]) -> NDArray[np.int64]:
     """The row of the nearest centroid to each vector, the lower on a tie."""
     nearest_N = np.empty(len(vectors_ND), np.int64)
     half_V = 0.5 * (centroids_VD.astype(np.float64) ** 2).sum(axis=1).astype(np.float32)

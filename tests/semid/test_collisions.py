@@ -1,5 +1,7 @@
 """Repairs: whatever the collisions, repaired SIDs are unique, and nothing moves that need not."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,14 +31,15 @@ def test_a_level_more_makes_sids_unique_and_keeps_their_codes(rows, seed):
                 assert wider[i, 2] < wider[j, 2]
 
 
-@given(st.integers(0, 16), st.integers(4, 8), st.integers(0, 1000))
+@pytest.mark.parametrize("assignment", ["greedy", "hungarian", "sinkhorn"])
+@given(rows=st.integers(0, 16), size=st.integers(4, 8), seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_free_codes_make_sids_unique_and_keep_their_first_codes(rows, size, seed):
+def test_free_codes_make_sids_unique_and_keep_their_first_codes(assignment, rows, size, seed):
     rng = np.random.default_rng(seed)
     last = rng.normal(size=(rng.integers(1, size + 1), 3)).astype(np.float32)
     codes = np.column_stack([np.arange(rows) % 4, rng.integers(0, len(last), rows)]).astype(np.int64)
     residuals = rng.normal(size=(rows, 3)).astype(np.float32)
-    moved = move_to_free_codes(codes, (4, size), residuals, last)
+    moved = move_to_free_codes(codes, (4, size), residuals, last, assignment)
     assert (moved[:, 0] == codes[:, 0]).all()
     assert len(np.unique(moved, axis=0)) == rows
     assert (moved[:, 1] < size).all()
@@ -65,3 +68,36 @@ def test_more_items_than_free_codes_is_an_error():
 def test_priorities_of_another_length_are_an_error():
     with pytest.raises(ArgumentError, match="2 priorities for 3 items"):
         add_level(np.zeros((3, 1), np.int64), np.zeros(2))
+
+
+def test_the_hungarian_assignment_has_the_least_distance_and_greed_more():
+    last = np.array([[0.0], [1.0], [9.0]], np.float32)
+    codes = np.zeros((3, 2), np.int64)
+    residuals = np.array([[0.1], [0.2], [0.9]], np.float32)
+
+    def cost(assignment) -> float:
+        moved = move_to_free_codes(codes, (1, 3), residuals, last, assignment)
+        return float(((residuals - last[moved[:, 1]]) ** 2).sum())
+
+    best = min(((residuals - last[list(order)]) ** 2).sum() for order in itertools.permutations(range(3)))
+    assert cost("hungarian") == pytest.approx(best)
+    rng = np.random.default_rng(0)
+    totals = dict.fromkeys(("greedy", "hungarian", "sinkhorn"), 0.0)
+    for _ in range(20):
+        last, residuals = (rng.normal(size=(count, 2)).astype(np.float32) for count in (12, 10))
+        start = ((residuals[:, None] - last[None]) ** 2).sum(axis=2).argmin(axis=1)
+        codes = np.column_stack([np.zeros(10, np.int64), start])
+        for assignment in totals:
+            moved = move_to_free_codes(codes, (1, 12), residuals, last, assignment)
+            totals[assignment] += float(((residuals - last[moved[:, 1]]) ** 2).sum())
+    assert totals["hungarian"] < totals["greedy"]
+    assert totals["hungarian"] <= totals["sinkhorn"] < 2 * totals["hungarian"]
+
+
+def test_dead_codes_are_given_when_live_ones_run_out():
+    codes, last = np.zeros((3, 2), np.int64), np.array([[0.0], [1.0]], np.float32)
+    for assignment in ("greedy", "hungarian", "sinkhorn"):
+        moved = move_to_free_codes(codes, (1, 9), np.array([[0.0], [0.9], [0.4]], np.float32), last, assignment)
+        assert set(moved[:, 1].tolist()) == {0, 1, 2}
+    with pytest.raises(ArgumentError, match="assignment='best'"):
+        move_to_free_codes(codes, (1, 9), np.zeros((3, 1), np.float32), last, "best")

@@ -9,8 +9,11 @@ import pyarrow as pa
 import pytest
 
 from pleach.errors import ArgumentError, CodesError, DataError
+from pleach.semid.drawing import draw_report
 from pleach.semid.embed import EmbeddingConfig
 from pleach.semid.fit import QuantiserConfig, fit_sids
+from pleach.semid.report import neighbour_overlap
+from pleach.semid.rqvae import RqVae, RqVaeConfig
 from pleach.train.data import load_log
 from pleach.train.split import leave_one_out
 
@@ -26,7 +29,7 @@ def items(count: int = 60) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("repair", ["level", "free", "none"])
+@pytest.mark.parametrize("repair", ["level", "free", "hungarian", "sinkhorn", "none"])
 def test_every_repair_gives_codes_that_fit_and_two_make_them_unique(repair):
     config = QuantiserConfig(codebook_sizes=(4, 32), repair=repair)
     fit = fit_sids(items(), None, quantiser=config, seed=1)
@@ -35,7 +38,8 @@ def test_every_repair_gives_codes_that_fit_and_two_make_them_unique(repair):
     assert fit.table.num_levels == (3 if repair == "level" else 2)
     assert fit.table.item_ids.tolist() == items()["item_id"].to_pylist()
     assert fit.report.colliding_items > 0
-    assert (fit.report.moved_items > 0) == (repair == "free")
+    assert (fit.report.moved_items > 0) == (repair not in ("level", "none"))
+    assert fit.report.distinct_after == distinct
 
 
 def test_the_report_counts_what_the_codes_show():
@@ -112,6 +116,32 @@ def test_what_cannot_be_fitted_is_named():
         QuantiserConfig(repair="both")
     with pytest.raises(ArgumentError, match="codebook_sizes"):
         QuantiserConfig(codebook_sizes=())
+
+
+def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_drawn(tmp_path: Path):
+    config = QuantiserConfig(
+        codebook_sizes=(8, 8), method="rqvae", repair="level", rqvae=RqVaeConfig(epochs=6, hidden=16, latent=4)
+    )
+    fit = fit_sids(items(), None, quantiser=config)
+    assert isinstance(fit.quantiser, RqVae)
+    assert len(np.unique(fit.table.codes, axis=0)) == 60
+    assert fit.report.method == "rqvae"
+    assert "of ten nearest neighbours kept" in str(fit.report)
+    draw_report(fit.report, fit.table).savefig(tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    with pytest.raises(ArgumentError, match="method='kmean'"):
+        QuantiserConfig(method="kmean")
+    with pytest.raises(ArgumentError, match="no such settings"):
+        QuantiserConfig(rqvae=RqVaeConfig())
+
+
+def test_neighbour_overlap_is_one_for_the_vectors_themselves_and_chance_for_noise():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(300, 6)).astype(np.float32)
+    assert neighbour_overlap(vectors, vectors) == 1.0
+    assert neighbour_overlap(vectors, rng.normal(size=(300, 6)).astype(np.float32)) == pytest.approx(10 / 299, abs=0.02)
+    assert 0.3 < neighbour_overlap(vectors, vectors + 0.3 * rng.normal(size=vectors.shape).astype(np.float32)) < 0.9
+    assert neighbour_overlap(vectors[:1], vectors[:1]) == 1.0
 
 
 @pytest.mark.data

@@ -1,0 +1,102 @@
+"""Vectors on disk: read in blocks, quantised in bounded memory, as well as at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pleach.errors import ArgumentError, DataError
+from pleach.semid.blocks import VectorBlocks
+from pleach.semid.rqkmeans import ResidualKMeans
+
+
+def vectors(rows: int = 5000, dims: int = 6, *, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (2 * rng.normal(size=(20, dims))[rng.integers(0, 20, rows)] + 0.3 * rng.normal(size=(rows, dims))).astype(np.float32)
+
+
+def test_blocks_are_the_files_in_order(tmp_path: Path):
+    every = vectors(100)
+    np.save(tmp_path / "a.npy", every[:70])
+    np.save(tmp_path / "b.npy", every[70:].astype(np.float64))
+    blocks = VectorBlocks.of([tmp_path / "a.npy", tmp_path / "b.npy"], rows=32)
+    assert blocks.shape == (100, 6)
+    for _ in range(2):
+        assert [len(block) for block in blocks] == [32, 32, 6, 30]
+        np.testing.assert_array_equal(np.concatenate(list(blocks)), every)
+    assert all(block.dtype == np.float32 for block in blocks)
+
+
+def test_a_streamed_fit_is_as_good_as_one_in_memory_whatever_the_order(tmp_path: Path):
+    every = vectors()
+    every = every[np.argsort(every[:, 0])]  # a file sorted by what it holds
+    np.save(tmp_path / "v.npy", every)
+    blocks = VectorBlocks.of(tmp_path / "v.npy", rows=512)
+    at_once = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit(every)
+    streamed = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, first=600)
+
+    def error(quantiser: ResidualKMeans) -> float:
+        return float(((every - quantiser.decode(quantiser.encode(every))) ** 2).mean())
+
+    assert error(streamed) < 1.25 * error(at_once)
+    codes = np.concatenate(list(streamed.encode_blocks(blocks)))
+    np.testing.assert_array_equal(codes, streamed.encode(every))
+    again = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, first=600)
+    assert all((a == b).all() for a, b in zip(streamed.centroids, again.centroids, strict=True))
+
+
+def test_every_vector_counts_and_not_the_sample_alone():
+    """A level of one code is the mean of all vectors, to rounding, however few were drawn to begin with."""
+    every = vectors(4000)
+    streamed = ResidualKMeans(codebook_sizes=(1,)).fit_blocks([every[:1000], every[1000:]], first=10)
+    np.testing.assert_allclose(streamed.centroids[0][0], every.mean(axis=0), atol=0.02)
+
+
+PROGRAM = """
+import sys, resource, numpy as np
+from pleach.semid.blocks import VectorBlocks
+from pleach.semid.rqkmeans import ResidualKMeans
+blocks = VectorBlocks.of(sys.argv[1:], rows=4096)
+quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(list([next(iter(blocks))]), first=4096)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(blocks, first=4096)
+used = sum(np.bincount(codes[:, 0], minlength=4) for codes in quantiser.encode_blocks(blocks))
+assert used.sum() == blocks.shape[0]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_vectors(tmp_path: Path):
+    """100 MB of vectors on disk, read several times over; the process may grow by a third of that (the file's pages included)."""
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"{part}.npy" for part in range(4)]
+    for path in paths:
+        np.save(path, rng.normal(size=(100_000, 64)).astype(np.float32))
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, paths)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 < 34e6
+
+
+def test_files_that_are_not_vectors_are_named(tmp_path: Path):
+    np.save(tmp_path / "flat.npy", np.zeros(4))
+    np.save(tmp_path / "wide.npy", np.zeros((2, 5)))
+    np.save(tmp_path / "narrow.npy", np.zeros((2, 3)))
+    np.save(tmp_path / "nan.npy", np.array([[0.0, np.nan], [1.0, 2.0]]))
+    (tmp_path / "text.npy").write_text("hello")
+    for names, words in (
+        (["flat"], "one row of floating"),
+        (["wide", "narrow"], "of one width"),
+        (["text"], "cannot be read"),
+        (["nowhere"], "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=words):
+            VectorBlocks.of([tmp_path / f"{name}.npy" for name in names])
+    with pytest.raises(DataError, match="NaN"):
+        list(VectorBlocks.of(tmp_path / "nan.npy"))
+    with pytest.raises(ArgumentError, match="rows=0"):
+        VectorBlocks.of(tmp_path / "wide.npy", rows=0)
+    with pytest.raises(DataError, match="the same vector"):
+        ResidualKMeans(codebook_sizes=(2,)).fit_blocks([np.ones((4, 2), np.float32)])
+    with pytest.raises(DataError, match="no block"):
+        ResidualKMeans(codebook_sizes=(2,)).fit_blocks([])
