@@ -69,7 +69,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_memory_does_not_grow_with_the_number_of_vectors(tmp_path: Path):
-    """100 MB of vectors on disk, read several times over; the process may grow by a third of that (the file's pages included)."""
+    """100 MB of vectors on disk, read several times over; the process may grow by a third of that (with the file's pages)."""
     rng = np.random.default_rng(0)
     paths = [tmp_path / f"{part}.npy" for part in range(4)]
     for path in paths:
