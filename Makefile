@@ -1,6 +1,7 @@
 # Two commands do everything: `make demo` and `make test`. Each makes .venv and installs what it needs, once.
 PYTHON ?= python3
 BIN := .venv/bin
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
@@ -25,8 +26,12 @@ reproduce: .venv/.dev
 	for name in static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3; do \
 	  $(BIN)/pleach reproduce $$name --json --out docs/figures || exit 1; done
 
-gpu: .venv/.dev
-	$(BIN)/python -m pleach.bench gpu --json
+# The tree as it is, under a Python that has torch with CUDA, triton, numpy, numba and safetensors; nothing is installed.
+gpu:
+	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
+	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
+	  no and sys.exit(f"make gpu needs {no}, which {sys.executable} lacks: install them, or name a Python with GPU_PYTHON=")'
+	PYTHONPATH=. $(GPU_PYTHON) -m pleach.bench.gpu
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

@@ -72,8 +72,11 @@ def test_a_part_that_dies_leaves_a_row_that_says_so() -> None:
     assert "exit 1" in rows[-1][1]["failed"]
 
 
-def test_parts_print_rows_that_can_be_read() -> None:
+def test_parts_print_rows_that_can_be_read_and_need_no_more_than_torch_triton_and_the_core() -> None:
     code = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'matplotlib', 'threadpoolctl', 'duckdb', 'pyarrow', 'scipy', 'outlines_core', 'jax'):\n"
+        "    sys.modules[name] = None\n"
         "import json, torch; from pleach.bench import gpu\n"
         "for parameters, measured in gpu.part('ceilings', torch.device('cpu'), "
         "{'copy_bytes_a_second': 1.0, 'bf16_operations_a_second': 1.0}, 1):\n"
