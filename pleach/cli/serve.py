@@ -58,23 +58,75 @@ def serve(
     run: RunOption = Path("runs/shop"),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 takes a free one.")] = 8000,
-    num_beams: Annotated[int, typer.Option("--beams", help="Beams of requests that name none.")] = 20,
-    max_batch: Annotated[int, typer.Option("--max-batch", help="How many requests are one search.")] = 16,
-    max_queue: Annotated[int, typer.Option("--max-queue", help="How many may wait; one more is refused.")] = 256,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may wait for its turn.")] = 10.0,
     device: DeviceOption = "cpu",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option("--rule", metavar="NAME=SQL", help="A rule beside those of rules.toml (NAME@60s=SQL); repeatable."),
+    ] = None,
+    refresh: Annotated[
+        str | None, typer.Option("--refresh", metavar="60s", help="How often rules are evaluated that do not say so.")
+    ] = None,
+    num_beams: Annotated[int, typer.Option("--beams", help="Beams of requests that name none.")] = 20,
+    max_beams: Annotated[int, typer.Option("--max-beams", help="The most beams, and items, of one request.")] = 512,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option("--slo-ms", help="The objective: the deadline of requests that bring none; what cannot keep it gets 429."),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds until a request is given up, without --slo-ms.")] = 10.0,
+    workers: Annotated[int, typer.Option("--workers", help="Threads that run batches over one copy of the weights.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of each worker's matrix products. [dim]cores / workers[/dim]")
+    ] = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="The most requests in one batch.")] = 16,
+    max_batch_tokens: Annotated[int, typer.Option("--max-batch-tokens", help="The most prompt tokens in one batch.")] = 32_768,
+    max_beam_rows: Annotated[int, typer.Option("--max-beam-rows", help="The most requests x beams in one batch.")] = 8_192,
+    wait_ms: Annotated[
+        float, typer.Option("--wait-ms", help="How long a batch waits for company while a worker is idle.")
+    ] = 0.0,
+    max_queue: Annotated[int, typer.Option("--max-queue", help="How many may wait; one more gets 429.")] = 256,
+    watchdog: Annotated[
+        float, typer.Option("--watchdog", help="Seconds after which a batch is lost and the server not ready.")
+    ] = 30.0,
+    grace: Annotated[float, typer.Option("--grace", help="Seconds that requests may still run after SIGTERM.")] = 30.0,
+    max_body_kb: Annotated[int, typer.Option("--max-body-kb", help="The longest body of a request.")] = 1024,
+    batching: Annotated[bool, typer.Option(help="Run requests together.")] = True,
+    overlap: Annotated[bool, typer.Option(help="Do the host's work beside the workers.")] = True,
+    predict: Annotated[bool, typer.Option(help="Refuse what the step-time model says cannot be in time.")] = True,
 ) -> None:
     """Answer over HTTP: POST /v1/recommend, /healthz, /readyz, /metrics, /docs.
 
-    SIGHUP reads rules.toml and the catalogue again, with no rebuild; SIGTERM and Ctrl-C finish what runs, then stop.
+    SIGHUP reads rules.toml and the catalogue again, with no rebuild; SIGTERM and Ctrl-C answer what is in, then stop.
     """
+    import signal
+
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing is loaded yet that could be read again
+
     import logging
 
+    from pleach.catalog.rules import rules_from_text
+    from pleach.engine import Limits, Settings
     from pleach.serve import serve as answer
 
     here = RunDirectory(run)
     console = stdout()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    settings = Settings(
+        num_beams=num_beams,
+        workers=workers,
+        max_batch=max_batch,
+        max_batch_tokens=max_batch_tokens,
+        max_beam_rows=max_beam_rows,
+        max_queue=max_queue,
+        slo_s=None if slo_ms is None else slo_ms / 1e3,
+        timeout_s=timeout,
+        wait_s=wait_ms / 1e3,
+        watchdog_s=watchdog,
+        batching=batching,
+        overlap=overlap,
+        predict=predict,
+    )
+    _set_threads(workers, threads)
 
     def announce(line: str) -> None:
         console.print(line, soft_wrap=True)
@@ -86,13 +138,26 @@ def serve(
         here.need(here.model, "train"),
         here.need(here.trie, "build"),
         here.need(here.catalogue, "build"),
-        here.need(here.rules, "build"),
+        [here.need(here.rules, "build"), rules_from_text(rule or [])],
         host=host,
         port=port,
         device=device,
-        num_beams=num_beams,
-        max_batch=max_batch,
-        max_queue=max_queue,
-        timeout_s=timeout,
+        refresh=refresh,
+        limits=Limits(max_beams=max_beams, max_items=min(max_beams, Limits().max_items)),
+        settings=settings,
+        max_body_bytes=max_body_kb * 1024,
+        grace_s=grace,
         announce=announce,
     )
+
+
+def _set_threads(workers: int, threads: int | None) -> None:
+    """Share the cores out among the workers: two that both want all of them are slower than one."""
+    import os
+
+    import torch
+
+    if threads is not None and threads < 1:
+        raise ArgumentError(f"--threads has to be at least 1, not {threads}")
+    if threads is not None or workers > 1:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // workers))

@@ -1,84 +1,81 @@
 """Engine: requests in, items out; where model, search, catalogue and index meet.
 
-Shapes: B requests of a batch, T tokens of the longest prompt, K beams, L levels.
+Shapes: B requests of a batch, K beams, L levels.
 """
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, get_args
-
-import torch
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import get_args
 
 from pleach.catalog import Catalogue, Expression
-from pleach.decode import BeamSearch, SearchResult
+from pleach.catalog.rules import RuleSource
 from pleach.engine.batcher import Batcher
-from pleach.engine.prompt import Prompt, Reader
+from pleach.engine.capacity import BatchSize
+from pleach.engine.counts import Counts
+from pleach.engine.decoder import Decoder, Found, Model
+from pleach.engine.job import Job
+from pleach.engine.prompt import Reader
 from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
-from pleach.errors import ArgumentError, CheckpointError, ForeignFilterError, OverloadedError, UnknownRuleError
-from pleach.index import Trie, Version, VersionFilter
-from pleach.model import AnyModel, load_model
+from pleach.engine.scheduler import Load, Scheduler
+from pleach.engine.settings import Settings
+from pleach.engine.steptime import Fit
+from pleach.engine.worker import Worker
+from pleach.errors import (
+    ArgumentError,
+    CheckpointError,
+    ForeignFilterError,
+    ItemIdError,
+    RequestError,
+    UnavailableError,
+    UnknownRuleError,
+)
+from pleach.index import Trie, Version
+from pleach.model import load_model
 
+__all__ = ["Engine", "name_of"]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    """A request with everything settled that does not need the model: its rules and their version are pinned here."""
+log = logging.getLogger("pleach.engine")
 
-    request: Request
-    prompt: Prompt
-    version: Version
-    chosen: VersionFilter | None
-    rules_generation: int | None
-    num_beams: int
-    future: Future[Result]
-    prepared: float
-    prepare_s: float
-
-    @property
-    def key(self) -> tuple[int, Scoring, int]:
-        """Requests with equal keys are one search. (A version that a job holds shares its id with no other.)"""
-        return self.num_beams, self.request.scoring, id(self.version)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """What a batch's search gave, and when."""
-
-    search: SearchResult
-    began: float
-    model_s: float
-    constrain_s: float
+_CALIBRATION_S = 1.0
+_WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
 
 class Engine:
     """Answers requests with items of the index that their rules allow.
 
-    Think of a counter with one clerk: `submit` puts a prepared request in a bounded queue and returns a future; the
-    clerk, one worker thread, takes what waits and can run together, runs it, and hands out the results (`step`: schedule,
-    run, postprocess). `recommend` does the same in the caller's own thread, for scripts and batches.
+    Think of a restaurant in three tiers (xGR, section 7). In the caller's thread a request is read, its rules become a filter
+    and its ids a prompt (`submit`). The scheduler seats it or says at once why not: it closes batches by capacity, waiting time
+    and slack, and gives up what can no longer be in time. Workers, a thread each over one copy of the weights, run a batch from
+    prefill to last round; what they found becomes answers in threads of its own, while they run the next. `recommend` does all
+    of it in the caller's own thread, for scripts and batches.
 
-    catalogue: None serves without rules. num_beams: the width of requests that name none. max_batch: requests in one search.
-    max_queue: how many may wait; one more is refused (OverloadedError). timeout_s: a request that waited longer is
-    refused rather than run. clock: seconds, monotonic.
+    catalogue: None serves without rules. limits: what one request may ask for. settings: how the engine runs (see Settings);
+    num_beams, max_batch, max_queue and timeout_s are short for fields of it. clock: seconds, monotonic.
 
     Raises CheckpointError if the model's codebooks are not the index's, ForeignFilterError if the catalogue was opened for
-    another index.
+    another index, ArgumentError for settings that contradict the limits.
+
+    >>> with Engine(model, trie) as engine:     # doctest: +SKIP
+    ...     engine.submit(Request(history=("a", "b"), deadline_s=0.2)).result().item_ids
     """
 
     def __init__(
         self,
-        model: AnyModel,
+        model: Model,
         trie: Trie,
         catalogue: Catalogue | None = None,
         *,
         limits: Limits | None = None,
-        num_beams: int = 20,
-        max_batch: int = 16,
-        max_queue: int = 256,
-        timeout_s: float = 10.0,
+        settings: Settings | None = None,
+        num_beams: int | None = None,
+        max_batch: int | None = None,
+        max_queue: int | None = None,
+        timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         sizes = tuple(model.vocabulary.codebook_sizes)
@@ -92,18 +89,27 @@ class Engine:
                 f"the catalogue's rules were made for index {catalogue.index_version}, but this is index {trie.version}: open "
                 "the catalogue with this index"
             )
+        short = {"num_beams": num_beams, "max_batch": max_batch, "max_queue": max_queue, "timeout_s": timeout_s}
+        self.settings = replace(settings or Settings(), **{name: value for name, value in short.items() if value is not None})
         self.limits = limits or Limits()
-        if not 1 <= num_beams <= self.limits.max_beams:
-            raise ArgumentError(f"num_beams has to be from 1 to {self.limits.max_beams}, not {num_beams}")
+        if self.settings.num_beams > self.limits.max_beams:
+            raise ArgumentError(f"num_beams has to be from 1 to {self.limits.max_beams}, not {self.settings.num_beams}")
+        if self.settings.max_beam_rows < self.limits.max_beams:
+            raise ArgumentError(
+                f"max_beam_rows={self.settings.max_beam_rows:,} cannot hold a request of max_beams={self.limits.max_beams:,}: "
+                "raise the one or lower the other"
+            )
         self.model, self.trie, self.catalogue = model, trie, catalogue
+        self.counts = Counts()
+        self._clock = clock
         self._still = Version.of(trie)
         self._reader = Reader(trie.num_levels, model.config.max_position_embeddings)
-        self._num_beams, self._max_batch, self._timeout_s, self._clock = num_beams, max_batch, timeout_s, clock
-        self._batcher: Batcher[_Job] = Batcher(max_batch=max_batch, max_queue=max_queue)
-        # Guards the batcher and the two flags; the worker sleeps on it while nothing waits.
-        self._changed = threading.Condition()
-        self._accepting = True
-        self._worker: threading.Thread | None = None
+        self._scheduler = Scheduler(self.settings, clock, self.counts)
+        self._workers: list[Worker] = []
+        self._host: ThreadPoolExecutor | None = None
+        self._own = Decoder(model, clock)  # of `recommend`
+        self._alone = threading.Lock()
+        self._owned: Catalogue | None = None
         self._is_warm = False
 
     @classmethod
@@ -112,33 +118,45 @@ class Engine:
         model_dir: str | os.PathLike[str],
         index_path: str | os.PathLike[str],
         catalogue_path: str | os.PathLike[str] | None = None,
-        rules: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        rules: RuleSource = None,
         *,
+        refresh: str | None = None,
         device: str = "cpu",
         limits: Limits | None = None,
-        num_beams: int = 20,
-        max_batch: int = 16,
-        max_queue: int = 256,
-        timeout_s: float = 10.0,
+        settings: Settings | None = None,
+        num_beams: int | None = None,
+        max_batch: int | None = None,
+        max_queue: int | None = None,
+        timeout_s: float | None = None,
     ) -> "Engine":
-        """An engine from files: a model's directory, an index, and if there are rules a catalogue.
+        """An engine from files: a model's directory, an index, and if there are rules a catalogue, which it closes with itself.
 
-        Raises CheckpointError, IndexFileError, DataError (the catalogue), RuleError, ArgumentError.
+        refresh: how often rules are evaluated that do not say so ("60s"). Raises CheckpointError, IndexFileError, DataError
+        (the catalogue), RuleError, ArgumentError.
         """
-        if rules is not None and catalogue_path is None:
+        if (rules is not None or refresh is not None) and catalogue_path is None:
             raise ArgumentError("rules need a catalogue to look at: pass catalogue_path too")
         trie = Trie.load(os.fspath(index_path))
-        catalogue = None if catalogue_path is None else Catalogue.open(catalogue_path, trie, rules)
-        return cls(
-            load_model(model_dir, device=device),
-            trie,
-            catalogue,
-            limits=limits,
-            num_beams=num_beams,
-            max_batch=max_batch,
-            max_queue=max_queue,
-            timeout_s=timeout_s,
-        )
+        model = load_model(model_dir, device=device)
+        catalogue = None if catalogue_path is None else Catalogue.open(catalogue_path, trie, rules, refresh=refresh)
+        try:
+            engine = cls(
+                model,
+                trie,
+                catalogue,
+                limits=limits,
+                settings=settings,
+                num_beams=num_beams,
+                max_batch=max_batch,
+                max_queue=max_queue,
+                timeout_s=timeout_s,
+            )
+        except BaseException:
+            if catalogue is not None:
+                catalogue.close()
+            raise
+        engine._owned = catalogue
+        return engine
 
     @property
     def version(self) -> Version:
@@ -148,44 +166,96 @@ class Engine:
     @property
     def queue_length(self) -> int:
         """How many requests wait."""
-        return len(self._batcher)
+        return self.load_now.waiting
+
+    @property
+    def load_now(self) -> Load:
+        """What waits and what runs."""
+        return self._scheduler.load
+
+    @property
+    def fit(self) -> Fit:
+        """What the step-time model has learnt."""
+        return self._scheduler.fit
 
     @property
     def is_running(self) -> bool:
-        """The worker is there and takes requests."""
-        return self._accepting and self._worker is not None and self._worker.is_alive()
+        """Workers are there and requests are taken."""
+        return self._scheduler.is_open and any(worker.is_alive for worker in self._workers)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests should go to another server now; None if all is well."""
+        trouble = self._scheduler.trouble
+        if trouble is None and not all(worker.is_alive for worker in self._workers):
+            return "a worker has ended"
+        return trouble
 
     def warm_up(self) -> None:
         """Run a search of each kind, so that no request waits for a kernel to be compiled or a page to be read.
 
-        Up to a minute on a machine's first run, then a fraction of a second; a second call costs nothing. Raises
-        LogitsError for a model that cannot answer.
+        Up to a minute on a machine's first run, then a fraction of a second; a second call costs nothing. The step-time model
+        learns from it. Raises LogitsError for a model that cannot answer.
         """
         if not self._is_warm:
             some = _some_item(self.version)
             self.recommend(
                 Request(history=some, deny_item_ids=some, num_items=1, num_beams=num_beams, scoring=scoring)
                 for scoring in get_args(Scoring)
-                for num_beams in (1, self._num_beams)
+                for num_beams in (1, self.settings.num_beams)
             )
+            if self.settings.predict:
+                self._calibrate(some)
             self._is_warm = True
 
+    def _calibrate(self, some: tuple[ItemId, ...]) -> None:
+        """Let the step-time model see small and large batches, for about a second at most."""
+        width = self.settings.num_beams
+        fits = self.settings.max_batch_tokens // self.trie.num_levels - 1
+        longest = max(1, min(self.limits.max_history, self._reader.max_items, fits))
+        capacity, over = self.settings.capacity, self._clock() + _CALIBRATION_S
+        for requests, items in ((1, 1), (1, longest), (4, 1), (4, longest), (capacity.requests, 1), (2, longest // 2)):
+            job = self._prepare(Request(history=some * items, num_items=1, num_beams=width))
+            size = BatchSize.of_equal(requests, job.tokens, job.num_beams)
+            if not capacity.holds(size) or self._clock() >= over:
+                continue
+            self._own.run([job] * requests)  # the first run of a shape has to find its memory
+            began = self._clock()
+            self._own.run([job] * requests)
+            self._scheduler.observe(size, self._clock() - began)
+
     def start(self) -> None:
-        """Warm up and start the worker. An engine starts once; `with engine:` starts and stops it."""
-        if self._worker is not None:
+        """Warm up and start the workers. An engine starts once; `with engine:` starts and stops it."""
+        if self._workers:
             raise ArgumentError("this engine was started before: make another one")
         self.warm_up()
-        self._worker = threading.Thread(target=self._work, name="pleach-engine", daemon=True)
-        self._worker.start()
+        if self.settings.overlap:
+            self._host = ThreadPoolExecutor(self.settings.host_threads, thread_name_prefix="pleach-host")
+        for number in range(self.settings.workers):
+            decoder = Decoder(self.model, self._clock)
+            self._workers.append(Worker(number, self._scheduler, decoder, self._deliver, self.counts, self._clock))
+        self._scheduler.open()
+        for worker in self._workers:
+            worker.start()
 
     def stop(self, grace_s: float = 30.0) -> None:
-        """Take no more requests, run those that wait for up to `grace_s` seconds, refuse the rest, end the worker."""
-        with self._changed:
-            self._accepting = False
-            self._changed.notify_all()
-        if self._worker is not None:
-            self._worker.join(grace_s)
-        self._refuse("the engine stopped before this request's turn came")
+        """Take no more requests, answer those that are in for up to `grace_s` seconds, refuse the rest, end the workers.
+
+        Callable from any thread, and more than once.
+        """
+        over = time.monotonic() + grace_s
+        self._scheduler.drain()
+        for worker in self._workers:
+            worker.join(over - time.monotonic())
+        self._scheduler.close()
+        if self._host is not None:
+            self._host.shutdown(wait=not any(worker.is_alive for worker in self._workers))
+
+    def close(self) -> None:
+        """Stop, and close the catalogue if `load` opened it."""
+        self.stop()
+        if self._owned is not None:
+            self._owned.close()
 
     def __enter__(self) -> "Engine":
         self.start()
@@ -197,53 +267,48 @@ class Engine:
     def submit(self, request: Request) -> "Future[Result]":
         """Queue a request. Its rules are those of this moment, whatever is reloaded while it waits.
 
-        Raises at once what is wrong with it: RequestError (over a limit), UnknownRuleError, ItemIdError (ids of another
-        kind than the index's), OverloadedError (queue full, or stopping). The future raises OverloadedError if the
-        request waited too long, and LogitsError if the model gave no usable numbers.
+        Raises at once what is wrong with it: RequestError (over a limit or the capacity of a batch, a deadline in the past),
+        UnknownRuleError, ItemIdError (ids of another kind than the index's), OverloadedError (queue full, or a deadline that
+        cannot be kept; `retry_after_s` says when to come again), UnavailableError (stopping, or the device does not answer).
+
+        The future raises OverloadedError if the request's turn did not come in time, UnavailableError if there was no memory
+        for it or the device hangs, LogitsError if the model gave no usable numbers, and whatever else its batch raised.
+        Cancelling it takes the request out of the queue, or ends its batch before the next round if nobody else is in it.
         """
-        job = self._prepare(request)
-        with self._changed:
+        try:
             if not self.is_running:
-                raise OverloadedError("the engine is not running, or stopping: it takes no requests now")
-            self._batcher.add(job, key=job.key, deadline=job.prepared + self._timeout_s)
-            self._changed.notify()
+                raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
+            job = self._prepare(request)
+            self._scheduler.add(job)
+        except RequestError as error:
+            self.counts.add("refused", error.reason)
+            raise
+        except (UnknownRuleError, ItemIdError) as error:
+            self.counts.add("refused", "unknown_rule" if isinstance(error, UnknownRuleError) else "item_ids")
+            raise
         return job.future
 
     def recommend(self, requests: Iterable[Request]) -> list[Result]:
-        """Answer requests in this thread, in batches, in their order; the worker is not needed. Raises like `submit`."""
+        """Answer requests in this thread, in batches, in their order; no worker is needed. Raises like `submit`.
+
+        Deadlines are not looked at. Threads that call it take turns.
+        """
         jobs = [self._prepare(request) for request in requests]
-        batcher: Batcher[_Job] = Batcher(max_batch=self._max_batch, max_queue=max(1, len(jobs)))
-        for job in jobs:
-            batcher.add(job, key=job.key)
-        while batch := batcher.take(self._clock())[0]:
-            self._postprocess(batch, self._run(batch))
-        return [job.future.result() for job in jobs]
+        results: dict[Job, Result] = {}
+        for first in range(0, len(jobs), _WINDOW):
+            batcher: Batcher[Job] = Batcher(self.settings.capacity, max_queue=_WINDOW)
+            for job in jobs[first : first + _WINDOW]:
+                batcher.add(job, key=job.key, tokens=job.tokens, width=job.num_beams)
+            while (batch := batcher.take(0.0)[0]) is not None:
+                with self._alone:
+                    found = self._own.run(batch.works)
+                for row, job in enumerate(batch.works):
+                    results[job] = self._result(job, row, len(batch.works), found)
+        return [results[job] for job in jobs]
 
-    def step(self) -> bool:
-        """One batch, waiting for work if there is none; False once the engine stops and nothing is left."""
-        jobs = self._schedule()
-        if jobs is None:
-            return False
-        try:
-            found = self._run(jobs)
-            self._postprocess(jobs, found)
-        except Exception as error:  # whatever it is belongs to these requests; the next batch starts afresh
-            for job in jobs:
-                if not job.future.done():
-                    job.future.set_exception(error)
-        return True
-
-    def _work(self) -> None:
-        try:
-            while self.step():
-                pass
-        finally:
-            with self._changed:
-                self._accepting = False
-            self._refuse("the engine stopped before this request's turn came")
-
-    def _prepare(self, request: Request) -> _Job:
-        began = self._clock()
+    def _prepare(self, request: Request) -> Job:
+        """Everything that does not need the model, in the caller's thread."""
+        submitted = self._clock()
         self.limits.check(request)
         rules = None if self.catalogue is None else self.catalogue.rules
         wanted = Expression.of(request.rules, request.filter)
@@ -252,96 +317,76 @@ class Engine:
         chosen = None if rules is None or wanted is None else rules.filter(wanted)
         version = self._still if rules is None else rules.version
         prompt = self._reader.read(request, version)
-        prepared = self._clock()
-        return _Job(
+        tokens = 1 + prompt.codes.size
+        if tokens > self.settings.max_batch_tokens:
+            raise RequestError(
+                f"the {len(prompt.codes):,} known items of the history are {tokens:,} tokens, and a batch holds up to "
+                f"{self.settings.max_batch_tokens:,}: send fewer",
+                reason="over_capacity",
+            )
+        return Job(
             request=request,
             prompt=prompt,
+            tokens=tokens,
             version=version,
             chosen=chosen,
             rules_generation=None if rules is None else rules.generation,
-            num_beams=max(request.num_beams or self._num_beams, request.num_items),
-            future=Future(),
-            prepared=prepared,
-            prepare_s=prepared - began,
+            num_beams=max(request.num_beams or self.settings.num_beams, request.num_items),
+            submitted=submitted,
+            prepared=self._clock(),
+            deadline=submitted + (self.settings.deadline_s if request.deadline_s is None else request.deadline_s),
         )
 
-    def _schedule(self) -> list[_Job] | None:
-        """The next batch as soon as anything waits; None when there will be no more."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._batcher) or not self._accepting)
-                if not len(self._batcher):
-                    return None
-                batch, late = self._batcher.take(self._clock())
-            for job in late:
-                self._fail(job, f"no turn within {self._timeout_s:g} s: the server has more requests than it can answer")
-            # A caller that went away has cancelled its future.
-            if jobs := [job for job in batch if job.future.set_running_or_notify_cancel()]:
-                return jobs
+    def _deliver(self, jobs: Sequence[Job], found: Found) -> None:
+        """Answers are written beside the worker, if it has somewhere to leave them."""
+        if self._host is None:
+            self._answer(jobs, found)
+        elif not all(job.is_over for job in jobs):
+            self._host.submit(self._answer, jobs, found)
 
-    def _run(self, jobs: Sequence[_Job]) -> _Found:
-        """Prompts through the model once, then one constrained search over all of them."""
-        began = self._clock()
-        num_beams, scoring, _ = jobs[0].key
-        tokens_BT, lengths_B = self.model.vocabulary.prompts([job.prompt.codes for job in jobs])
-        device = self.model.device
-        rounds = self.model.start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
-        model_s = self._clock() - began
-
-        def step_fn(codes_BK: Any, parents_BK: Any) -> Any:
-            nonlocal model_s
-            started = self._clock()
-            logits_BKV = rounds.step_fn(codes_BK, parents_BK)
-            model_s += self._clock() - started
-            return logits_BKV
-
-        search = BeamSearch(jobs[0].version, num_beams=num_beams, scoring=scoring)
-        filters = [job.chosen for job in jobs]
-        deny = [job.prompt.deny for job in jobs]
-        result = search.run(step_fn, batch_size=len(jobs), filters=filters, deny=deny)
-        return _Found(search=result, began=began, model_s=model_s, constrain_s=self._clock() - began - model_s)
-
-    def _postprocess(self, jobs: Sequence[_Job], found: _Found) -> None:
-        """Rows of the search to results, each handed to whoever waits for it."""
+    def _answer(self, jobs: Sequence[Job], found: Found) -> None:
+        """Hand every job that somebody waits for its row of the search."""
         for row, job in enumerate(jobs):
-            started = self._clock()
-            num_valid = min(int(found.search.num_valid[row]), job.request.num_items)
-            item_ids = found.search.item_ids[row][:num_valid].tolist()
-            sids = found.search.codes[row, :num_valid].tolist()
-            scores = found.search.scores[row, :num_valid].tolist()
-            timings = Timings(
-                prepare=job.prepare_s,
-                queue=found.began - job.prepared,
-                model=found.model_s,
-                constrain=found.constrain_s,
-                finish=self._clock() - started,
-            )
-            job.future.set_result(
-                Result(
-                    item_ids=tuple(item_ids),
-                    sids=tuple(tuple(sid) for sid in sids),
-                    scores=tuple(scores),
-                    num_valid=num_valid,
-                    num_beams=job.num_beams,
-                    num_history_used=len(job.prompt.codes),
-                    ignored_history=job.prompt.ignored_history,
-                    ignored_deny=job.prompt.ignored_deny,
-                    index_version=name_of(job.version),
-                    rules_generation=job.rules_generation,
-                    batch_size=len(jobs),
-                    timings=timings,
-                )
-            )
+            if job.is_over:
+                continue
+            try:
+                result = self._result(job, row, len(jobs), found)
+            except Exception as error:  # a fault of ours: whom it concerns is told
+                log.exception("an answer could not be put together")
+                if job.fail(error):
+                    self.counts.add("failed", "error")
+                continue
+            if job.answer(result):
+                self.counts.add("answered", "in_time" if self._clock() <= job.deadline else "late")
 
-    def _refuse(self, message: str) -> None:
-        with self._changed:
-            waiting = self._batcher.clear()
-        for job in waiting:
-            self._fail(job, message)
-
-    def _fail(self, job: _Job, message: str) -> None:
-        if job.future.set_running_or_notify_cancel():
-            job.future.set_exception(OverloadedError(message))
+    def _result(self, job: Job, row: int, batch_size: int, found: Found) -> Result:
+        """A row of the search as item ids, and where the time went."""
+        num_valid = min(int(found.search.num_valid[row]), job.request.num_items)
+        item_ids = found.search.item_ids[row][:num_valid].tolist()
+        sids = found.search.codes[row, :num_valid].tolist()
+        scores = found.search.scores[row, :num_valid].tolist()
+        timings = Timings(
+            prepare=job.prepared - job.submitted,
+            queue=found.began - job.prepared,
+            prefill=found.prefill_s,
+            rounds=found.rounds_s,
+            constrain=found.constrain_s,
+            postprocess=self._clock() - found.began - found.prefill_s - found.rounds_s - found.constrain_s,
+        )
+        return Result(
+            item_ids=tuple(item_ids),
+            sids=tuple(tuple(sid) for sid in sids),
+            scores=tuple(scores),
+            num_valid=num_valid,
+            num_beams=job.num_beams,
+            num_history_used=len(job.prompt.codes),
+            ignored_history=job.prompt.ignored_history,
+            ignored_deny=job.prompt.ignored_deny,
+            index_version=name_of(job.version),
+            rules_generation=job.rules_generation,
+            batch_size=batch_size,
+            timings=timings,
+        )
 
 
 def _some_item(version: Version) -> tuple[ItemId, ...]:

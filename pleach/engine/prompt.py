@@ -33,8 +33,8 @@ class Reader:
 
     def __init__(self, num_levels: int, max_positions: int) -> None:
         self._num_levels = num_levels
-        self._max_items = max_positions // num_levels - 1
-        if self._max_items < 0:
+        self.max_items = max_positions // num_levels - 1
+        if self.max_items < 0:
             raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {num_levels} codes")
 
     def read(self, request: Request, version: Version) -> Prompt:
@@ -44,7 +44,7 @@ class Reader:
         """
         known, ignored_history = _split("history", request.history, version)
         deny, ignored_deny = _split("deny_item_ids", request.deny_item_ids, version)
-        newest = known[max(0, len(known) - self._max_items) :]
+        newest = known[max(0, len(known) - self.max_items) :]
         codes = version.codes_of(newest) if newest else np.empty((0, self._num_levels), np.int64)  # type: ignore[arg-type]
         denied = np.array(deny) if deny else None
         return Prompt(codes=codes, deny=denied, ignored_history=ignored_history, ignored_deny=ignored_deny)

@@ -24,6 +24,8 @@ class Request:
     num_beams: width of the search. None takes the engine's; less than num_items is raised to it, since a beam finds one
         item, and the result says what was used.
     scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
+    deadline_s: how soon an answer is of use, from submission; None takes the engine's. A request that cannot be answered by
+        then is refused, as early as that is clear.
 
     Raises RequestError for a field that cannot be meant.
     """
@@ -35,6 +37,7 @@ class Request:
     num_beams: int | None = None
     scoring: Scoring = "full"
     filter: str | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "history", _item_ids("history", self.history))
@@ -45,6 +48,8 @@ class Request:
         object.__setattr__(self, "rules", _names(self.rules))
         if self.filter is not None and not isinstance(self.filter, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RequestError(f"filter has to be the text of an expression over rule names, not {_shown(self.filter)}")
+        if self.deadline_s is not None:
+            object.__setattr__(self, "deadline_s", _seconds("deadline_s", self.deadline_s))
         if self.scoring not in get_args(Scoring):
             raise RequestError(f"scoring has to be 'full' or 'allowed', not {_shown(self.scoring)}")
 
@@ -53,7 +58,7 @@ class Request:
 class Limits:
     """How much one request may ask for. Each is refused beyond, never cut.
 
-    max_history and max_deny count ids as sent, known or not.
+    max_history and max_deny count ids as sent, known or not. max_deadline_s: the longest deadline, in seconds.
     """
 
     max_items: int = 256
@@ -61,6 +66,7 @@ class Limits:
     max_history: int = 2048
     max_deny: int = 10_000
     max_rules: int = 16
+    max_deadline_s: int = 60
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -78,6 +84,12 @@ class Limits:
             "num_items": (request.num_items, self.max_items),
             "num_beams": (request.num_beams or 1, self.max_beams),
         }
+        if request.deadline_s is not None:
+            if request.deadline_s <= 0:
+                message = f"the deadline passed {-request.deadline_s:g} s before the request came: allow more time"
+                raise RequestError(message, reason="deadline_past")
+            if request.deadline_s > self.max_deadline_s:
+                raise RequestError(f"a deadline may be up to {self.max_deadline_s:g} s away, not {request.deadline_s:g} s")
         for name, (value, limit) in asked.items():
             if value > limit:
                 raise RequestError(f"{name} has to be from 1 to {limit:,}, not {_shown(value)}")
@@ -93,21 +105,27 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """Where a request's time went, in seconds; model and constrain are those of its whole batch.
+    """Where a request's time went, in seconds; prefill, rounds and constrain are those of its whole batch.
 
-    prepare: tokens and filters. queue: waiting for its batch. model: forward passes. constrain: choosing legal codes.
-    finish: codes to item ids.
+    prepare: reading ids, choosing filters. queue: waiting for its batch. prefill: the prompts' forward pass. rounds: those of
+    the beams. constrain: choosing legal codes. postprocess: waiting for and doing codes to item ids.
     """
 
     prepare: float
     queue: float
-    model: float
+    prefill: float
+    rounds: float
     constrain: float
-    finish: float
+    postprocess: float
+
+    @property
+    def model(self) -> float:
+        """All forward passes."""
+        return self.prefill + self.rounds
 
     @property
     def total(self) -> float:
-        return self.prepare + self.queue + self.model + self.constrain + self.finish
+        return self.prepare + self.queue + self.prefill + self.rounds + self.constrain + self.postprocess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +172,13 @@ def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise RequestError(f"{name} has to hold item ids (whole numbers or text), not {_shown(value)}")
     return ids
+
+
+def _seconds(name: str, value: Any) -> float:
+    number = value.item() if isinstance(value, np.number) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e9:
+        raise RequestError(f"{name} has to be a number of seconds, not {_shown(value)}")
+    return float(number)
 
 
 def _positive(name: str, value: Any) -> int:

@@ -2,26 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Response
+from fastapi import Request as HttpRequest
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pleach.engine import Engine, name_of
-from pleach.errors import ArgumentError, OverloadedError
+from pleach.engine import Engine, Result, name_of
+from pleach.errors import ArgumentError, RequestError, UnavailableError
 from pleach.serve.body import BoundedBody
 from pleach.serve.errors import add_error_answers
-from pleach.serve.metrics import Counted, Metrics
+from pleach.serve.metrics import GONE, Counted, Metrics
 from pleach.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
 
 _DESCRIPTION = """
 Recommendations that obey rules: every item in an answer is in the index and allowed by each rule that the request names.
 When the rules leave fewer items than asked for, fewer come back, and `num_valid` says how many.
 
-Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request, 503 (with
-`Retry-After`) that the server is too busy or stopping.
+Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request, except 429: more
+requests than can be answered in time; 503 that the server does not serve now. Both say when to come again (`Retry-After`).
 """
 
 
@@ -37,7 +39,7 @@ def create_app(
     """The FastAPI application of an engine, which it starts and stops with itself.
 
     max_body_bytes, max_body_s: a body that is longer, or takes longer to arrive, is refused. answer_s: a request without
-    an answer by then gets 503. grace_s: how long waiting requests may still run when the application stops.
+    an answer by then gets 503, whatever its deadline. grace_s: how long requests may still run when the application stops.
     """
     if max_body_bytes < 1 or min(max_body_s, answer_s) <= 0:
         raise ArgumentError("max_body_bytes, max_body_s and answer_s have to be above 0")
@@ -53,26 +55,32 @@ def create_app(
         status: {"model": ErrorAnswer, "description": description}
         for status, description in {
             400: "The body is not JSON",
+            408: "The body did not arrive in time",
             413: "The body is too long",
-            422: "The request cannot be answered: a wrong type, a value out of its bounds, an unknown rule",
+            422: "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
+            429: "The queue is full, or the deadline cannot be kept: try again after `Retry-After` seconds",
             500: "The server failed, such as a model that gives NaN",
-            503: "Too busy, or stopping: try again after `Retry-After` seconds",
+            503: "Stopping, or the device does not answer: ask another server, or again after `Retry-After` seconds",
         }.items()
     }
     app = FastAPI(title="pleach", description=_DESCRIPTION, version="1", lifespan=lifespan)
-    add_error_answers(app)
+    add_error_answers(app, engine.counts)
 
-    app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s)
+    app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s, counts=engine.counts)
     app.add_middleware(Counted, metrics=metrics, path="/v1/recommend")
 
-    @app.post("/v1/recommend", responses=refusals, summary="Recommend items under rules")
-    async def recommend(body: Annotated[RecommendBody, Body()]) -> RecommendAnswer:  # pyright: ignore[reportUnusedFunction]
-        request = body.to_request()
+    @app.post("/v1/recommend", response_model=RecommendAnswer, responses=refusals, summary="Recommend items under rules")
+    async def recommend(http: HttpRequest, body: Annotated[RecommendBody, Body()]) -> Any:  # pyright: ignore[reportUnusedFunction]
         try:
-            async with asyncio.timeout(answer_s):
-                result = await asyncio.wrap_future(engine.submit(request))
-        except TimeoutError as error:
-            raise OverloadedError(f"no answer within {answer_s:g} s") from error
+            request = body.to_request()
+        except RequestError as error:
+            engine.counts.add("refused", error.reason)
+            raise
+        # Ids are looked up and rules joined beside the loop that serves everybody.
+        future = await asyncio.to_thread(engine.submit, request) if engine.settings.overlap else engine.submit(request)
+        result = await _answered(future, http, answer_s)
+        if result is None:
+            return Response(status_code=GONE)
         metrics.observe_result(result, request.num_items)
         return RecommendAnswer.of(result)
 
@@ -82,12 +90,14 @@ def create_app(
 
     @app.get("/readyz", responses={503: {"model": Readiness}}, summary="Are requests answered now?")
     async def readyz(response: Response) -> Readiness:  # pyright: ignore[reportUnusedFunction]
-        ready = engine.is_running
-        response.status_code = 200 if ready else 503
+        trouble = engine.trouble
+        response.status_code = 200 if trouble is None else 503
         filters = {} if engine.catalogue is None else engine.catalogue.rules.filters
         sizes = {name: len(chosen) for name, chosen in filters.items()}
         version = engine.version
-        return Readiness(ready=ready, index_version=name_of(version), num_items=len(version), rules=sizes)
+        return Readiness(
+            ready=trouble is None, reason=trouble, index_version=name_of(version), num_items=len(version), rules=sizes
+        )
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=Response)
     async def prometheus() -> Response:  # pyright: ignore[reportUnusedFunction]
@@ -101,3 +111,29 @@ def create_app(
 
     app.openapi = openapi
     return app
+
+
+async def _answered(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result | None:
+    """The result; None if the client went away first, in which case the request is cancelled wherever it is."""
+    answer = asyncio.wrap_future(future)
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        done, _ = await asyncio.wait({answer, gone}, timeout=answer_s, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    finally:
+        gone.cancel()
+    if answer in done:
+        return answer.result()
+    answer.cancel()
+    future.cancel()
+    if gone in done:
+        return None
+    raise UnavailableError(f"no answer within {answer_s:g} s", reason="no_answer")
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    """Returns once the client is gone."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

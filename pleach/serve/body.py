@@ -5,14 +5,18 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pleach.engine import Counts
 from pleach.serve.errors import answer
 
 
 class BoundedBody:
-    """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole."""
+    """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole.
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, max_s: float) -> None:
-        self._app, self._max_bytes, self._max_s = app, max_bytes, max_s
+    What is longer is refused as soon as that is known, from its header or on the way, and never held.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_s: float, counts: Counts) -> None:
+        self._app, self._max_bytes, self._max_s, self._counts = app, max_bytes, max_s, counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -22,10 +26,12 @@ class BoundedBody:
             async with asyncio.timeout(self._max_s):
                 body = await self._read(scope, receive)
         except TimeoutError:
+            self._counts.add("refused", "body_too_slow")
             message = f"the body did not arrive within {self._max_s:g} s"
             await answer(HTTPStatus.REQUEST_TIMEOUT, "RequestError", message, {"Connection": "close"})(scope, receive, send)
             return
         if body is None:
+            self._counts.add("refused", "body_too_long")
             message = f"the body may have up to {self._max_bytes:,} bytes: send fewer ids"
             refusal = answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestError", message, {"Connection": "close"})
             await refusal(scope, receive, send)

@@ -1,6 +1,7 @@
 """Every failure as `{"error": {"type", "message"}}`, with the words of the PleachError where there is one."""
 
 import logging
+import math
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -10,12 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from pleach.engine import Counts
 from pleach.errors import (
     ArgumentError,
     ItemIdError,
     OverloadedError,
     PleachError,
     RequestError,
+    UnavailableError,
     UnknownRuleError,
 )
 
@@ -26,23 +29,40 @@ _ASKED_WRONGLY = (RequestError, UnknownRuleError, ItemIdError, ArgumentError)
 
 
 def status_of(error: Exception) -> int:
-    """503 for a server that is too busy, 422 for a request that cannot be answered, 500 for a fault of ours."""
+    """429 for a server that is too busy, 503 for one that does not serve now, 422 for a request that cannot be answered, 500
+    for a fault of ours.
+    """
     if isinstance(error, OverloadedError):
-        return HTTPStatus.SERVICE_UNAVAILABLE
+        return HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, UnavailableError) else HTTPStatus.TOO_MANY_REQUESTS
     return HTTPStatus.UNPROCESSABLE_ENTITY if isinstance(error, _ASKED_WRONGLY) else HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def answer(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The one shape of an error."""
-    # A field's name may hold what UTF-8 cannot: half of a surrogate pair, which JSON can spell.
-    message = message.encode("utf-8", "backslashreplace").decode()
-    return JSONResponse({"error": {"type": kind, "message": message}}, status_code=status, headers=headers)
+    return JSONResponse({"error": {"type": kind, "message": _whole(message)}}, status_code=status, headers=headers)
 
 
-def add_error_answers(app: FastAPI) -> None:
-    """Teach an app to answer every failure in that shape."""
+def refusal(error: OverloadedError) -> JSONResponse:
+    """What is refused for now, and when to come again: `Retry-After` knows whole seconds only, the body tells milliseconds."""
+    detail = {
+        "type": type(error).__name__,
+        "message": _whole(str(error)),
+        "reason": error.reason,
+        "retry_after_ms": math.ceil(1e3 * error.retry_after_s),
+    }
+    headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return JSONResponse({"error": detail}, status_code=status_of(error), headers=headers)
+
+
+def add_error_answers(app: FastAPI, counts: Counts) -> None:
+    """Teach an app to answer every failure in that shape, and count the bodies that no request could be read from."""
+
+    async def validation(request: Request, error: Exception) -> JSONResponse:
+        counts.add("refused", "body")
+        return await _validation(request, error)
+
     app.add_exception_handler(PleachError, _pleach)
-    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -51,8 +71,7 @@ async def _pleach(request: Request, error: Exception) -> JSONResponse:
     status = status_of(error)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
-    busy = status == HTTPStatus.SERVICE_UNAVAILABLE
-    return answer(status, type(error).__name__, str(error), {"Retry-After": "1"} if busy else None)
+    return refusal(error) if isinstance(error, OverloadedError) else answer(status, type(error).__name__, str(error))
 
 
 async def _validation(request: Request, error: Exception) -> JSONResponse:
@@ -97,6 +116,11 @@ def describe(problems: Sequence[Any]) -> str:
     if len(found) > 3:
         shown.append(f"and {len(found) - 3:,} more")
     return "; ".join(shown)
+
+
+def _whole(text: str) -> str:
+    # A field's name may hold what UTF-8 cannot: half of a surrogate pair, which JSON can spell.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _lower(text: str) -> str:

@@ -4,15 +4,27 @@ import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pleach.catalog import LoadReport
+from pleach.catalog import Catalogue, LoadReport
 from pleach.engine import Engine, Result, name_of
 
+GONE = 499  # nobody waits for the answer any more (nginx's number)
+
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-_STAGES = ("prepare", "queue", "model", "constrain", "finish", "total")
+# Of the engine's counts: the label and what is counted.
+_KINDS = {
+    "refused": ("reason", "Requests refused before they waited"),
+    "shed": ("reason", "Requests given up while they waited or ran"),
+    "cancelled": ("while", "Requests that nobody waits for any more"),
+    "failed": ("reason", "Requests whose batch failed"),
+    "answered": ("when", "Requests answered, by their deadline"),
+    "batches": ("closed", "Batches, by what closed them"),
+    "batch_faults": ("kind", "What went wrong with batches"),
+}
+_STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", "total")
 
 
 class Metrics:
@@ -39,15 +51,15 @@ class Metrics:
         self._items = Counter("pleach_items", "Items answered", registry=self._registry)
         self._short = Counter("pleach_short_answers", "Answers with fewer items than asked", registry=self._registry)
         self._reloads = Counter("pleach_rule_reloads", "Reloads of the rules by outcome", ["outcome"], registry=self._registry)
-        for outcome in ("ok", "refused", "overloaded", "failed"):
+        for outcome in ("ok", "refused", "overloaded", "unavailable", "cancelled", "failed"):
             self._requests.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
 
     def observe(self, status: int, seconds: float) -> None:
         """One request for recommendations was answered with an HTTP status, after some seconds."""
-        names = {2: "ok", 4: "refused"}
-        outcome = "overloaded" if status == 503 else names.get(status // 100, "failed")
+        special = {429: "overloaded", 503: "unavailable", GONE: "cancelled"}
+        outcome = special.get(status) or {2: "ok", 4: "refused"}.get(status // 100, "failed")
         self._requests.labels(outcome).inc()
         self._latency.labels(outcome).observe(seconds)
 
@@ -100,15 +112,47 @@ class _State(Collector):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def collect(self) -> Iterable[GaugeMetricFamily | InfoMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
+        yield from self._of_engine()
+        yield from self._of_index()
+        if self._engine.catalogue is not None:
+            yield from self._of_rules(self._engine.catalogue)
+
+    def _of_engine(self) -> Iterable[Metric]:
         engine = self._engine
-        yield GaugeMetricFamily("pleach_queue_length", "Requests waiting", value=engine.queue_length)
-        yield GaugeMetricFamily("pleach_ready", "1 while requests are taken", value=float(engine.is_running))
-        yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(engine.version))
-        yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": name_of(engine.version)})
-        if engine.catalogue is None:
-            return
-        rules = engine.catalogue.rules
+        now, trouble, fit = engine.load_now, engine.trouble, engine.fit
+        gauges = {
+            "queue_length": ("Requests waiting", now.waiting),
+            "queue_tokens": ("Prompt tokens waiting", now.waiting_tokens),
+            "running_requests": ("Requests in batches that run", now.running),
+            "running_tokens": ("Prompt tokens of batches that run, with their padding", now.running_tokens),
+            "running_beam_rows": ("Beams of batches that run", now.running_beam_rows),
+            "busy_workers": ("Workers that run a batch", now.busy_workers),
+            "workers": ("Workers", engine.settings.workers),
+            "ready": ("1 while requests are welcome", float(trouble is None)),
+            "step_time_spread": ("95th percentile of a batch's actual over its expected time", fit.spread),
+            "step_time_observed": ("Batches that the step-time model has seen", fit.observed),
+        }
+        for name, (meaning, value) in gauges.items():
+            yield GaugeMetricFamily(f"pleach_{name}", meaning, value=value)
+        terms = GaugeMetricFamily("pleach_step_time_seconds", "What the step-time model has learnt, by term", labels=["term"])
+        for term, seconds in fit.seconds.items():
+            terms.add_metric([term], seconds)
+        yield terms
+        for kind, (label, meaning) in _KINDS.items():
+            counter = CounterMetricFamily(f"pleach_{kind}", meaning, labels=[label])
+            for reason, number in engine.counts.of(kind).items():
+                counter.add_metric([reason], number)
+            yield counter
+
+    def _of_index(self) -> Iterable[Metric]:
+        version = self._engine.version
+        yield GaugeMetricFamily("pleach_index_items", "Items of the index", value=len(version))
+        yield GaugeMetricFamily("pleach_index_changes", "Changes of items since the first version", value=version.number)
+        yield InfoMetricFamily("pleach_index", "The index that answers", value={"version": name_of(version)})
+
+    def _of_rules(self, catalogue: Catalogue) -> Iterable[Metric]:
+        rules = catalogue.rules
         yield GaugeMetricFamily("pleach_rules_generation", "Loads that changed the rules", value=rules.generation)
         yield GaugeMetricFamily(
             "pleach_items_not_in_index", "Items of the catalogue unknown to the index", value=rules.report.not_in_index
@@ -124,7 +168,7 @@ class _State(Collector):
         for report in rules.report.rules:
             allowed.add_metric([report.name], report.num_items)
             stale.add_metric([report.name], float(report.error is not None))
-        for status in engine.catalogue.status:
+        for status in catalogue.status:
             if status.age_s is not None:
                 age.add_metric([status.name], status.age_s)
         yield allowed

@@ -72,6 +72,12 @@ class RecommendBody(BaseModel):
         description="`full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.",
         json_schema_extra={"enum": ["full", "allowed"]},
     )
+    deadline_ms: float | None = Field(
+        default=None,
+        description="How soon an answer is of use, in milliseconds from when the request is here. Left out, the server's "
+        "objective. A request that cannot be answered by then is refused with 429, as early as that is clear.",
+        json_schema_extra={"exclusiveMinimum": 0},
+    )
 
     def to_request(self) -> Request:
         """The engine's request. Raises RequestError where a value cannot be meant."""
@@ -85,17 +91,19 @@ class RecommendBody(BaseModel):
             deny_item_ids=tuple(self.deny_item_ids),
             num_beams=self.num_beams,
             scoring=self.scoring,
+            deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3,
         )
 
 
 class TimingsAnswer(BaseModel):
-    """Milliseconds of this request. `model` and `constrain` are those of the batch that it ran in."""
+    """Milliseconds of this request. `prefill`, `rounds` and `constrain` are those of the batch that it ran in."""
 
     prepare: float = Field(description="Reading ids, joining rules.")
     queue: float = Field(description="Waiting for the batch to begin.")
-    model: float = Field(description="Forward passes.")
+    prefill: float = Field(description="The forward pass of the prompts.")
+    rounds: float = Field(description="The forward passes of the beams.")
     constrain: float = Field(description="Choosing the best legal codes.")
-    finish: float = Field(description="From codes to item ids.")
+    postprocess: float = Field(description="From codes to item ids.")
     total: float = Field(description="The sum.")
 
 
@@ -133,9 +141,10 @@ class RecommendAnswer(BaseModel):
             timings_ms=TimingsAnswer(
                 prepare=timings.prepare * 1e3,
                 queue=timings.queue * 1e3,
-                model=timings.model * 1e3,
+                prefill=timings.prefill * 1e3,
+                rounds=timings.rounds * 1e3,
                 constrain=timings.constrain * 1e3,
-                finish=timings.finish * 1e3,
+                postprocess=timings.postprocess * 1e3,
                 total=timings.total * 1e3,
             ),
         )
@@ -144,6 +153,12 @@ class RecommendAnswer(BaseModel):
 class ErrorDetail(BaseModel):
     type: str = Field(description="The class of the error, such as `UnknownRuleError`.")
     message: str = Field(description="What was expected, what came, how to mend it.")
+    reason: str | None = Field(
+        default=None, description="With 429 and 503: a word for why, such as `queue_full`; the metrics count by it."
+    )
+    retry_after_ms: int | None = Field(
+        default=None, description="With 429 and 503: when to come again; `Retry-After` in full seconds."
+    )
 
 
 class ErrorAnswer(BaseModel):
@@ -162,6 +177,7 @@ class Readiness(BaseModel):
     """Whether requests are answered now, and from what."""
 
     ready: bool
+    reason: str | None = Field(default=None, description="Why not, such as a worker that hangs.")
     index_version: str
     num_items: int
     rules: dict[str, int] = Field(description="Items that each rule allows now.")
@@ -175,4 +191,5 @@ def publish_limits(openapi: dict[str, Any], limits: Limits) -> dict[str, Any]:
     properties["history"]["maxItems"] = limits.max_history
     properties["deny_item_ids"]["maxItems"] = limits.max_deny
     properties["rules"]["maxItems"] = limits.max_rules
+    properties["deadline_ms"]["maximum"] = limits.max_deadline_s * 1000
     return openapi

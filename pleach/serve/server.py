@@ -1,22 +1,25 @@
 """A running server: an engine behind HTTP, rules reloaded by signal."""
 
+import asyncio
 import logging
+import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from pleach.catalog import LoadReport
-from pleach.engine import Engine, Limits, name_of
+from pleach.catalog.rules import RuleSource
+from pleach.engine import Engine, Limits, Settings, name_of
 from pleach.errors import ArgumentError
 from pleach.serve.app import create_app
 from pleach.serve.metrics import Metrics
+from pleach.serve.signals import HangUp
 
 log = logging.getLogger("pleach.serve")
 
@@ -29,11 +32,12 @@ def _say(line: str) -> None:
 class Server:
     """An engine on a port.
 
-    Think of it as three verbs: `run` serves in this thread until `stop` or SIGTERM (new requests are refused, running ones
-    finish within `grace_s`), `reload` reads the rules again without stopping anything (SIGHUP does the same).
+    Think of it as three verbs: `run` serves in this thread until `stop` or SIGTERM (new requests are refused, those that are in
+    are answered within `grace_s` or refused then), `reload` reads the rules again without stopping anything (SIGHUP does the
+    same).
 
     port: 0 takes a free one; `url` says which, from construction on, and connections wait in the socket until `run`.
-    announce: gets one line with the address as soon as requests are answered.
+    announce: gets one line with the address as soon as requests are answered. hang_up: hears SIGHUP already, if given.
 
     Raises ArgumentError if the port cannot be had.
     """
@@ -47,16 +51,20 @@ class Server:
         max_body_bytes: int = 1 << 20,
         grace_s: float = 30.0,
         announce: Callable[[str], None] = _say,
+        hang_up: HangUp | None = None,
     ) -> None:
         self.engine = engine
         self.metrics = Metrics(engine)
         self._announce = announce
+        self._hang_up = hang_up
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         app = create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s)
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=max(1, round(grace_s)))
-        self._uvicorn = _Announcing(config, self._started)
+        # By then the engine has answered or refused everybody; what is cut off later is only slow to read.
+        patience_s = math.ceil(grace_s) + 2
+        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=patience_s)
+        self._uvicorn = _Draining(config, self._started, lambda: engine.stop(grace_s))
 
     def run(self) -> None:
         """Serve until stopped. In the main thread SIGTERM and SIGINT stop it cleanly and SIGHUP reloads the rules.
@@ -91,72 +99,90 @@ class Server:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-
-        def hang_up(number: int, frame: FrameType | None) -> None:
-            # Not here: the signal may have interrupted anything, a lock held by this very thread included.
-            threading.Thread(target=self.reload, name="pleach-reload").start()
-
-        handlers: dict[int, Any] = {signal.SIGTERM: lambda number, frame: None, signal.SIGINT: lambda number, frame: None}  # pyright: ignore[reportUnknownLambdaType]
-        if hasattr(signal, "SIGHUP"):
-            handlers[signal.SIGHUP] = hang_up
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        before = {number: signal.signal(number, _nothing) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            yield
+            if self._hang_up is not None:
+                self._hang_up.answer(self.reload)
+                yield
+                return
+            with HangUp().listening() as hang_up:
+                hang_up.answer(self.reload)
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-class _Announcing(uvicorn.Server):
-    """uvicorn's server, which says when it has started."""
+def _nothing(number: int, frame: FrameType | None) -> None:
+    pass
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+
+class _Draining(uvicorn.Server):
+    """uvicorn's server, which says when it has started, and tells the engine first when it is to end.
+
+    Left to itself, uvicorn would take its time to close connections while the engine went on letting requests in, and would cut
+    off those that still waited at the end.
+    """
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_start = started
+        self._on_start, self._drain = started, drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
             self._on_start()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        drained = asyncio.ensure_future(asyncio.to_thread(self._drain))
+        await super().shutdown(sockets=sockets)
+        await drained
+
 
 def serve(
     model_dir: str | os.PathLike[str],
     index_path: str | os.PathLike[str],
     catalogue_path: str | os.PathLike[str] | None = None,
-    rules: str | os.PathLike[str] | Mapping[str, object] | None = None,
+    rules: RuleSource = None,
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
     device: str = "cpu",
+    refresh: str | None = None,
     limits: Limits | None = None,
-    num_beams: int = 20,
-    max_batch: int = 16,
-    max_queue: int = 256,
-    timeout_s: float = 10.0,
+    settings: Settings | None = None,
+    max_body_bytes: int = 1 << 20,
     grace_s: float = 30.0,
     announce: Callable[[str], None] = _say,
 ) -> None:
-    """Load an engine from files and serve it until SIGTERM or Ctrl-C. See Engine for the dials, Server for the signals.
+    """Load an engine from files and serve it until SIGTERM or Ctrl-C. See Settings for the dials, Server for the signals.
+
+    rules: a TOML file, a mapping, or several of these (see Catalogue.open). refresh: how often rules are evaluated that do not
+    say so ("60s"). SIGHUP while the engine is loading is answered once it serves.
 
     Raises what Engine.load and Server raise, before anything is served.
     """
-    engine = Engine.load(
-        model_dir,
-        index_path,
-        catalogue_path,
-        rules,
-        device=device,
-        limits=limits,
-        num_beams=num_beams,
-        max_batch=max_batch,
-        max_queue=max_queue,
-        timeout_s=timeout_s,
-    )
-    if engine.catalogue is not None:
-        report = engine.catalogue.rules.report
-        log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-    Server(engine, host=host, port=port, grace_s=grace_s, announce=announce).run()
+    with HangUp().listening() as hang_up:
+        engine = Engine.load(
+            model_dir, index_path, catalogue_path, rules, refresh=refresh, device=device, limits=limits, settings=settings
+        )
+        try:
+            if engine.catalogue is not None:
+                report = engine.catalogue.rules.report
+                log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
+            server = Server(
+                engine,
+                host=host,
+                port=port,
+                max_body_bytes=max_body_bytes,
+                grace_s=grace_s,
+                announce=announce,
+                hang_up=hang_up,
+            )
+            server.run()
+        finally:
+            hang_up.answer(None)
+            engine.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,65 +2,246 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pleach.engine import Batcher
+from pleach.engine import Batcher, BatchSize, Capacity
 from pleach.errors import ArgumentError, OverloadedError
 
 
-def test_the_oldest_decides_and_its_like_come_along_in_order():
-    batcher: Batcher[str] = Batcher(max_batch=3, max_queue=10)
+def batcher(requests: int = 3, *, max_queue: int = 100, tokens: int = 1000, beam_rows: int = 1000, **dials) -> Batcher[str]:
+    return Batcher(Capacity(requests=requests, tokens=tokens, beam_rows=beam_rows), max_queue=max_queue, **dials)
+
+
+def works(taken) -> tuple[list[str], list[str]]:
+    batch, late = taken
+    return ([] if batch is None else batch.works), late
+
+
+def a_second_each(size: BatchSize) -> float:
+    return float(size.requests)
+
+
+def test_the_first_decides_and_its_like_come_along_in_order():
+    queue = batcher(3)
     for work in ("a1", "b1", "a2", "b2", "a3", "a4"):
-        batcher.add(work, key=work[0])
-    assert batcher.take(0.0) == (["a1", "a2", "a3"], [])
-    assert batcher.take(0.0) == (["b1", "b2"], [])
-    assert batcher.take(0.0) == (["a4"], [])
-    assert batcher.take(0.0) == ([], [])
+        queue.add(work, key=work[0])
+    assert [works(queue.take(0.0)) for _ in range(4)] == [(["a1", "a2", "a3"], []), (["b1", "b2"], []), (["a4"], []), ([], [])]
+
+
+def test_the_shortest_slack_goes_first_whatever_came_first():
+    queue = batcher(2)
+    for work, deadline in (("a1", 9.0), ("a2", 5.0), ("b1", 3.0), ("a3", 7.0), ("b2", 99.0)):
+        queue.add(work, key=work[0], deadline=deadline)
+    assert [works(queue.take(0.0))[0] for _ in range(3)] == [["b1", "b2"], ["a2", "a3"], ["a1"]]
+
+
+def test_slack_is_what_the_deadline_leaves_after_the_work():
+    queue = batcher(1, likely=lambda size: size.tokens / 10)
+    queue.add("short", key=0, tokens=1, deadline=10.0)
+    queue.add("long", key=0, tokens=50, deadline=12.0)
+    assert [works(queue.take(0.0))[0] for _ in range(2)] == [["long"], ["short"]]
 
 
 def test_late_work_is_put_aside_wherever_it_waits():
-    batcher: Batcher[str] = Batcher(max_batch=3, max_queue=10)
+    queue = batcher(3)
     for work, deadline in (("a1", 5.0), ("b1", 1.0), ("a2", 2.0), ("a3", 9.0)):
-        batcher.add(work, key=work[0], deadline=deadline)
-    assert batcher.take(2.0) == (["a1", "a3"], ["b1", "a2"])
-    assert len(batcher) == 0
+        queue.add(work, key=work[0], deadline=deadline)
+    assert works(queue.take(2.0)) == (["a1", "a3"], ["b1", "a2"])
+    assert len(queue) == 0
+
+
+def test_what_can_no_longer_be_done_in_time_is_late_before_its_deadline():
+    queue = batcher(1, likely=a_second_each)
+    queue.add("a", key=0, deadline=5.0)
+    assert queue.late_at() == 4.0
+    assert queue.shed(3.9) == []
+    assert queue.shed(4.0) == ["a"]
 
 
 def test_a_full_queue_refuses_and_has_room_again_after_a_batch():
-    batcher: Batcher[int] = Batcher(max_batch=1, max_queue=2)
-    batcher.add(1, key=0)
-    batcher.add(2, key=0)
-    with pytest.raises(OverloadedError, match="2 requests are waiting already"):
-        batcher.add(3, key=0)
-    batcher.take(0.0)
-    batcher.add(3, key=0)
-    assert batcher.clear() == [2, 3]
-    assert len(batcher) == 0
+    queue = batcher(1, max_queue=2, likely=a_second_each)
+    queue.add("1", key=0)
+    queue.add("2", key=0)
+    with pytest.raises(OverloadedError, match="2 requests are waiting already") as refusal:
+        queue.add("3", key=0, free_in_s=0.5)
+    assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_full", 2.5)
+    queue.take(0.0)
+    queue.add("3", key=0)
+    assert queue.clear() == ["2", "3"]
+    assert len(queue) == 0
 
 
-@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-1, 5)])
-def test_sizes_below_one_are_refused(sizes):
+def test_who_cannot_make_it_is_refused_at_the_gate_and_told_when_to_come_again():
+    queue = batcher(1, likely=a_second_each)
+    for _ in range(3):
+        queue.add("before", key=0, deadline=105.0, now=100.0)
+    queue.add("in time", key="other", deadline=105.2, now=100.0, free_in_s=0.5)
+    with pytest.raises(OverloadedError, match=r"about 5,500 ms .* deadline is in 5,400 ms") as refusal:
+        queue.add("late", key=0, deadline=105.4, now=100.0, free_in_s=0.5)
+    assert refusal.value.reason == "deadline_unreachable"
+    assert refusal.value.retry_after_s == pytest.approx(0.1)
+    queue.add("two workers", key=0, deadline=105.4, now=100.0, free_in_s=0.5, workers=2)
+    queue.add("ahead of them all", key=0, deadline=102.0, now=100.0, free_in_s=0.5)
+
+
+def test_who_comes_while_nothing_is_done_is_let_in_and_not_shed_for_an_estimate():
+    """An estimate that is far too high would otherwise refuse everybody, for ever: nothing would run that could correct it."""
+    queue = batcher(1, likely=lambda size: 1e6)
+    queue.add("a", key=0, deadline=1.0)
+    assert queue.shed(0.99) == []
+    assert works(queue.take(0.99)) == (["a"], [])
+
+
+def test_a_batch_waits_for_company_until_its_quota():
+    queue = batcher(3, wait_s=2.0)
+    queue.add("1", key=0, now=1.0, deadline=50.0)
+    queue.add("2", key=0, now=2.0, deadline=40.0)
+    assert queue.closes_at(2.0) == 3.0
+    assert works(queue.take(2.9)) == ([], [])
+    batch = queue.take(3.0)[0]
+    assert batch is not None
+    assert (batch.works, batch.closed) == (["2", "1"], "quota")
+
+
+def test_a_full_batch_waits_for_nobody():
+    queue = batcher(2, wait_s=2.0)
+    queue.add("1", key=0)
+    queue.add("2", key=0)
+    assert queue.closes_at(0.0) == 0.0
+    batch = queue.take(0.0)[0]
+    assert batch is not None
+    assert (batch.works, batch.closed) == (["1", "2"], "full")
+
+
+def test_a_batch_closes_when_slack_runs_out_before_the_quota():
+    queue = batcher(3, wait_s=20.0, guard_s=0.1, likely=a_second_each)
+    queue.add("1", key=0, deadline=10.0)
+    assert queue.closes_at(0.0) == pytest.approx(8.9)
+    assert works(queue.take(8.8)) == ([], [])
+    batch = queue.take(8.95)[0]
+    assert batch is not None
+    assert (batch.works, batch.closed) == (["1"], "slack")
+
+
+def test_at_the_end_nothing_is_waited_for():
+    queue = batcher(3, wait_s=20.0)
+    queue.add("1", key=0)
+    batch = queue.take(0.0, ending=True)[0]
+    assert batch is not None
+    assert batch.closed == "ending"
+
+
+def test_a_batch_holds_no_more_tokens_padding_included_nor_beam_rows_than_fit():
+    queue = batcher(10, tokens=100, beam_rows=50)
+    for work, tokens in (("long", 30), ("longer", 60), ("short", 5), ("shorter", 4)):
+        queue.add(work, key=0, tokens=tokens, width=10)
+    # long and longer would be 2 x 60 tokens; long, short and shorter are 3 x 30.
+    batch = queue.take(0.0)[0]
+    assert batch is not None
+    assert (batch.works, batch.size.padded_tokens, batch.size.tokens) == (["long", "short", "shorter"], 90, 39)
+    for number in range(7):
+        queue.add(str(number), key=0, tokens=1, width=20)
+    assert works(queue.take(0.0))[0] == ["longer"]
+    assert [len(works(queue.take(0.0))[0]) for _ in range(4)] == [2, 2, 2, 1]
+
+
+def test_a_batch_takes_no_longer_than_its_budget_and_makes_nobody_late():
+    queue = batcher(10, budget_s=3.0, likely=a_second_each)
+    for number in range(5):
+        queue.add(str(number), key=0, deadline=100.0)
+    assert works(queue.take(0.0))[0] == ["0", "1", "2"]
+    queue = batcher(10, likely=a_second_each)
+    for deadline in (4.5, 2.5, 100.0):
+        queue.add(f"due at {deadline}", key=0, deadline=deadline)
+    assert works(queue.take(0.0))[0] == ["due at 2.5", "due at 4.5"]
+
+
+def test_what_was_cancelled_is_out_once():
+    queue = batcher(3)
+    places = [queue.add(work, key=work[0], deadline=5.0) for work in ("a1", "a2", "b1")]
+    assert queue.remove(places[0])
+    assert not queue.remove(places[0])
+    assert queue.remove(places[2])
+    assert works(queue.take(0.0)) == (["a2"], [])
+    assert not queue.remove(places[1])
+
+
+@pytest.mark.parametrize("fields", [{"max_queue": 0}, {"wait_s": -1.0}, {"budget_s": 0.0}, {"requests": 0}, {"tokens": 0}])
+def test_sizes_that_cannot_be_meant_are_refused(fields):
     with pytest.raises(ArgumentError):
-        Batcher(max_batch=sizes[0], max_queue=sizes[1])
+        batcher(**fields)
+
+
+arrivals = st.tuples(
+    st.just("arrival"), st.integers(0, 2), st.integers(1, 60), st.integers(1, 3), st.one_of(st.none(), st.integers(0, 30))
+)
+events = st.one_of(arrivals, st.tuples(st.just("take")), st.tuples(st.just("cancel"), st.integers(0, 100)))
 
 
 @given(
-    st.lists(st.one_of(st.tuples(st.integers(0, 2), st.integers(0, 20)), st.none()), max_size=60),
+    st.lists(events, max_size=60),
     st.integers(1, 4),
+    st.sampled_from([0.0, 3.0]),
+    st.sampled_from([None, 0.02, 0.5]),
+    st.integers(5, 40),
 )
-def test_all_work_leaves_once_in_order_of_its_key_and_nobody_is_left_waiting(events, max_batch):
-    """Events: an arrival (key, patience), or None, the worker taking a batch; time is the number of the event."""
-    batcher: Batcher[tuple[int, int, int]] = Batcher(max_batch=max_batch, max_queue=1000)
-    waiting: list[tuple[int, int, int]] = []
-    for now, event in enumerate([*events, *[None] * 60]):
-        if event is not None:
-            key, patience = event
-            work = (now, key, now + patience)
-            waiting.append(work)
-            batcher.add(work, key=key, deadline=now + patience)
-            continue
-        batch, late = batcher.take(now)
-        assert late == [work for work in waiting if work[2] <= now]
-        waiting = [work for work in waiting if work[2] > now]
-        assert batch == [work for work in waiting if work[1] == waiting[0][1]][:max_batch]
-        waiting = [work for work in waiting if work not in batch]
-        assert len(batcher) == len(waiting)
-    assert waiting == []
+def test_nobody_is_lost_nobody_comes_twice_and_no_batch_breaks_its_bounds(
+    script, requests, wait_s, second_per_token, max_queue
+):
+    """A script of arrivals, workers that ask for a batch and cancellations, one a second; then workers until nothing waits."""
+
+    def likely(size: BatchSize) -> float:
+        return 0.0 if second_per_token is None else 0.5 + second_per_token * size.tokens
+
+    budget = 6.0
+    capacity = Capacity(requests=requests, tokens=120, beam_rows=9)
+    queue: Batcher[int] = Batcher(capacity, max_queue=max_queue, wait_s=wait_s, guard_s=0.1, budget_s=budget, likely=likely)
+    waiting, gone = {}, set()
+    for now, event in enumerate([*script, *[("take",)] * 200]):
+        if event[0] == "arrival":
+            _, key, tokens, width, patience = event
+            deadline = float("inf") if patience is None else float(now + patience)
+            try:
+                place = queue.add(
+                    now, key=(key, width), tokens=tokens, width=width, now=float(now), deadline=deadline, free_in_s=now % 3
+                )
+            except OverloadedError as refusal:
+                refused = (refusal.reason, refusal.retry_after_s >= 0)
+            else:
+                refused, waiting[now] = None, place
+            is_full = len(waiting) >= max_queue and now not in waiting
+            assert refused in ([("queue_full", True)] if is_full else [None, ("deadline_unreachable", True)])
+            assert refused is None or is_full or second_per_token is not None
+        elif event[0] == "cancel":
+            for one in list(waiting)[event[1] : event[1] + 1]:
+                assert queue.remove(waiting.pop(one))
+                gone.add(one)
+        else:
+            closes_at = queue.closes_at(float(now))
+            batch, late = queue.take(float(now))
+            assert late == sorted(
+                (work for work, place in waiting.items() if place.latest <= now), key=lambda work: waiting[work].order
+            )
+            for work in late:
+                gone.add(work)
+                del waiting[work]
+            if batch is None:
+                assert not waiting or closes_at > now or late
+                assert all(now < place.latest - 0.1 and now < place.arrived + wait_s for place in waiting.values())
+                continue
+            chosen = [waiting.pop(work) for work in batch.works]
+            assert not gone & set(batch.works)
+            gone.update(batch.works)
+            assert len({place.key for place in chosen}) == 1
+            assert [place.order for place in chosen] == sorted(place.order for place in chosen)
+            # Nobody of this kind has less slack than the one that leads.
+            rest = [place for place in waiting.values() if place.key == chosen[0].key]
+            assert all(chosen[0].order < place.order for place in rest)
+            if wait_s == 0:
+                assert all(chosen[0].order < place.order for place in waiting.values())
+            size = batch.size
+            assert (size.requests, size.tokens) == (len(chosen), sum(place.tokens for place in chosen))
+            assert capacity.holds(size) or len(chosen) == 1
+            if len(chosen) > 1:
+                assert likely(size) <= budget
+                assert all(now + likely(size) <= place.deadline for place in chosen)
+        assert len(queue) == len(waiting)
+    assert waiting == {}

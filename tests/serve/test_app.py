@@ -11,12 +11,12 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pleach.engine import Engine, Limits, Request
+from pleach.engine import Counts, Engine, Limits, Request
 from pleach.errors import PleachError
 from pleach.index import Trie
 from pleach.serve import Metrics, create_app
 from pleach.serve.body import BoundedBody
-from tests.waiting import held
+from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
 
@@ -44,7 +44,7 @@ def test_an_answer_holds_allowed_items_and_says_how_it_came_about(client, first_
     assert (answer["index_version"], answer["rules_generation"], answer["batch_size"]) == (engine.trie.version, 1, 1)
     stages = answer["timings_ms"]
     assert stages.pop("total") == pytest.approx(sum(stages.values()))
-    assert set(stages) == {"prepare", "queue", "model", "constrain", "finish"}
+    assert set(stages) == {"prepare", "queue", "prefill", "rounds", "constrain", "postprocess"}
 
 
 def test_an_empty_body_asks_for_ten_items_for_a_newcomer(client):
@@ -190,10 +190,11 @@ def test_a_body_that_does_not_arrive_is_refused_in_time():
     async def app(scope, receive, send):
         raise AssertionError
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    asyncio.run(BoundedBody(app, max_bytes=10, max_s=0.05)(scope, never, send))
+    scope, counts = {"type": "http", "method": "POST", "path": "/", "headers": []}, Counts()
+    asyncio.run(BoundedBody(app, max_bytes=10, max_s=0.05, counts=counts)(scope, never, send))
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"]["message"] == "the body did not arrive within 0.05 s"
+    assert counts.of("refused")["body_too_slow"] == 1
 
 
 def test_health_readiness_and_the_end(first_shop):
@@ -206,15 +207,17 @@ def test_health_readiness_and_the_end(first_shop):
         assert response.status_code == 200
         assert response.json() == {
             "ready": True,
+            "reason": None,
             "index_version": engine.trie.version,
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
         }
         engine.stop()
         response = client.get("/readyz")
-        assert (response.status_code, response.json()["ready"]) == (503, False)
+        assert (response.status_code, response.json()["ready"], response.json()["reason"]) == (503, False, "it has stopped")
         response = client.post(URL, json={})
-        assert (response.status_code, response.json()["error"]["type"]) == (503, "OverloadedError")
+        assert (response.status_code, response.json()["error"]["type"]) == (503, "UnavailableError")
+        assert metric(client, 'pleach_refused_total{reason="draining"}') == 1
     assert not engine.is_running
 
 
@@ -228,9 +231,13 @@ def test_metrics_count_what_happened(first_shop):
         assert metric(client, 'pleach_requests_total{outcome="ok"}') == 2
         assert metric(client, 'pleach_requests_total{outcome="refused"}') == 2
         assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 0
+        assert metric(client, 'pleach_refused_total{reason="over_a_limit"}') == 1
+        assert metric(client, 'pleach_refused_total{reason="body_too_long"}') == 1
+        assert metric(client, 'pleach_answered_total{when="in_time"}') == 2
+        assert metric(client, 'pleach_batches_total{closed="idle"}') == 2
         assert metric(client, "pleach_items_total") == 3
         assert metric(client, "pleach_short_answers_total") == 1
-        for stage in ("prepare", "queue", "model", "constrain", "finish", "total"):
+        for stage in ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", "total"):
             assert metric(client, f'pleach_stage_seconds_count{{stage="{stage}"}}') == 2
         assert metric(client, 'pleach_request_seconds_count{outcome="refused"}') == 2
         assert metric(client, "pleach_batch_size_count") == 2
@@ -264,7 +271,7 @@ def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
         assert metric(client, 'pleach_rule_reloads_total{outcome="failed"}') == 1
 
 
-def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(first_shop):
+def test_a_full_queue_is_429_with_retry_after_and_those_inside_are_answered(first_shop):
     engine = first_shop.engine(max_queue=1)
     statuses: list[int] = []
     with TestClient(create_app(engine)) as client:
@@ -280,11 +287,14 @@ def test_a_full_queue_is_503_with_retry_after_and_those_inside_are_answered(firs
             while engine.queue_length == 0:
                 time.sleep(0.005)
             response = client.post(URL, json={})
-            assert response.status_code == 503
+            assert response.status_code == 429
             assert response.headers["Retry-After"] == "1"
-            assert response.json()["error"] == {
+            error = response.json()["error"]
+            assert 0 <= error.pop("retry_after_ms") <= 1000
+            assert error == {
                 "type": "OverloadedError",
                 "message": "1 requests are waiting already, as many as may: try again later",
+                "reason": "queue_full",
             }
             assert metric(client, "pleach_queue_length") == 1
         for thread in threads:
@@ -312,11 +322,10 @@ def test_a_model_of_nan_is_500_by_name(first_shop):
 def test_an_unforeseen_failure_is_500_without_its_secrets(first_shop):
     engine = first_shop.engine()
 
-    def fail(*_: object) -> None:
+    def fail(requests: int) -> None:
         raise RuntimeError("password=hunter2")
 
-    with TestClient(create_app(engine), raise_server_exceptions=False) as client:
-        engine.model.model.register_forward_pre_hook(fail)
+    with TestClient(create_app(engine), raise_server_exceptions=False) as client, interrupted(engine.model, fail):
         response = client.post(URL, json={})
         assert response.status_code == 500
         assert response.json() == {"error": {"type": "RuntimeError", "message": "the server failed; its log says why"}}
@@ -328,7 +337,8 @@ def test_openapi_tells_fields_limits_example_and_errors(first_shop):
     document = TestClient(create_app(engine)).get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     fields = schemas["RecommendBody"]["properties"]
-    assert set(fields) == {"history", "num_items", "rules", "filter", "deny_item_ids", "num_beams", "scoring"}
+    assert set(fields) == {"history", "num_items", "rules", "filter", "deny_item_ids", "num_beams", "scoring", "deadline_ms"}
+    assert fields["deadline_ms"]["maximum"] == 60_000
     assert fields["filter"]["maxLength"] == 1000
     assert all(field["description"] for field in fields.values())
     assert (fields["num_items"]["minimum"], fields["num_items"]["maximum"]) == (1, 50)
@@ -336,7 +346,7 @@ def test_openapi_tells_fields_limits_example_and_errors(first_shop):
     assert schemas["RecommendBody"]["example"]["rules"]
     assert schemas["RecommendBody"]["additionalProperties"] is False
     responses = document["paths"][URL]["post"]["responses"]
-    for status in ("400", "413", "422", "500", "503"):
+    for status in ("400", "408", "413", "422", "429", "500", "503"):
         assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
     assert set(document["paths"]) == {URL, "/healthz", "/readyz", "/metrics"}
 

@@ -1,0 +1,133 @@
+"""One batch through the model: the prompts once, then the rounds of one constrained search over all of them.
+
+Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from pleach.decode import BeamSearch, SearchResult
+from pleach.engine.job import Job
+from pleach.model import AnyVocabulary, Transformer, Workspace
+
+__all__ = ["Abandoned", "Decoder", "Found", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
+
+
+class ModelRounds(Protocol):
+    """A search's side of a model, such as Rounds."""
+
+    def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
+
+
+@runtime_checkable
+class SuffixRounds(ModelRounds, Protocol):
+    """The same, of a model that can score forced suffixes in one pass."""
+
+    def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> Any: ...
+
+
+class ModelConfig(Protocol):
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class Model(Protocol):
+    """What an engine asks of a model: Transformer has it, and so has whatever else runs prompts and answers rounds."""
+
+    @property
+    def vocabulary(self) -> AnyVocabulary: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None) -> ModelRounds: ...
+
+
+class Abandoned(Exception):
+    """Everybody who waited for a batch went away before its next round."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a batch's search gave, when it began, and where its seconds went."""
+
+    search: SearchResult
+    began: float
+    prefill_s: float
+    rounds_s: float
+    constrain_s: float
+
+
+class Decoder:
+    """Runs batches of one worker, one after the other.
+
+    Think of it as the engine room of one ship: `run` starts the prompts (prefill), then lets the search ask the model for one
+    round after the other, and knows how long each part took. Before each round it looks whether anybody still waits. Where the
+    model can use one, it has a workspace of its own, so that one batch after the other allocates nothing.
+    """
+
+    def __init__(self, model: Model, clock: Callable[[], float]) -> None:
+        self._model, self._clock = model, clock
+        self._workspace = _workspace_for(model)
+
+    def forget(self) -> None:
+        """Give back the memory that was kept for the next batch."""
+        self._workspace = _workspace_for(self._model)
+
+    def run(self, jobs: Sequence[Job]) -> Found:
+        """Search for all jobs, which have equal keys. Raises Abandoned, LogitsError, and whatever the model raises."""
+        began = self._clock()
+        num_beams, scoring, _ = jobs[0].key
+        tokens_BT, lengths_B = self._model.vocabulary.prompts([job.prompt.codes for job in jobs])
+        device = self._model.device
+        rounds = self._start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
+        prefill_s = self._clock() - began
+        rounds_s = 0.0
+
+        def timed(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+            def asked(codes: Any, parents: Any) -> Any:
+                nonlocal rounds_s
+                if all(job.is_over for job in jobs):
+                    raise Abandoned
+                started = self._clock()
+                logits = ask(codes, parents)
+                rounds_s += self._clock() - started
+                return logits
+
+            return asked
+
+        search = BeamSearch(jobs[0].version, num_beams=num_beams, scoring=scoring)
+        found = search.run(
+            timed(rounds.step_fn),
+            batch_size=len(jobs),
+            filters=[job.chosen for job in jobs],
+            deny=[job.prompt.deny for job in jobs],
+            suffix_fn=timed(rounds.suffix_fn) if isinstance(rounds, SuffixRounds) else None,
+        )
+        constrain_s = self._clock() - began - prefill_s - rounds_s
+        return Found(search=found, began=began, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
+
+    def _start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> ModelRounds:
+        if self._workspace is not None and isinstance(self._model, Transformer):
+            return self._model.start(tokens_BT, lengths_B, workspace=self._workspace)
+        return self._model.start(tokens_BT, lengths_B)
+
+
+def _workspace_for(model: Model) -> Workspace | None:
+    if not isinstance(model, Transformer):
+        return None
+    weight = model.head_weight
+    return Workspace() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, on whichever device (torch's CPU allocator says so in words only)."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
