@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from pleach.bench import index
+from pleach.bench import filters, index, scale
 from pleach.bench.rows import append_row
 from pleach.bench.workloads import DISTRIBUTIONS
 
+_LARGE = 20_000_000  # more items than the peers have memory for
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 
@@ -42,10 +43,12 @@ def main(
     quick: Annotated[bool, typer.Option(help="A hundredth of the items; the rows are printed but not kept.")] = False,
     seconds: Annotated[float, typer.Option(help="For updates: how long changes are sustained beside searches.")] = 60.0,
     num_items: Annotated[
-        int | None, typer.Option(help="For index, step and filters: so many items; index above 2 x 10^7: in chunks, no peer.")
+        int | None,
+        typer.Option(help="For index, step and filters: so many items; index and step above 2 x 10^7: in chunks, no peer."),
     ] = None,
-    memory_limit: Annotated[int, typer.Option(help="For index in chunks: bytes that rows may take until they are sorted.")] = 4
-    << 30,
+    memory_limit: Annotated[
+        int, typer.Option(help="For index and step in chunks: bytes that rows may take until they are sorted.")
+    ] = 4 << 30,
 ) -> None:
     """Measure pleach against its named peers, side by side, on uniform and on Zipf-skewed catalogues."""
     console = Console(stderr=as_json)
@@ -77,12 +80,17 @@ def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, sec
         yield from module.runs(quick)
         return
     usual, repeats = sizes[name]
-    size = (usual if num_items is None else num_items) // (100 if quick else 1)
+    wanted = usual if num_items is None else num_items
+    size, is_large = wanted // (100 if quick else 1), wanted > _LARGE
     for distribution in DISTRIBUTIONS:
-        if name is Name.INDEX and size > 2 * usual:
+        if name is Name.INDEX and is_large:
             yield index.measure_chunks(distribution, size, memory_limit)
+        elif name is Name.STEP and is_large:
+            yield scale.measure(distribution, size, repeats, 1_000 if quick else scale.SMALL, memory_limit)
         else:
             yield module.measure(distribution, size, repeats)
+    if name is Name.FILTERS:
+        yield filters.measure_rules((10_000_000 if num_items is None else num_items) // (100 if quick else 1), repeats // 3)
 
 
 if __name__ == "__main__":

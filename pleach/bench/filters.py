@@ -1,23 +1,35 @@
 """`bench filters`: the filtered step against the unfiltered one, and against an index rebuilt on the filter's items.
 
 Same shape as `bench step`. The beams under a filter must equal those of the rebuilt index before any speed is printed.
+
+A last row is about rules: what it takes to make a filter of an SQL predicate, and to join two.
 """
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pleach.bench.rows import interleaved, spread
 from pleach.bench.step import B, K, L, V
 from pleach.bench.workloads import random_codes, random_logits
-from pleach.index import Filter, Trie
+from pleach.catalog import Catalogue
+from pleach.index import Filter, Trie, VersionFilter
 from pleach.ops.constrain import cpu, request_filters
 
-__all__ = ["SELECTIVITIES", "measure"]
+__all__ = ["RULES", "SELECTIVITIES", "measure", "measure_rules"]
 
 SELECTIVITIES = (0.5, 0.1, 0.01, 0.0001)
+RULES = {
+    "boolean": "in_stock",
+    "number": "price < 20",
+    "time": "first_seen > now() - INTERVAL 7 DAY",
+    "text": "brand = 'brand 7'",
+}
 
 
 def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -53,6 +65,55 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     }
     parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L, "threads": 1}
     return parameters, measured
+
+
+def measure_rules(num_items: int, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters, measured): milliseconds to evaluate a rule over all items and put it in force, and to join two rules.
+
+    The items come in an order that is not the index's, and every filter is compared with numpy's answer first. Joining includes
+    the leaves that a search reads.
+    """
+    rng = np.random.default_rng(seed)
+    trie = Trie.build(random_codes(rng, "zipf", num_items, V, 4).astype(np.uint16), [V] * 4)
+    item_ids, in_stock = rng.permutation(num_items), rng.random(num_items) < 0.9
+    price, brand = rng.random(num_items, np.float32) * 100, rng.integers(0, 100, num_items)
+    age_us = rng.integers(0, 60 * 86_400, num_items) * 1_000_000
+    items = pa.table(
+        {
+            "item_id": item_ids,
+            "in_stock": in_stock,
+            "price": price,
+            "first_seen": pa.array(time.time_ns() // 1000 - age_us, pa.timestamp("us")),
+            "brand": pa.array([f"brand {number}" for number in range(100)]).take(pa.array(brand)),
+        }
+    )
+    expected = {"boolean": in_stock, "number": price < 20, "text": brand == 7}
+    with Catalogue.in_memory(items, trie, RULES, background=False) as catalogue:
+        found = catalogue.rules.filters
+        for name, mask in expected.items():
+            assert found[name].parts[0] == trie.filter(item_ids=item_ids[mask]), name
+        ids = item_ids[:1000]
+        runs: dict[str, Any] = {f"rule of a {name}": partial(catalogue.refresh, name) for name in RULES}
+        runs |= {
+            "a & b": lambda: _used(found["boolean"] & found["number"]),
+            "a | b": lambda: _used(found["boolean"] | found["number"]),
+            "a - b": lambda: _used(found["boolean"] - found["number"]),
+            "(a | b) & c - d": lambda: _used((found["boolean"] | found["number"]) & (found["time"] - found["text"])),
+            "expression asked again": lambda: catalogue.filter("boolean & number"),
+            "1,000 denied": lambda: _used(catalogue.filter("boolean & number", deny=ids)),
+        }
+        for run in runs.values():
+            run()
+        taken = {name: spread(seconds, 1e-3) for name, seconds in interleaved(runs, repeats).items()}
+        measured = {"ms": taken, "rules": {report.name: report.num_items for report in catalogue.rules.report.rules}}
+    return {"kind": "rules", "num_items": num_items, "V": V, "L": 4}, {**measured, "repeats": repeats}
+
+
+def _used(chosen: VersionFilter | None) -> None:
+    """Make what a search reads of a filter, where that is made at first use."""
+    assert chosen is not None
+    for part in chosen.parts:
+        assert part.leaves.count > 0
 
 
 def _search(trie: Trie, chosen: Filter | list[Filter] | None, logits: list[Any]) -> Any:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pleach.bench.step import L, V
-from pleach.bench.workloads import random_codes
+from pleach.bench.workloads import random_chunk, random_codes
 from pleach.index import Trie
 from pleach.index.builder import TrieBuilder
 from pleach.index.plan import Plan
@@ -65,7 +64,7 @@ def measure_chunks(
 
 def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: int) -> dict[str, Any]:
     with TrieBuilder([V] * L, memory_limit=50_000) as small:  # compile, or read the compiled code from its cache
-        small.add(_chunk(distribution, 200_000, seed, 0))
+        small.add(random_chunk(distribution, 200_000, V, L, seed, 0))
         small.finish()
     before = _peak_bytes(anew=True)
     with TrieBuilder([V] * L, memory_limit=memory_limit) as builder:
@@ -73,7 +72,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         cpu = time.process_time()
         for begin in range(0, num_items, _CHUNK):
             start = time.process_time()
-            codes = _chunk(distribution, min(_CHUNK, num_items - begin), seed, begin)
+            codes = random_chunk(distribution, min(_CHUNK, num_items - begin), V, L, seed, begin)
             making += time.process_time() - start
             start = time.perf_counter()
             builder.add(codes)
@@ -85,7 +84,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
     peak = _peak_bytes()
     sample = np.random.default_rng(seed).integers(0, len(trie), 1000)
     for begin in {int(row) // _CHUNK * _CHUNK for row in sample[:5]}:  # parity before speed, where a peer does not fit
-        codes = _chunk(distribution, min(_CHUNK, num_items - begin), seed, begin)
+        codes = random_chunk(distribution, min(_CHUNK, num_items - begin), V, L, seed, begin)
         rows = sample[(sample >= begin) & (sample < begin + len(codes))]
         assert np.array_equal(trie.codes_of(rows), codes[rows - begin])
     assert all(
@@ -107,14 +106,6 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         "static_u_max_per_item": round(plan.per_item(plan.static.upper_bound), 2),
         "static_nodes_per_item": round(plan.per_item(plan.static.estimate), 2),
     }
-
-
-def _chunk(distribution: str, size: int, seed: int, begin: int) -> NDArray[np.uint16]:
-    """Rows from `begin` on, the same whenever they are asked for."""
-    rng = np.random.default_rng([seed, begin])
-    if distribution == "uniform":
-        return rng.integers(0, V, (size, L), np.uint16)
-    return random_codes(rng, distribution, size, V, L).astype(np.uint16)
 
 
 def _in_child(build: Any, *arguments: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DISTRIBUTIONS", "random_codes", "random_logits"]
+__all__ = ["DISTRIBUTIONS", "random_chunk", "random_codes", "random_logits"]
 
 DISTRIBUTIONS = ("uniform", "zipf")
 
@@ -20,6 +20,14 @@ def random_codes(rng: np.random.Generator, distribution: str, num_items: int, si
     for level in range(levels):
         table[:, level] = np.searchsorted(mass, rng.random(num_items) * mass[-1], side="right")
     return table
+
+
+def random_chunk(distribution: str, num_rows: int, size: int, levels: int, seed: int, begin: int) -> NDArray[np.uint16]:
+    """Rows from `begin` on of a catalogue that is made in chunks: the same whenever they are asked for."""
+    rng = np.random.default_rng([seed, begin])
+    if distribution == "uniform":
+        return rng.integers(0, size, (num_rows, levels), np.uint16)
+    return random_codes(rng, distribution, num_rows, size, levels).astype(np.uint16)
 
 
 def random_logits(rng: np.random.Generator, requests: int, beams: int, size: int) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pleach import Trie
-from pleach.bench import filters, step
+from pleach.bench import filters, scale, step
 from pleach.bench.peers import static
 from pleach.bench.peers.peer import extend, root
 from pleach.bench.rows import append_row, interleaved, spread
@@ -66,3 +66,8 @@ def test_the_benchmarks_run_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured["static_over_pleach"] > 0
     _, measured = filters.measure("uniform", 4000, repeats=1)
     assert set(measured["over_unfiltered"]) == {"0.5", "0.1", "0.01", "0.0001"}
+    _, measured = scale.measure("zipf", 4000, repeats=1, small=500)
+    assert measured["large_over_small"] > 0
+    assert set(measured["step_us"]) == {"small full", "small allowed", "large full", "large allowed"}
+    _, measured = filters.measure_rules(5000, repeats=1)
+    assert set(measured["rules"]) == set(filters.RULES)

@@ -6,7 +6,7 @@ import pytest
 from pleach import Trie
 from pleach.bench import index
 from pleach.bench.step import L, V
-from pleach.bench.workloads import DISTRIBUTIONS
+from pleach.bench.workloads import DISTRIBUTIONS, random_chunk
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -16,7 +16,7 @@ def test_a_build_of_chunks_is_checked_and_says_what_it_cost(
 ) -> None:
     monkeypatch.setattr(index, "_CHUNK", 1000)
     measured = index._build_chunks(distribution, 4321, memory_limit, seed=3)
-    chunks = [index._chunk(distribution, min(1000, 4321 - begin), 3, begin) for begin in range(0, 4321, 1000)]
+    chunks = [random_chunk(distribution, min(1000, 4321 - begin), V, L, 3, begin) for begin in range(0, 4321, 1000)]
     trie = Trie.build(np.concatenate(chunks), [V] * L)
     assert measured["bytes_per_item"] == round(trie.bytes_per_item, 2)
     assert measured["packed_bytes_per_item"] == round(trie.packed().bytes_per_item, 2)
