@@ -151,6 +151,13 @@ class TokenTable:
             if taken := set(level) & set(specials.values()):
                 raise ArgumentError(f"level {number} uses token {min(taken)}, which is pad, bos or eos")
 
+    @classmethod
+    def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> "TokenTable":
+        """Codebooks laid end to end from token `first` on, where a tokenizer puts the tokens that are added to it."""
+        begins = accumulate(codebook_sizes, initial=first)
+        levels = tuple(tuple(range(begin, begin + codes)) for begin, codes in zip(begins, codebook_sizes, strict=False))
+        return cls(tokens_per_level=levels, size=size, pad=pad, bos=bos, eos=eos)
+
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
         """How many codes each level has."""
@@ -165,12 +172,19 @@ class TokenTable:
     def _tokens(self) -> tuple[Int64Array, ...]:
         return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
 
+    @cached_property
+    def _side_by_side(self) -> tuple[bool, ...]:
+        return tuple(bool((np.diff(tokens) == 1).all()) for tokens in self._tokens)
+
     def level_tokens(self, level: int) -> Int64Array:
         """The tokens of a level, in the order of its codes."""
         return self._tokens[level]
 
     def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
-        """The rows of a level's tokens, in the order of the codes: a gathered copy."""
+        """The rows of a level's tokens, in the order of the codes: a gathered copy, a view where they lie side by side."""
+        tokens = self._tokens[level]
+        if self._side_by_side[level]:
+            return matrix_VD[int(tokens[0]) : int(tokens[-1]) + 1]
         return matrix_VD.index_select(0, torch.as_tensor(self._tokens[level], device=matrix_VD.device))
 
     def tokens_at(self, codes: Tensor, level: int) -> Tensor:

@@ -1,0 +1,176 @@
+"""Text first, then SIDs: the search behind the text is the search of a prompt that holds it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
+
+from pleach.decode import BeamSearch
+from pleach.engine import Engine, Request
+from pleach.errors import ArgumentError
+from pleach.index import Trie
+from pleach.model import ModelConfig, TokenTable, Transformer, TwoStage
+
+SIZES = (6, 5, 4)
+WORDS = ["<pad>", "<s>", "</s>", "the", "user", "likes", "wants", "red", "blue", "shoes", "hats", "and", "then", "so", "<sid>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Words, and behind them the tokens of the SIDs, as one adds them to a language model's tokenizer."""
+    made = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<pad>"))  # type: ignore[call-arg]
+    made.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    made.add_tokens([f"<{level}_{code}>" for level, size in enumerate(SIZES) for code in range(size)])
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Tokenizer) -> Transformer:
+    table = TokenTable.behind(len(WORDS), SIZES, size=tokenizer.get_vocab_size(), pad=0, bos=1, eos=2)
+    config = ModelConfig(
+        vocab_size=table.size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=48,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Transformer(config, table, torch.Generator().manual_seed(5)).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+    """Three prompts of words and SIDs, of different lengths, with arbitrary tokens as padding."""
+    texts = ["<s> the user likes <0_1> <1_2> <2_3> and <0_5> <1_4> <2_0>", "<s> red shoes", "<s>"]
+    rows = [tokenizer.encode(text).ids for text in texts]
+    lengths = torch.tensor([len(row) for row in rows])
+    tokens = torch.full((3, int(lengths.max())), 9)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    return tokens, lengths
+
+
+def trie() -> Trie:
+    codes = np.unique(np.random.default_rng(3).integers(0, SIZES, (50, 3)), axis=0)
+    return Trie.build(codes, codebook_sizes=SIZES)
+
+
+def greedy(model: Transformer, prompt: list[int], max_tokens: int, marker: int | None) -> list[int]:
+    """One row, no cache: the whole sequence anew for each token."""
+    text: list[int] = []
+    while len(text) < max_tokens and (not text or text[-1] != marker):
+        with torch.no_grad():
+            text.append(int(model.logits(model(torch.tensor([prompt + text]))[0, -1]).argmax()))
+    return text if marker is None or text[-1] == marker else [*text, marker]
+
+
+def likely_marker(model: Transformer, prompts: tuple[Tensor, Tensor]) -> int:
+    """A token that some rows write early and others do not."""
+    texts = TwoStage(model=model, max_tokens=8).write(*prompts).texts
+    early = [token for token in texts[0][:5] if token not in texts[1]]
+    return (early or list(texts[0][:1]))[0]
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_each_row_writes_what_it_would_write_alone(
+    model: Transformer, prompts: tuple[Tensor, Tensor], marked: bool, poisoned: None
+):
+    tokens, lengths = prompts
+    marker = likely_marker(model, prompts) if marked else None
+    written = TwoStage(model=model, max_tokens=8, marker=marker).write(tokens, lengths)
+    for row, (length, text) in enumerate(zip(lengths.tolist(), written.texts, strict=True)):
+        prompt = tokens[row, :length].tolist()
+        assert list(text) == greedy(model, prompt, 8, marker)
+        assert int(written.lengths_B[row]) == length + len(text)
+        assert written.tokens_BT[row, : length + len(text)].tolist() == prompt + list(text)
+    assert written.tokens_BT.shape[1] == int(written.lengths_B.max())
+    assert not marked or len({len(text) for text in written.texts}) > 1  # rows end at different times
+
+
+def test_transformers_writes_the_same(model: Transformer, prompts: tuple[Tensor, Tensor], tmp_path: Path):
+    from transformers import Qwen3ForCausalLM
+
+    model.save_pretrained(tmp_path)
+    theirs = Qwen3ForCausalLM.from_pretrained(tmp_path).eval()
+    tokens, lengths = prompts
+    row = tokens[:1, : int(lengths[0])]
+    found = theirs.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=8, eos_token_id=-1)
+    (text,) = TwoStage(model=model, max_tokens=8).write(row).texts
+    assert found[0, row.shape[1] :].tolist() == list(text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_search_behind_the_text_is_the_search_of_prompt_and_text(
+    model: Transformer, prompts: tuple[Tensor, Tensor], temperature: float
+):
+    two = TwoStage(model=model, max_tokens=6, marker=WORDS.index("<sid>"), temperature=temperature, seed=4)
+    written = two.write(*prompts)
+    assert all(text[-1] == WORDS.index("<sid>") for text in written.texts)
+    search = BeamSearch(trie(), num_beams=7)
+    rounds = two.start(*prompts)
+    found = search.run(rounds.step_fn, batch_size=3, suffix_fn=rounds.suffix_fn)
+    for row, (length, text) in enumerate(zip(prompts[1].tolist(), written.texts, strict=True)):
+        whole = torch.tensor([prompts[0][row, :length].tolist() + list(text)])
+        alone = search.run(model.start(whole).step_fn)
+        assert alone.item_ids[0].tolist() == found.item_ids[row].tolist()
+        np.testing.assert_allclose(alone.scores[0], found.scores[row], atol=1e-5)
+
+
+def test_what_is_drawn_follows_from_the_seed_and_from_the_temperature(model: Transformer, prompts: tuple[Tensor, Tensor]):
+    texts = [TwoStage(model=model, max_tokens=8, temperature=2.0, seed=seed).write(*prompts).texts for seed in (1, 1, 2)]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    cold = TwoStage(model=model, max_tokens=8, temperature=1e-4, seed=1).write(*prompts).texts
+    assert cold == TwoStage(model=model, max_tokens=8).write(*prompts).texts
+
+
+def test_an_engine_takes_it_for_a_model(model: Transformer):
+    index = trie()
+    two = TwoStage(model=model, max_tokens=5)
+    requests = [Request(history=(3, 8), num_items=5), Request(num_items=5)]
+    answers = Engine(two, index, num_beams=5).recommend(requests)
+    for request, answer in zip(requests, answers, strict=True):
+        history = index.codes_of(list(request.history)) if request.history else np.zeros((0, 3), np.int64)
+        tokens, lengths = model.vocabulary.prompts([history])
+        rounds = two.start(torch.from_numpy(tokens), torch.from_numpy(lengths))
+        alone = BeamSearch(index, num_beams=5).run(rounds.step_fn)
+        assert list(answer.item_ids) == alone.item_ids[0].tolist()
+
+
+def test_no_prompts_write_nothing(model: Transformer):
+    written = TwoStage(model=model, max_tokens=3).write(torch.zeros(0, 4, dtype=torch.int64))
+    assert written.texts == ()
+    assert written.tokens_BT.shape[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": 0}, "at least one token"),
+        ({"max_tokens": 46}, "no room for a SID"),
+        ({"max_tokens": 60}, "leaves a prompt no room"),
+        ({"max_tokens": 4, "marker": 1000}, "outside the model's"),
+        ({"max_tokens": 4, "temperature": -1.0}, "at least 0 and finite"),
+        ({"max_tokens": 4, "temperature": float("nan")}, "at least 0 and finite"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(model: Transformer, fields: dict[str, object], message: str):
+    with pytest.raises(ArgumentError, match=message):
+        TwoStage(model=model, **fields)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_leaves_no_room_for_text_and_sid_is_refused(model: Transformer):
+    two = TwoStage(model=model, max_tokens=20, marker=3)
+    assert two.config.max_position_embeddings == 27
+    two.start(torch.zeros(1, 25, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="27 positions"):
+        two.start(torch.zeros(1, 26, dtype=torch.int64))
