@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pleach.bench import attention, head, reordering
+from pleach import Trie
+from pleach.bench import attention, forced, head, reordering
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
@@ -41,3 +42,24 @@ def test_clustered_tokens_of_the_first_set_are_one_run_and_unused_ones_are_last(
     assert place[~legal.any(0)].min() == legal.any(0).sum()
     rows = [np.flatnonzero(legal[0])]
     assert reordering.share_of_blocks(rows, place, 10) < reordering.share_of_blocks(rows, np.arange(500), 10)
+
+
+def test_nodes_below_ranges_are_the_prefixes_that_stand_there() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.unique(rng.integers(0, 5, (300, 4)), axis=0)
+    trie = Trie.build(codes, [5] * 4)
+    lo, hi = np.array([0, 10, 11, 40, 0]), np.array([4, 11, 30, 40, 4])
+    for level in (1, 2, 3):
+        ranges = zip(lo, hi, strict=True)
+        expected = sum(len({tuple(row[: t + 1]) for row in codes[a:b]}) for a, b in ranges for t in range(level, 3))
+        assert forced._nodes_below(trie, lo, hi, level) == expected
+
+
+def test_later_starts_need_more_passes_and_forced_leaves_read_what_rounds_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forced, "V", 16)
+    trie = Trie.build(np.random.default_rng(1).integers(0, 16, (4000, 8)), [16] * 8)
+    found = forced.leaves_left(trie, 4)["at_most"]
+    passes = [one["passes_alone"] for one in found.values()]
+    assert passes == sorted(passes, reverse=True)
+    assert found["1"]["codes_read"] == (forced.L - 1) * forced.K
+    assert passes[0] < forced.L
