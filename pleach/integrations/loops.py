@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from pleach.index.bits import float32_at, int64_at
-from pleach.ops.constrain.normalize import chunk_maxima, sum_exp
+from pleach.ops.constrain.normalize import log_sum_exp
 from pleach.ops.constrain.ranges import (
     alive_in,
     allowed_of,
@@ -138,11 +138,9 @@ def _write_row(read, write, count, tokens, known_2K, scoring, ends, floats_3V):
             for place in range(level_K.size):
                 gathered[place] = read[level_K[place]]
             source = gathered[: level_K.size]
-        most = chunk_maxima(source, chunks)
-        total = sum_exp(source, most)
-        if most == np.float32(np.inf) or not total < np.float32(np.inf):
+        lse = log_sum_exp(source, chunks)[1]
+        if math.isnan(lse):
             return False
-        lse = most + np.float32(math.log(total))
     for token in range(write.size):
         write[token] = nothing
     for child in range(count):

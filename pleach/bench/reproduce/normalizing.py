@@ -6,23 +6,19 @@ Shapes: B requests, K beams, V codes.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
-import math
-
 from numba import njit
 
-from pleach.ops.constrain.normalize import chunk_maxima, sum_exp
+from pleach.ops.constrain.normalize import log_sum_exp
 
 __all__ = ["normalize_rows"]
 
 
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def normalize_rows(logits_BKV, chosen_BK, out_chunks):
     """The sum of the log-sum-exps of the chosen rows. out_chunks: room for V / 64 + 1 maxima."""
     total = 0.0
     for request in range(logits_BKV.shape[0]):
         for beam in range(logits_BKV.shape[1]):
             if chosen_BK[request, beam]:
-                row_V = logits_BKV[request, beam]
-                top = chunk_maxima(row_V, out_chunks)
-                total += top + math.log(sum_exp(row_V, top))
+                total += log_sum_exp(logits_BKV[request, beam], out_chunks)[1]
     return total

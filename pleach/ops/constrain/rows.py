@@ -6,7 +6,8 @@
 
 Two ways to meet a row's children, whichever is cheaper for it:
     collect: walk the children of the range; through a filter, one visit for each child that it leaves alive
-    scan: walk the chunks of logits that beat the threshold and search each survivor among the children (a wide range)
+    scan: walk the chunks of logits that beat the threshold and search each survivor among the children (a wide range); where
+        there is no threshold yet, a guess that K children will most likely beat, and collecting if they do not
 A beam over two segments is met as one row: what is found in either is offered once, known by its *place*: p of the base, or
 -1 - p of the delta where the base does not have it; the delta's range of a survivor in both is found at the end.
 
@@ -22,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from pleach.index.bits import prefetch, trailing_zeros
-from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, codes_above, sum_exp
+from pleach.ops.constrain.normalize import CHUNK, codes_above, log_sum_exp
 from pleach.ops.constrain.ranges import (
     COLUMN,
     LISTING,
@@ -34,7 +35,7 @@ from pleach.ops.constrain.ranges import (
     collect,
     find_code,
 )
-from pleach.ops.constrain.select import arrival_of, compact, key_of, least_of_groups, score_of, sort_descending
+from pleach.ops.constrain.select import arrival_of, compact, key_of, kth_largest, least_of_groups, score_of, sort_descending
 
 __all__ = ["children_of_rows", "step_of_rows"]
 
@@ -54,13 +55,21 @@ def _scan_pays(row, chunks, least, children, alive, leaves):
 
 
 @njit(nogil=True, _nrt=False)
-def _log_sum_exp(row, chunks):
-    """(largest logit, log-sum-exp); NaN where the row holds NaN or +inf; the chunks' maxima are left in `chunks`."""
-    top = chunk_maxima(row, chunks)
-    total = sum_exp(row, top if top > np.float32(-np.inf) else np.float32(0.0))
-    if not total < np.float32(np.inf) or top == np.float32(np.inf):
-        return top, np.float32(np.nan)
-    return top, top + np.float32(math.log(total))
+def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
+    """A logit that about 3/2 K of a wide range's children beat; -inf where chunks are too few to tell, or children too few.
+
+    Were values spread evenly, j of n chunks having a maximum above it would mean that n ln(n / (n - j)) values are.
+    """
+    chunk_count = (row.size + CHUNK - 1) // CHUNK
+    if alive * 4 < leaves or children * 16 < row.size:
+        return np.float32(-np.inf)
+    wanted = 1.5 * num_beams * row.size * leaves / (children * alive)
+    above = math.ceil(chunk_count * (1.0 - math.exp(-wanted / chunk_count)))
+    if wanted > 4.0 * chunk_count or above > chunk_count:
+        return np.float32(-np.inf)
+    for chunk in range(chunk_count):
+        scratch[chunk] = chunks[chunk]
+    return kth_largest(scratch, chunk_count, above)
 
 
 @njit(nogil=True, _nrt=False)
@@ -265,7 +274,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                     prefetch(level[3], next_lo >> 6)
                     for leaf in range(next_lo, min(next_hi, next_lo + 1024), 32):
                         prefetch(level[1], leaf if level[6] == 0 else (leaf * level[6]) >> 6)
-                top, lse = _log_sum_exp(row, chunks)
+                top, lse = log_sum_exp(row, chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
                 if top == nothing or base + (top - lse) <= threshold:
@@ -277,12 +286,17 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                     if score > threshold:
                         count, threshold = _push(candidates, count, threshold, num_beams, score, k, code, lo)
                     continue
-                if threshold > nothing and alive > 0:
+                if (threshold > nothing or count == 0) and alive > 0:
                     begin, end = children_bounds(level, lo, hi)
-                    # `least` may let a chunk too many through; the scan compares scores exactly.
-                    least = threshold - base + lse
-                    least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
-                    if _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
+                    guessed = threshold == nothing
+                    if guessed:
+                        least = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, child_logits)
+                        threshold = base + (least - lse)
+                    else:
+                        # It may let a chunk too many through; the scan compares scores exactly.
+                        least = threshold - base + lse
+                        least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
+                    if least > nothing if guessed else _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
                         begin_1, end_1 = children_bounds(levels[1], lo_1, hi_1) if lo_1 < hi_1 else (np.int64(0), np.int64(0))
                         count, threshold = _scan(
                             levels,
@@ -298,8 +312,11 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                             threshold,
                             num_beams,
                         )
-                        continue
-                    if level[0] == COLUMN and alive == hi - lo and not allowed[0][0] and lo_1 >= hi_1:
+                        if not guessed or count >= num_beams:
+                            continue  # K children beat the guess: no other can be among the best
+                    if guessed:
+                        count, threshold = 0, nothing
+                    if not guessed and level[0] == COLUMN and alive == hi - lo and not allowed[0][0] and lo_1 >= hi_1:
                         count, threshold = _offer_column(
                             level, lo, hi, row, beam, least, candidates, count, threshold, num_beams
                         )
@@ -316,7 +333,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
                 for child in range(found):
                     child_logits[child] = row[space[0, 0, child]]
-                top, lse = _log_sum_exp(child_logits[:found], chunks)
+                top, lse = log_sum_exp(child_logits[:found], chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
                 if top == nothing or base + (top - lse) <= threshold:

@@ -19,7 +19,7 @@ from numba import njit
 
 from pleach.index.bits import bits_float, float_bits
 
-__all__ = ["arrival_of", "compact", "key_of", "least_of_groups", "score_of", "sort_descending"]
+__all__ = ["arrival_of", "compact", "key_of", "kth_largest", "least_of_groups", "score_of", "sort_descending"]
 
 
 @njit(nogil=True, _nrt=False)
@@ -68,7 +68,7 @@ def sort_descending(keys, count):
 
 
 @njit(nogil=True, _nrt=False)
-def _kth_largest(keys, count, k):
+def kth_largest(keys, count, k):
     """Reorder keys[:count] so that the k-th largest (from 1) stands at k - 1, and return it. O(count) on average."""
     left, right, target = 0, count - 1, k - 1
     while left < right:
@@ -97,7 +97,7 @@ def compact(keys, parents, codes, places, count, k, scratch):
     """Keep the k best of `count` > k candidates in their order of arrival; returns the k-th best score."""
     for i in range(count):
         scratch[i] = keys[i]
-    least = _kth_largest(scratch, count, k)
+    least = kth_largest(scratch, count, k)
     kept = 0
     for i in range(count):
         if keys[i] >= least:
@@ -120,6 +120,6 @@ def least_of_groups(row, base, lse, child_codes, k, scratch):
             value = row[child_codes[child]]
             best = value if value > best else best
         scratch[group] = key_of(base + (best - lse), 0)
-    least = _kth_largest(scratch, groups, k)
+    least = kth_largest(scratch, groups, k)
     # One key less in the score's bits is the next smaller float32: what ties with the k-th is still let in.
     return score_of(least - (np.uint64(1) << np.uint64(32))) if score_of(least) > np.float32(-np.inf) else np.float32(-np.inf)
