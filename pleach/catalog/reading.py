@@ -8,6 +8,7 @@ Shapes: M items of the table, R row numbers of DuckDB (all are below R; some may
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ from pleach.errors import DataError, ItemIdError, RuleError
 __all__ = ["Ids", "Reading", "Writing", "check_table"]
 
 Ids = NDArray[np.int64] | NDArray[np.str_]
+
+# DuckDB compares a TIMESTAMP column with now(), which has a time zone, by giving each of its values one: 500 ns a row, against
+# 5 ns where now() is a TIMESTAMP of UTC too. It can be, unless a predicate may see the difference.
+_NOWS = ("now", "get_current_timestamp")
+_SEES_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof", re.IGNORECASE)
 
 # In a plain scan, rows come out in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
@@ -46,6 +52,7 @@ class Reading:
         self.name = name
         self.connection = connection
         self._begin = begin
+        self._now_is_plain: bool | None = False
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET autoinstall_known_extensions = false")  # a rule never makes a server download code
         self.stamp = None if begin is None else begin(connection)
@@ -99,6 +106,7 @@ class Reading:
         """
         try:
             predicate = _predicate(rule)
+            self._set_now([rule])
             # An aggregate or a window may stand in a column, but not here.
             self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
             if num_rows == end:
@@ -160,6 +168,7 @@ class Reading:
         columns = ", ".join(
             f"coalesce(({_predicate(rule)})::BOOLEAN, false)::UTINYINT AS c{number}" for number, rule in enumerate(rules)
         )
+        self._set_now(rules)
         low, high = int(rows_n.min()), int(rows_n.max())
         where = f"rowid >= {low} AND rowid <= {high}"
         if high - low >= len(rows_n):
@@ -184,8 +193,21 @@ class Reading:
         self._restart()
         return RuleError(f"rule {rule.name!r} cannot be evaluated: {rule.where}\nDuckDB says: {error}")
 
+    def _set_now(self, rules: Sequence[Rule]) -> None:
+        """Let now() be a TIMESTAMP for these predicates, if none of them can tell."""
+        plain = not any(_SEES_ZONES.search(rule.where) for rule in rules)
+        if plain == self._now_is_plain:
+            return
+        for name in _NOWS:
+            if plain:
+                self.connection.execute(f"CREATE OR REPLACE TEMP MACRO {name}() AS transaction_timestamp()::TIMESTAMP")
+            else:
+                self.connection.execute(f"DROP MACRO IF EXISTS temp.{name}")
+        self._now_is_plain = plain
+
     def _restart(self) -> None:
         """Look afresh: an error ends a transaction."""
+        self._now_is_plain = None
         if self._begin is not None:
             self.connection.rollback()
             self.stamp = self._begin(self.connection)

@@ -1,5 +1,6 @@
 import time
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -238,6 +239,46 @@ def test_times_are_compared_with_now_in_utc():
     rules = {"fresh": "seen > now() - INTERVAL 7 DAY", "too": "zoned > now() - INTERVAL 7 DAY"}
     with Catalogue.in_memory(table, TRIE, rules) as catalogue:
         assert names(catalogue, "fresh") == names(catalogue, "too") == set(IDS[:2])
+
+
+NOWS = ["now()", "current_timestamp", "get_current_timestamp()", "NOW()"]
+TIMES = [
+    "seen > {now} - INTERVAL 7 DAY",
+    "zoned > {now} - INTERVAL 7 DAY",
+    "day > {now} - INTERVAL 7 DAY",
+    "{now} - INTERVAL 7 DAY < seen AND NOT zoned < {now} - INTERVAL 7 DAY",
+    "seen BETWEEN {now} - INTERVAL 7 DAY AND {now}",
+    "date_diff('hour', seen, {now}) < 168",
+    "age({now}, seen) < INTERVAL 7 DAY",
+    "epoch({now}) - epoch(seen) < 7 * 86400",
+    "date_trunc('day', {now}) - INTERVAL 7 DAY < seen",
+    "year({now}) = year(seen)",
+    "seen > {now} AT TIME ZONE 'Asia/Tokyo' - INTERVAL 7 DAY",
+    "seen > timezone('America/New_York', {now}) - INTERVAL 7 DAY",
+    "strftime({now}, '%Y-%m-%d') > strftime(seen, '%Y-%m-%d')",
+    "typeof({now}) = 'TIMESTAMP WITH TIME ZONE'",
+    "{now}::VARCHAR LIKE '%+00'",
+    "coalesce(zoned, {now}) > {now} - INTERVAL 7 DAY",
+]
+
+
+def test_rules_about_now_mean_what_duckdb_means_and_cost_no_time_zone_a_row():
+    """One catalogue for all, so that rules that see zones and rules that do not come by turns."""
+    hours = 3600 * 10**6 * np.arange(0, 300, 7) + 30 * 60 * 10**6
+    seen = time.time_ns() // 1000 - hours
+    columns = {"seen": pa.array(seen, pa.timestamp("us")), "zoned": pa.array(seen, pa.timestamp("us", "Asia/Tokyo"))}
+    table = pa.table({"item_id": IDS[: len(seen)], **columns, "day": columns["seen"].cast(pa.date32(), safe=False)})
+    rules = {f"r{number}": text.format(now=NOWS[number % len(NOWS)]) for number, text in enumerate(TIMES)}
+    with duckdb.connect() as connection, Catalogue.in_memory(table, TRIE, rules, background=False) as catalogue:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("items", table)
+        for name, where in rules.items():
+            meant = {row[0] for row in connection.execute(f"SELECT item_id FROM items WHERE {where}").fetchall()}
+            assert names(catalogue, name) == meant, where
+        catalogue.update(IDS[:1], [{"day": None}])  # rows that changed are judged together
+        for name, where in rules.items():
+            meant = {row[0] for row in connection.execute(f"SELECT item_id FROM items WHERE {where}").fetchall()}
+            assert names(catalogue, name) - {IDS[0]} == meant - {IDS[0]}, where
 
 
 def test_a_rule_about_now_changes_with_the_time_alone():
