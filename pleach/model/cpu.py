@@ -31,9 +31,9 @@ from pleach.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from pleach.model.vocabulary import AnyVocabulary, Vocabulary
 from pleach.model.workspace import Workspace
 
-__all__ = ["CpuPasses"]
+__all__ = ["CpuPasses", "Tile"]
 
-Segment = tuple[int, int, int]  # a request, and its rows of a chunk: from, to
+_Segment = tuple[int, int, int]  # a request, and its rows of a chunk: from, to
 Array = NDArray[Any]
 
 
@@ -79,10 +79,14 @@ class _Codes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Tile:
-    """Rows of a chunk that see tokens of one prompt together. seen: of these by the first row. first: its first query."""
+class Tile:
+    """Rows of a chunk that see tokens of one prompt together.
+
+    place: of the first row among the rows of all chunks. seen: tokens that it sees. first: its first query in the chunk.
+    """
 
     request: int
+    place: int
     query: Tensor
     sums: Tensor
     scores: Tensor
@@ -162,7 +166,7 @@ class CpuPasses:
             chunk = Chunk.of(self._space, config, end - begin)
             chunk.load(self._embedding, tokens_N[begin:end], self._lengths_B[beam_N // beams] + level + step_N)
             slot_N, seen_N = held.new[step_N] + beam_N * held.width, level + 1 + step_N
-            tiles = self._tiles(chunk, list(_segments(begin, end, beams * num_codes)), causal=False)
+            tiles = self._tiles(chunk, list(_segments(begin, end, beams * num_codes)), begin=begin, causal=False)
             for layer, weights in enumerate(self._layers):
                 self._project(weights, chunk)
                 loops.turn_beams(
@@ -289,14 +293,14 @@ class CpuPasses:
             chunk.turned_X,
         )
 
-    def _tiles(self, chunk: Chunk, segments: Sequence[Segment], causal: bool) -> list[_Tile]:
+    def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
         """The rows of a chunk in parts that see one prompt and whose scores fit; where causal, only what a part can see."""
         config = self._config
         heads, groups, ratio = config.num_attention_heads, config.num_key_value_heads, config.group_size
         query_GME, sums_GME = (flat.view(groups, chunk.rows * ratio, config.head_dim) for flat in (chunk.turned, chunk.sums))
-        tiles: list[_Tile] = []
+        tiles: list[Tile] = []
         for request, first, last in segments:
-            begin, whole = int(self._begins_B1[request]), int(self._lengths_B[request])
+            token, whole = int(self._begins_B1[request]), int(self._lengths_B[request])
             most = max(1, self._space.scores // (heads * whole))
             for low, high in _even_parts(last - first, min(most, 64) if causal else most):
                 place = slice((first + low) * ratio, (first + high) * ratio)
@@ -304,19 +308,20 @@ class CpuPasses:
                 length = position + high - low if causal else whole
                 num_queries = (high - low) * ratio
                 tiles.append(
-                    _Tile(
+                    Tile(
                         request=request,
+                        place=begin + first + low,
                         query=query_GME[:, place],
                         sums=sums_GME[:, place],
                         scores=self._scores[0][: groups * num_queries * length].view(groups, num_queries, length),
-                        tokens=slice(begin, begin + length),
+                        tokens=slice(token, token + length),
                         seen=position + 1 if causal else length,
                         first=place.start,
                     )
                 )
         return tiles
 
-    def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[_Tile], step: int) -> None:
+    def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
         """Rows against their prompts: sums of values, largest scores, sums of weights. step: 1 where each row sees one more."""
         config, scores = self._config, self._scores[1]
         groups, ratio = config.num_key_value_heads, config.group_size
@@ -404,7 +409,7 @@ def _even_parts(total: int, most: int) -> Iterator[tuple[int, int]]:
         yield from ((begin, min(begin + size, total)) for begin in range(0, total, size))
 
 
-def _segments(begin: int, end: int, rows_of_request: int) -> Iterator[Segment]:
+def _segments(begin: int, end: int, rows_of_request: int) -> Iterator[_Segment]:
     """The requests that rows begin..end belong to, each with its rows counted from `begin`."""
     for request in range(begin // rows_of_request, ceil(end / rows_of_request)):
         yield request, max(0, request * rows_of_request - begin), min(end, (request + 1) * rows_of_request) - begin
