@@ -1,0 +1,84 @@
+"""A small shop on disk and a table of its users, for the tests of batch jobs and of Ray."""
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from pleach.engine import Engine, Request
+from pleach.index import Trie
+from pleach.integrations.batch import Asked, BatchJob, Files
+from pleach.model import ModelConfig, Transformer, Vocabulary
+
+SIZES = (6, 5, 4)
+NUM_USERS = 40
+
+
+def make_shop(directory: Path, *, seed: int = 0, items: int = 50) -> Files:
+    """A model, an index, a catalogue in which every third item is new, and a rule for those."""
+    directory.mkdir(parents=True, exist_ok=True)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    config = ModelConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=40,
+        initializer_range=0.3,
+    )
+    Transformer(config, vocabulary, torch.Generator().manual_seed(7)).save_pretrained(directory / "model")
+    codes = np.unique(np.random.default_rng(seed).integers(0, SIZES, (items, 3)), axis=0)
+    ids = np.array([f"item{number:03d}" for number in range(len(codes))])
+    Trie.build(codes, codebook_sizes=SIZES, item_ids=ids).save(str(directory / "index.pleach"))
+    with duckdb.connect(str(directory / "items.duckdb")) as connection:
+        connection.execute("CREATE TABLE items (item_id VARCHAR PRIMARY KEY, new BOOLEAN)")
+        connection.executemany("INSERT INTO items VALUES (?, ?)", [(one, row % 3 == 0) for row, one in enumerate(ids.tolist())])
+    (directory / "rules.toml").write_text('[rules]\nfresh = "new"\n')
+    return Files(
+        model=str(directory / "model"),
+        index=str(directory / "index.pleach"),
+        catalogue=str(directory / "items.duckdb"),
+        rules=str(directory / "rules.toml"),
+    )
+
+
+def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) -> list[list[str] | None]:
+    """Users with histories of up to 15 items, among them nobody's, unknown ones and null."""
+    rng = np.random.default_rng(1)
+    histories: list[list[str] | None] = [
+        [f"item{number:03d}" for number in rng.integers(0, 60, rng.integers(0, 16))] for _ in range(users)
+    ]
+    histories[3], histories[4] = None, []
+    table = pa.table({"user_id": pa.array(range(1000, 1000 + users)), "history": pa.array(histories, pa.list_(pa.string()))})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return histories
+
+
+def job_of(files: Files, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
+    asked = Asked(num_items=5, num_beams=8, rules=("fresh",), deny_history=True)
+    settings: dict[str, object] = {"asked": asked, "partition_rows": 6}
+    users, where = str(directory / "users.parquet"), str(directory / out)
+    return BatchJob(files=files, users=users, out=where, **(settings | fields))  # type: ignore[arg-type]
+
+
+def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
+    """The output is one row a user, in their order, and what the engine answers each of them alone."""
+    table = pq.read_table(job.out)
+    engine = Engine.load(job.files.model, job.files.index, job.files.catalogue, job.files.rules)
+    assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
+    for row, history in enumerate(histories):
+        (alone,) = engine.recommend([job.asked.request(tuple(history or ()))])
+        assert table.column("item_ids")[row].as_py() == list(alone.item_ids)
+        np.testing.assert_allclose(table.column("scores")[row].as_py(), alone.scores, atol=1e-5)
+        assert table.column("num_history_used")[row].as_py() == alone.num_history_used
+        assert table.column("index_version")[row].as_py() == alone.index_version
+        assert not set(alone.item_ids) & set(history or ())
+    fresh = {one for one in engine.trie.item_ids.tolist() if int(one[4:]) % 3 == 0}
+    assert {one for items in table.column("item_ids").to_pylist() for one in items} <= fresh
+    assert engine.recommend([Request(num_items=1)])[0].num_valid == 1

@@ -1,0 +1,165 @@
+"""Batch jobs in one process: what is written, what a killed job leaves, and what must not be mixed."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pleach.errors import ArgumentError, DataError, ItemIdError, RequestError, UnknownRuleError
+from pleach.integrations.batch import Asked, BatchJob, Done, Files, PartitionRunner, recommend_users
+from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return make_shop(tmp_path_factory.mktemp("shop"))
+
+
+def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: Files, tmp_path: Path):
+    histories = make_users(tmp_path / "users.parquet")
+    job = job_of(files, tmp_path)
+    seen: list[tuple[int, int]] = []
+    done = recommend_users(job, progress=lambda one, finished, total: seen.append((finished, total)))
+    assert sum(one.users for one in done) == NUM_USERS
+    assert seen == [(number, 8) for number in range(1, 9)]  # 16 + 16 + 8 rows, six at a time
+    assert sum(one.unknown_items for one in done) > 0
+    assert sorted(os.listdir(job.out)) == ["_manifest.json", *(f"part-{number:06d}.parquet" for number in range(8))]
+    check_output(job, histories)
+    assert recommend_users(job) == []
+
+
+def test_a_directory_of_files_is_one_table(files: Files, tmp_path: Path):
+    (tmp_path / "users.parquet").mkdir()
+    first = make_users(tmp_path / "users.parquet" / "a.parquet")
+    table = pq.read_table(tmp_path / "users.parquet" / "a.parquet")
+    pq.write_table(table.slice(0, 25), tmp_path / "users.parquet" / "a.parquet")
+    pq.write_table(table.slice(25), tmp_path / "users.parquet" / "b.parquet")
+    job = job_of(files, tmp_path, partition_rows=1000)
+    assert [one.users for one in recommend_users(job)] == [25, 15]
+    check_output(job, first)
+
+
+def test_a_killed_job_goes_on_where_it_was(files: Files, tmp_path: Path):
+    histories = make_users(tmp_path / "users.parquet", users=120)
+    job = job_of(files, tmp_path, partition_rows=1)
+    code = (
+        "import sys, json; from pleach.integrations.batch import *; given = json.loads(sys.argv[1]); "
+        "given['files'] = Files(**given['files']); given['asked'] = Asked(**given['asked']); recommend_users(BatchJob(**given))"
+    )
+    words = [sys.executable, "-c", code, json.dumps(dataclasses.asdict(job))]
+    child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    out, over = Path(job.out), time.monotonic() + 60
+    while len(list(out.glob("part-*"))) < 3:
+        assert child.poll() is None, "the job ended before it could be killed"
+        assert time.monotonic() < over
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert len(kept) < 120
+    done = recommend_users(job)
+    assert {f"part-{one.number:06d}.parquet" for one in done}.isdisjoint(kept)
+    assert len(done) + len(kept) == 120
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    check_output(job, histories)
+
+
+def test_answers_of_different_jobs_are_not_mixed(files: Files, tmp_path: Path):
+    make_users(tmp_path / "users.parquet")
+    job = job_of(files, tmp_path)
+    recommend_users(job)
+    other = make_shop(tmp_path / "other", seed=5)
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[rules]\nfresh = "not new"\n')
+    for change, named in (
+        ({"asked": dataclasses.replace(job.asked, num_items=6)}, "different asked"),
+        ({"files": dataclasses.replace(files, index=other.index, catalogue=other.catalogue)}, "different index"),
+        ({"files": dataclasses.replace(files, rules=str(rules))}, "different rules_text"),
+        ({"partition_rows": 7}, "different partition_rows"),
+    ):
+        with pytest.raises(DataError, match=named):
+            recommend_users(dataclasses.replace(job, **change))
+    weights = Path(other.model) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(DataError, match="different model"):
+        recommend_users(dataclasses.replace(job, files=dataclasses.replace(files, model=other.model)))
+    make_users(tmp_path / "users.parquet", users=39)
+    with pytest.raises(DataError, match="different users"):
+        recommend_users(job)
+    (Path(job.out) / "_manifest.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        recommend_users(job)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    with pytest.raises(DataError, match="no output of a batch job"):
+        recommend_users(dataclasses.replace(job, out=str(tmp_path / "full")))
+
+
+def write(path: Path, **columns: object) -> None:
+    pq.write_table(pa.table(columns), path)
+
+
+def test_tables_that_are_no_users_are_refused_by_name(files: Files, tmp_path: Path):
+    users = tmp_path / "users.parquet"
+    job = job_of(files, tmp_path)
+    with pytest.raises(DataError, match="neither a Parquet file nor a directory"):
+        recommend_users(job)
+    users.write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        recommend_users(job)
+    write(users, user_id=[1], items=[["a"]])
+    with pytest.raises(DataError, match="no column 'history'; it has user_id, items"):
+        recommend_users(job)
+    write(users, user_id=[1], history=["item001"])
+    with pytest.raises(DataError, match="expected lists of item ids"):
+        recommend_users(job)
+    assert not Path(job.out).exists()
+    write(users, user_id=[1, 2], history=[["item001"], ["item001", None]])
+    with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: history has to hold item ids"):
+        recommend_users(job)
+    write(users, user_id=[1], history=[[7]])
+    with pytest.raises(ItemIdError, match="knows its items by text"):
+        recommend_users(dataclasses.replace(job, out=str(tmp_path / "again")))
+
+
+def test_denied_items_come_from_a_column(files: Files, tmp_path: Path):
+    users = tmp_path / "users.parquet"
+    write(users, user_id=["u"], history=[["item001"]])
+    asked = Asked(num_items=5)
+    recommend_users(job_of(files, tmp_path, "one", asked=asked))
+    (best,) = pq.read_table(tmp_path / "one").column("item_ids").to_pylist()
+    write(users, user_id=["u"], history=[["item001"]], seen=[best[:3]])
+    recommend_users(job_of(files, tmp_path, "two", asked=dataclasses.replace(asked, deny_column="seen")))
+    table = pq.read_table(tmp_path / "two")
+    assert table.column("user_id").to_pylist() == ["u"]
+    assert table.column("item_ids").to_pylist()[0][:2] == best[3:5]
+
+
+def test_settings_that_cannot_be_meant_are_refused(files: Files, tmp_path: Path):
+    make_users(tmp_path / "users.parquet")
+    with pytest.raises(RequestError, match="num_items"):
+        Asked(num_items=0)
+    with pytest.raises(ArgumentError, match="at least 1"):
+        job_of(files, tmp_path, partition_rows=0)
+    with pytest.raises(ArgumentError, match="rules need a catalogue"):
+        Files(model="m", index="i", rules="r")
+    with pytest.raises(RequestError, match="num_items has to be from 1 to 256"):
+        recommend_users(job_of(files, tmp_path, asked=Asked(num_items=10_000)))
+    with pytest.raises(UnknownRuleError, match="fresh"):
+        recommend_users(job_of(files, tmp_path, "other", asked=Asked(rules=("stale",))))
+
+
+def test_a_partition_says_how_many_users_got_fewer_items(files: Files, tmp_path: Path):
+    make_users(tmp_path / "users.parquet")
+    job: BatchJob = job_of(files, tmp_path, asked=Asked(num_items=30, rules=("fresh",)))
+    plan = job.plan()
+    done: Done = PartitionRunner(job).run(plan.pending[0])
+    assert done.short == done.users == 6
