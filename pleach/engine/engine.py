@@ -214,11 +214,12 @@ class Engine:
         fits = self.settings.max_batch_tokens // self.trie.num_levels - 1
         longest = max(1, min(self.limits.max_history, self._reader.max_items, fits))
         capacity, over = self.settings.capacity, self._clock() + _CALIBRATION_S
-        for requests, items in ((1, 1), (1, longest), (4, 1), (4, longest), (capacity.requests, 1), (2, longest // 2)):
+        for most, items in ((1, 1), (1, longest), (4, 1), (4, longest), (capacity.requests, 1), (2, longest // 2)):
             job = self._prepare(Request(history=some * items, num_items=1, num_beams=width))
-            size = BatchSize.of_equal(requests, job.tokens, job.num_beams)
-            if not capacity.holds(size) or self._clock() >= over:
-                continue
+            requests = min(most, capacity.most(job.tokens, width))
+            size = BatchSize.of_equal(requests, job.tokens, width)
+            if self._clock() >= over:
+                return
             self._own.run([job] * requests)  # the first run of a shape has to find its memory
             began = self._clock()
             self._own.run([job] * requests)

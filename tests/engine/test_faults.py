@@ -1,0 +1,364 @@
+"""What an engine does when something goes wrong: real models that raise, run out of memory, hang; callers that go away."""
+
+import threading
+import time
+from concurrent.futures import CancelledError, wait
+
+import pytest
+import torch
+
+from pleach.engine import Counts, Engine, Limits, Request, Settings
+from pleach.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from tests.waiting import held, interrupted
+
+PATIENCE = 20
+
+
+def until(found) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def ended(counts: Counts) -> int:
+    """Requests that are over, one way or the other."""
+    return sum(counts.total(kind) for kind in ("refused", "shed", "cancelled", "failed", "answered"))
+
+
+def one_batch(engine: Engine, number: int, **fields):
+    """So many requests that will run together, once what holds the worker lets go."""
+    return [engine.submit(Request(num_items=1 + i, **fields)) for i in range(number)]
+
+
+def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, caplog):
+    def fail(requests: int) -> None:
+        if requests == 3:
+            raise ZeroDivisionError("of the device's own")
+
+    with engine, interrupted(shop.model, fail):
+        with held(shop.model) as began:
+            before = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            doomed = one_batch(engine, 3)
+            other = engine.submit(Request(num_beams=30))
+        for future in doomed:
+            with pytest.raises(ZeroDivisionError):
+                future.result(PATIENCE)
+        assert [future.result(PATIENCE).num_valid for future in (before, other)] == [10, 10]
+        assert engine.submit(Request()).result(PATIENCE).num_valid == 10
+    assert (engine.counts.of("failed")["error"], engine.counts.of("batch_faults")["error"]) == (3, 1)
+    assert "a batch of 3 requests failed" in caplog.text
+    assert ended(engine.counts) == 6
+
+
+def test_a_model_that_ends_its_thread_does_not_end_the_worker(shop, engine):
+    def leave(requests: int) -> None:
+        raise SystemExit(1)
+
+    with engine:
+        with interrupted(shop.model, leave), pytest.raises(RuntimeError, match=r"SystemExit\(1\)"):
+            engine.submit(Request()).result(PATIENCE)
+        assert engine.submit(Request()).result(PATIENCE).num_valid == 10
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_batch_without_memory_is_tried_again_in_halves(shop, engine, error):
+    seen = []
+
+    def limited(requests: int) -> None:
+        seen.append(requests)
+        if requests > 3:
+            raise error
+
+    with engine, interrupted(shop.model, limited):
+        with held(shop.model) as began:
+            first = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            futures = one_batch(engine, 5, history=("é3",))
+        results = [future.result(PATIENCE) for future in futures]
+        assert first.result().num_valid == 10
+    assert seen == [1, 5, 3, 2]
+    assert [result.batch_size for result in results] == [3, 3, 3, 2, 2]
+    assert [result.item_ids for result in results] == [
+        result.item_ids for result in engine.recommend(Request(num_items=1 + i, history=("é3",)) for i in range(5))
+    ]
+    faults = engine.counts.of("batch_faults")
+    assert (faults["out_of_memory"], faults["split"]) == (1, 1)
+    assert ended(engine.counts) == engine.counts.of("answered")["in_time"] == 6
+
+
+def test_halves_without_memory_are_refused_and_the_next_batch_is_answered(shop, engine):
+    def too_much(requests: int) -> None:
+        if requests > 1:
+            torch.empty(10**15)  # torch's own words for no memory on a CPU
+
+    with engine, interrupted(shop.model, too_much):
+        with held(shop.model) as began:
+            first = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            futures = one_batch(engine, 4)
+        for future in futures:
+            with pytest.raises(UnavailableError, match="no memory for a batch of 2") as refusal:
+                future.result(PATIENCE)
+            assert refusal.value.reason == "out_of_memory"
+        assert first.result().num_valid == engine.submit(Request()).result(PATIENCE).num_valid == 10
+    assert engine.counts.of("failed")["out_of_memory"] == 4
+    assert engine.counts.of("batch_faults")["out_of_memory"] == 3
+    assert ended(engine.counts) == 6
+
+
+def test_a_request_cancelled_while_it_runs_ends_before_the_next_round(shop, engine):
+    rounds, go, began = [], threading.Event(), threading.Event()
+
+    def slow() -> None:
+        rounds.append(time.monotonic())
+        began.set()
+        assert go.wait(PATIENCE)
+
+    with engine:
+        with interrupted(shop.model, before_round=slow):
+            future = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            assert future.cancel()
+            go.set()
+            until(lambda: engine.counts.of("batch_faults")["abandoned"])
+        assert len(rounds) == 1
+        with pytest.raises(CancelledError):
+            future.result(0)
+        assert engine.submit(Request()).result(PATIENCE).num_valid == 10
+    assert (engine.counts.of("cancelled")["running"], ended(engine.counts)) == (1, 2)
+
+
+def test_a_request_cancelled_in_company_leaves_the_others_alone(shop, engine):
+    go, began = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        assert go.wait(PATIENCE)
+
+    with engine:
+        with held(shop.model) as waits:
+            first = engine.submit(Request())
+            assert waits.wait(PATIENCE)
+            gone, stays = one_batch(engine, 2)
+        first.result(PATIENCE)
+        with interrupted(shop.model, before_round=slow):
+            gone, stays = one_batch(engine, 2)
+            assert began.wait(PATIENCE)
+            gone.cancel()
+            go.set()
+            assert stays.result(PATIENCE).num_valid == 2
+    assert engine.counts.of("batch_faults")["abandoned"] == 0
+
+
+def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalogue):
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(max_queue=1))
+    with engine:
+        with held(shop.model) as began:
+            running = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            gone = engine.submit(Request())
+            with pytest.raises(OverloadedError, match="waiting already"):
+                engine.submit(Request())
+            gone.cancel()
+            assert engine.queue_length == 0
+            stays = engine.submit(Request())
+        assert [future.result(PATIENCE).num_valid for future in (running, stays)] == [10, 10]
+    assert engine.counts.of("cancelled") == {"waiting": 1, "running": 0}
+    assert engine.counts.of("refused")["queue_full"] == 1
+
+
+def test_a_late_request_is_told_at_its_deadline_and_not_when_a_worker_is_free(shop, engine):
+    with engine, held(shop.model) as began:
+        running = engine.submit(Request())
+        assert began.wait(PATIENCE)
+        late = engine.submit(Request(deadline_s=0.05))
+        with pytest.raises(OverloadedError, match=r"no turn within 0.05 s") as refusal:
+            late.result(PATIENCE)
+        assert refusal.value.reason == "late"
+        assert not running.done()
+        assert engine.counts.of("shed")["late"] == 1
+
+
+def test_deadlines_that_cannot_be_meant_are_refused_and_counted(engine):
+    with engine:
+        for deadline_s in (0, -3.5):
+            with pytest.raises(RequestError, match="the deadline passed") as refusal:
+                engine.submit(Request(deadline_s=deadline_s))
+            assert refusal.value.reason == "deadline_past"
+        with pytest.raises(RequestError, match="up to 60 s away"):
+            engine.submit(Request(deadline_s=61))
+        for wrong in (float("nan"), float("inf"), "1", True):
+            with pytest.raises(RequestError, match="deadline_s has to be a number of seconds"):
+                Request(deadline_s=wrong)
+    assert engine.counts.of("refused")["deadline_past"] == 2
+    assert engine.counts.of("refused")["over_a_limit"] == 1
+
+
+def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
+    engine = Engine(
+        shop.model,
+        shop.trie,
+        settings=Settings(max_batch_tokens=16, max_beam_rows=64),
+        limits=Limits(max_beams=64, max_items=64),
+    )
+    with engine:
+        assert engine.submit(Request(history=("é1",) * 5)).result(PATIENCE).num_history_used == 5
+        with pytest.raises(
+            RequestError, match="the 6 known items of the history are 19 tokens, and a batch holds up to 16"
+        ) as refusal:
+            engine.submit(Request(history=("é1",) * 6))
+        assert refusal.value.reason == "over_capacity"
+        with pytest.raises(RequestError, match="num_beams has to be from 1 to 64, not 65"):
+            engine.submit(Request(num_beams=65))
+    assert engine.counts.of("refused")["over_capacity"] == engine.counts.of("refused")["over_a_limit"] == 1
+    with pytest.raises(ArgumentError, match="max_beam_rows=100 cannot hold a request of max_beams=512"):
+        Engine(shop.model, shop.trie, settings=Settings(max_beam_rows=100))
+
+
+def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_back(shop, catalogue, caplog):
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(watchdog_s=0.15))
+    with engine:
+        assert engine.trouble is None
+        with held(shop.model) as began:
+            stuck = engine.submit(Request())
+            assert began.wait(PATIENCE)
+            waiting = engine.submit(Request(num_beams=30))
+            for future in (stuck, waiting):
+                with pytest.raises(UnavailableError, match=r"has not answered for more than 0.15 s") as refusal:
+                    future.result(PATIENCE)
+                assert refusal.value.reason == "wedged"
+            assert engine.trouble is not None
+            assert "worker 0 has been in one batch for" in engine.trouble
+            with pytest.raises(UnavailableError, match="has not answered"):
+                engine.submit(Request())
+        until(lambda: engine.trouble is None)
+        assert engine.submit(Request()).result(PATIENCE).num_valid == 10
+    assert engine.counts.of("batch_faults")["wedged"] == 1
+    assert (engine.counts.of("shed")["wedged"], engine.counts.of("refused")["wedged"]) == (2, 1)
+    assert "came back after" in caplog.text
+
+
+def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalogue):
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2, watchdog_s=0.15))
+    with engine:
+        first = threading.Event()
+        go = threading.Event()
+
+        def hang_once(requests: int) -> None:
+            if not first.is_set():
+                first.set()
+                assert go.wait(PATIENCE)
+
+        with interrupted(shop.model, hang_once):
+            stuck = engine.submit(Request())
+            assert first.wait(PATIENCE)
+            with pytest.raises(UnavailableError):
+                stuck.result(PATIENCE)
+            assert engine.trouble is not None
+            assert [engine.submit(Request()).result(PATIENCE).num_valid for _ in range(3)] == [10] * 3
+            go.set()
+        until(lambda: engine.trouble is None)
+
+
+def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catalogue):
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2))
+    requests = [Request(history=(f"é{i}",), num_beams=20 + i % 2, num_items=10) for i in range(40)]
+    expected = [result.item_ids for result in engine.recommend(requests)]
+    both, inside = threading.Event(), []
+
+    def meet(number: int) -> None:
+        inside.append(number)
+        if len(inside) >= 2:
+            both.set()
+        assert both.wait(PATIENCE)
+
+    with engine:
+        with interrupted(shop.model, meet):
+            futures = [engine.submit(request) for request in requests[:2]]
+            assert both.wait(PATIENCE)
+            assert [future.result(PATIENCE).item_ids for future in futures] == expected[:2]
+        futures = [engine.submit(request) for request in requests]
+        assert [future.result(PATIENCE).item_ids for future in futures] == expected
+
+
+@pytest.mark.parametrize("switch", ["batching", "overlap", "predict"])
+def test_each_switch_of_the_ablation_changes_no_answer(shop, catalogue, engine, switch):
+    requests = [Request(history=(f"é{i}",), rules=("cheap",)) for i in range(12)]
+    expected = [result.item_ids for result in engine.recommend(requests)]
+    off = Engine(shop.model, shop.trie, catalogue, settings=Settings(**{switch: False}))
+    with off:
+        with held(shop.model) as began:
+            futures = [off.submit(requests[0])]
+            assert began.wait(PATIENCE)
+            futures += [off.submit(request) for request in requests[1:]]
+        results = [future.result(PATIENCE) for future in futures]
+    assert [result.item_ids for result in results] == expected
+    assert max(result.batch_size for result in results) == (1 if switch == "batching" else 11)
+    assert (off.fit.observed > 0) == (off.settings.predict or switch == "predict")
+
+
+def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
+    engine = Engine(shop.model, shop.trie, settings=Settings(wait_s=0.3, max_batch=3))
+    with engine:
+        began = time.monotonic()
+        futures = [engine.submit(Request()) for _ in range(3)]
+        assert [future.result(PATIENCE).batch_size for future in futures] == [3, 3, 3]
+        assert time.monotonic() - began < 0.3
+        futures = [engine.submit(Request()) for _ in range(2)]
+        assert [future.result(PATIENCE).batch_size for future in futures] == [2, 2]
+        assert futures[0].result().timings.queue >= 0.29
+    batches = engine.counts.of("batches")
+    assert (batches["full"], batches["quota"]) == (1, 1)
+
+
+def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalogue):
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(max_batch=1))
+    slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
+    with slow, engine:  # warming up is slow too, so that the step-time model knows
+        assert engine.fit.observed >= 5
+        patient = [engine.submit(Request()) for _ in range(10)]
+        hasty, refusals = [], []
+        for _ in range(10):
+            try:
+                hasty.append(engine.submit(Request(deadline_s=0.3)))
+            except OverloadedError as error:
+                refusals.append(error)
+        assert len(refusals) >= 4
+        assert {error.reason for error in refusals} == {"deadline_unreachable"}
+        assert all("an answer would take about" in str(error) and 0 < error.retry_after_s < 10 for error in refusals)
+        wait([*patient, *hasty], PATIENCE)
+        assert all(future.result().num_valid == 10 for future in patient)
+    counts = engine.counts
+    assert counts.of("refused")["deadline_unreachable"] == len(refusals)
+    assert ended(counts) == 20
+
+
+def test_close_closes_the_catalogue_that_load_opened(shop, catalogue_file, tmp_path):
+    shop.model.save_pretrained(tmp_path / "model")
+    shop.trie.save(tmp_path / "index.pleach")
+    engine = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalogue_file, {"cheap": "price < 20"}, refresh="60s")
+    engine.start()
+    assert engine.submit(Request(rules=("cheap",))).result(PATIENCE).num_valid == 10
+    assert any(thread.name == "pleach-refresh" for thread in threading.enumerate())
+    engine.close()
+    until(lambda: not any(thread.name.startswith(("pleach-refresh", "pleach-worker")) for thread in threading.enumerate()))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"workers": 0},
+        {"num_beams": True},
+        {"slo_s": 0.0},
+        {"slo_s": float("nan")},
+        {"timeout_s": -1.0},
+        {"wait_s": 11.0},
+        {"watchdog_s": 0},
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(fields):
+    with pytest.raises(ArgumentError):
+        Settings(**fields)
