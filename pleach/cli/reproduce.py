@@ -1,4 +1,4 @@
-"""`pleach reproduce`: the STATIC paper's tables and figures on this machine."""
+"""`pleach reproduce`: the papers' tables and figures on this machine."""
 
 import json
 import time
@@ -14,15 +14,19 @@ from pleach.errors import ArgumentError, DataError, MissingExtraError
 
 __all__ = ["reproduce"]
 
+LEARNING = "static-table-3 and tiger-table-1"
+
 
 class Name(StrEnum):
-    """What the paper shows."""
+    """What the papers show."""
 
     TABLE_1 = "static-table-1"
+    TABLE_3 = "static-table-3"
     FIGURE_2 = "static-figure-2"
     FIGURE_3 = "static-figure-3"
     FIGURE_4 = "static-figure-4"
     MEMORY = "static-memory"
+    TIGER_1 = "tiger-table-1"
 
 
 class Distribution(StrEnum):
@@ -34,6 +38,7 @@ class Distribution(StrEnum):
 
 def reproduce(
     name: Annotated[Name, typer.Argument(help="Which table or figure.", show_default=False)],
+    more_shares: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small catalogues and few trials: about two minutes, 4 GiB.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Directory for the plot, NAME.png.")] = None,
     device: Annotated[str, typer.Option("--device", help="Where the torch peers run: cpu, cuda, cuda:1.")] = "cpu",
@@ -41,10 +46,38 @@ def reproduce(
     memory: Annotated[float | None, typer.Option("--memory", help="GiB to stay within; 4/5 of what is free, or 4.")] = None,
     distribution: Annotated[Distribution | None, typer.Option("--distribution", help="One of the two; both else.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, and keep them.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Tables about learning: a data set, or a directory with several.")
+    ] = None,
+    share: Annotated[
+        list[float] | None, typer.Option("--share", help="static-table-3: of the items that are cold. [dim]0.02 0.05[/dim]")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Tables about learning: runs, of seeds 0, 1, ...")] = 1,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Tables about learning: of training a model.")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="The same in passes over the data.")] = None,
+    note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
     redraw: Annotated[bool, typer.Option("--redraw", help="Measure nothing: show and draw the rows kept last.")] = False,
 ) -> None:
-    """Measure what a table or figure of the STATIC paper shows, beside the paper's own numbers."""
+    """Measure what a table or figure of a paper shows, beside the paper's own numbers."""
     console = stderr() if as_json else stdout()
+    if name in (Name.TABLE_3, Name.TIGER_1):
+        _learning(
+            name,
+            console,
+            data=data,
+            shares=(*(share or ()), *(more_shares or ())),
+            quick=quick,
+            seeds=seeds,
+            minutes=minutes,
+            epochs=epochs,
+            note=note,
+            as_json=as_json,
+            redraw=redraw,
+            out=out,
+        )
+        return
+    if data is not None or share or more_shares:
+        raise ArgumentError(f"{name.value} measures catalogues that it draws itself: --data and --share are for {LEARNING}")
     try:
         from pleach.bench.reproduce.experiment import Setting, kept_rows
         from pleach.bench.reproduce.experiments import experiment
@@ -71,6 +104,69 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{name.value}.png"
         chosen.draw(rows).savefig(path, dpi=160)
+        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+
+
+def _learning(
+    name: Name,
+    console: Console,
+    *,
+    data: Path | None,
+    shares: tuple[float, ...],
+    quick: bool,
+    seeds: int,
+    minutes: float | None,
+    epochs: float | None,
+    note: str,
+    as_json: bool,
+    redraw: bool,
+    out: Path | None,
+) -> None:
+    """A table about learning: from data sets, a row for each run."""
+    began = time.perf_counter()
+    try:
+        from pleach.bench.reproduce.experiments import learning_table
+        from pleach.bench.reproduce.learning import LearningRun, data_sets, kept_learning_rows
+
+        table = learning_table(name.value)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"pleach reproduce {name.value} needs {error.name}: pip install 'pleach[train,bench]'"
+        ) from error
+    from pleach.bench.rows import keep_row
+
+    assert table is not None
+    if redraw:
+        rows = kept_learning_rows(table, quick)
+        if not rows:
+            raise DataError(
+                f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first"
+            )
+    else:
+        if data is None:
+            raise ArgumentError(f"{name.value} learns from data: --data DIR, one data set or a directory with several")
+        run = LearningRun(
+            data=data_sets(data),
+            quick=quick,
+            seeds=seeds,
+            shares=shares or (0.02, 0.05),
+            minutes=minutes,
+            epochs=epochs,
+            note=note,
+        )
+
+        def keep(row: dict[str, object]) -> None:
+            if as_json:
+                print(json.dumps(row), flush=True)
+                if not quick:
+                    keep_row(table.results, row)
+
+        rows = table.rows(run, console, keep)
+    table.show(wide(console), rows)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{name.value}.png"
+        table.draw(rows).savefig(path, dpi=160)
         done(console, what=f"{path}", seconds=time.perf_counter() - began)
 
 
