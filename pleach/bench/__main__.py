@@ -90,7 +90,9 @@ def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, sec
         else:
             yield module.measure(distribution, size, repeats)
     if name is Name.FILTERS:
-        yield filters.measure_rules((10_000_000 if num_items is None else num_items) // (100 if quick else 1), repeats // 3)
+        size = (10_000_000 if num_items is None else num_items) // (100 if quick else 1)
+        for distribution in DISTRIBUTIONS:
+            yield filters.measure_rules(distribution, size, repeats // 3)
 
 
 if __name__ == "__main__":

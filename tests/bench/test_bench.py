@@ -69,5 +69,5 @@ def test_the_benchmarks_run_small(monkeypatch: pytest.MonkeyPatch) -> None:
     _, measured = scale.measure("zipf", 4000, repeats=1, small=500)
     assert measured["large_over_small"] > 0
     assert set(measured["step_us"]) == {"small full", "small allowed", "large full", "large allowed"}
-    _, measured = filters.measure_rules(5000, repeats=1)
+    _, measured = filters.measure_rules("zipf", 5000, repeats=1)
     assert set(measured["rules"]) == set(filters.RULES)
