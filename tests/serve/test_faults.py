@@ -1,0 +1,277 @@
+"""Faults as a client, an orchestrator and a graph see them: over real HTTP, with metrics."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pleach.engine import Engine, Settings
+from pleach.serve import Server
+from tests.waiting import held, interrupted
+
+URL = "/v1/recommend"
+PATIENCE = 20
+
+
+@contextmanager
+def serving(engine: Engine, **dials) -> Iterator[tuple[Server, httpx.Client]]:
+    """A real server in a thread, and a client of it."""
+    ready = threading.Event()
+    server = Server(engine, port=0, announce=lambda line: ready.set(), **{"grace_s": 20, **dials})
+    runner = threading.Thread(target=server.run)
+    runner.start()
+    try:
+        assert ready.wait(PATIENCE)
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+            yield server, client
+    finally:
+        server.stop()
+        runner.join(PATIENCE)
+        assert not runner.is_alive()
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).rsplit(" ", 1)[1])
+
+
+def until(found) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def post(port: int) -> socket.socket:
+    """A connection on which a request has been sent, and nothing read."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    body = b'{"num_items": 3}'
+    head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_a_client_that_goes_away_cancels_its_request_where_it_waits(first_shop):
+    engine = first_shop.engine()
+    with serving(engine) as (server, client), held(engine.model) as began:
+        running = post(server.port)
+        assert began.wait(PATIENCE)
+        waiting = post(server.port)
+        until(lambda: engine.queue_length == 1)
+        waiting.close()
+        until(lambda: engine.queue_length == 0)
+        assert metric(client, 'pleach_cancelled_total{while="waiting"}') == 1
+        running.close()
+        until(lambda: metric(client, 'pleach_cancelled_total{while="running"}') == 1)
+        until(lambda: metric(client, 'pleach_requests_total{outcome="cancelled"}') == 2)
+    assert engine.counts.of("batch_faults")["abandoned"] == 1
+
+
+def test_a_client_that_goes_away_while_it_is_run_stops_the_rounds(first_shop):
+    engine = first_shop.engine()
+    began, go, rounds = threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        rounds.append(1)
+        began.set()
+        assert go.wait(PATIENCE)
+
+    with serving(engine) as (server, client), interrupted(engine.model, before_round=slow):
+        connection = post(server.port)
+        assert began.wait(PATIENCE)
+        connection.close()
+        until(lambda: engine.counts.of("cancelled")["running"] == 1)
+        go.set()
+        until(lambda: metric(client, 'pleach_batch_faults_total{kind="abandoned"}') == 1)
+        assert len(rounds) == 1
+        assert client.post(URL, json={}).status_code == 200
+
+
+def test_deadlines_are_kept_or_refused_in_words_with_a_metric(first_shop):
+    engine = first_shop.engine()
+    with serving(engine) as (_, client):
+        assert client.post(URL, json={"deadline_ms": 20_000}).status_code == 200
+        for deadline_ms in (0, -20.5):
+            response = client.post(URL, json={"deadline_ms": deadline_ms})
+            assert response.status_code == 422
+            assert response.json()["error"]["message"].startswith("the deadline passed")
+        assert client.post(URL, json={"deadline_ms": 60_001}).status_code == 422
+        assert client.post(URL, json={"deadline_ms": "soon"}).status_code == 422
+        with held(engine.model) as began:
+            running = post(client.base_url.port)  # type: ignore[arg-type]
+            assert began.wait(PATIENCE)
+            response = client.post(URL, json={"deadline_ms": 50})
+            assert response.status_code == 429
+            assert response.headers["Retry-After"] == "1"
+            error = response.json()["error"]
+            assert (error["type"], error["reason"]) == ("OverloadedError", "late")
+            assert "no turn within 0.05 s" in error["message"]
+        assert running.recv(12).startswith(b"HTTP/1.1 200")
+        running.close()
+        assert metric(client, 'pleach_refused_total{reason="deadline_past"}') == 2
+        assert metric(client, 'pleach_refused_total{reason="over_a_limit"}') == 1
+        assert metric(client, 'pleach_refused_total{reason="body"}') == 1
+        assert metric(client, 'pleach_shed_total{reason="late"}') == 1
+        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 1
+
+
+def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
+    with serving(first_shop.engine(settings=Settings(max_batch_tokens=9))) as (_, client):
+        assert client.post(URL, json={"history": [1000] * 4}).status_code == 200
+        response = client.post(URL, json={"history": [1000] * 5})
+        assert response.status_code == 422
+        assert "are 11 tokens, and a batch holds up to 9" in response.json()["error"]["message"]
+        assert metric(client, 'pleach_refused_total{reason="over_capacity"}') == 1
+
+
+def test_a_device_that_hangs_is_told_by_readyz_and_answers_503(first_shop):
+    engine = first_shop.engine(settings=Settings(watchdog_s=0.2))
+    with serving(engine) as (_, client):
+        assert client.get("/readyz").json()["reason"] is None
+        with held(engine.model):
+            response = client.post(URL, json={})
+            assert (response.status_code, response.json()["error"]["reason"]) == (503, "wedged")
+            ready = client.get("/readyz")
+            assert ready.status_code == 503
+            assert "worker 0 has been in one batch for" in ready.json()["reason"]
+            assert client.get("/healthz").status_code == 200
+            assert client.post(URL, json={}).status_code == 503
+            assert metric(client, "pleach_ready") == 0
+            assert metric(client, "pleach_busy_workers") == 1
+        until(lambda: client.get("/readyz").status_code == 200)
+        assert client.post(URL, json={}).status_code == 200
+        assert metric(client, 'pleach_batch_faults_total{kind="wedged"}') == 1
+        assert metric(client, 'pleach_requests_total{outcome="unavailable"}') == 2
+
+
+def test_no_memory_is_503_and_the_next_is_answered(first_shop):
+    engine = first_shop.engine()
+
+    def none(requests: int) -> None:
+        raise MemoryError
+
+    with serving(engine) as (_, client):
+        with interrupted(engine.model, none):
+            response = client.post(URL, json={})
+        assert (response.status_code, response.json()["error"]["reason"]) == (503, "out_of_memory")
+        assert response.headers["Retry-After"]
+        assert client.post(URL, json={}).status_code == 200
+        assert metric(client, 'pleach_failed_total{reason="out_of_memory"}') == 1
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of this process is read from /proc")
+def test_a_body_of_a_hundred_megabytes_is_refused_before_it_was_read(first_shop):
+    chunk, sent = b" " * (1 << 16), 0
+    with serving(first_shop.engine()) as (server, client):
+        before = resident_bytes()
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+        head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head.encode())
+        try:
+            while sent < 100_000_000:
+                connection.sendall(b"10000\r\n" + chunk + b"\r\n")
+                sent += len(chunk)
+        except OSError:  # the server closed the connection
+            pass
+        try:
+            answer = connection.recv(1000)
+        except OSError:  # what the server said was lost with what it did not read
+            answer = b"HTTP/1.1 413 "
+        connection.close()
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert sent < 20_000_000  # what sockets hold, not what was to come
+        assert resident_bytes() - before < 20_000_000
+        assert metric(client, 'pleach_refused_total{reason="body_too_long"}') == 1
+        assert client.post(URL, json={}).status_code == 200
+
+
+def test_the_end_answers_what_is_in_within_the_grace_and_refuses_the_rest_in_words(first_shop):
+    engine = first_shop.engine()
+    answers: list[tuple[int, bytes]] = []
+
+    def ask(port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection.request("POST", URL, b"{}", {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answers.append((response.status, response.read()))
+
+    engine.warm_up()
+    with held(engine.model) as began, serving(engine, grace_s=0.3) as (server, _):
+        threads = [threading.Thread(target=ask, args=(server.port,)) for _ in range(4)]
+        threads[0].start()
+        assert began.wait(PATIENCE)
+        for thread in threads[1:]:
+            thread.start()
+        until(lambda: engine.queue_length == 3)
+        server.stop()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert [status for status, _ in answers] == [503] * 4
+    assert {json.loads(body)["error"]["reason"] for _, body in answers} == {"draining"}
+    assert engine.counts.of("shed")["draining"] == 4
+
+
+def test_while_it_drains_nobody_is_let_in_and_everybody_inside_is_answered(first_shop):
+    engine = first_shop.engine()
+    answers: list[int] = []
+
+    def ask(client: httpx.Client) -> None:
+        answers.append(client.post(URL, json={}).status_code)
+
+    with serving(engine) as (server, client):
+        with held(engine.model) as began:
+            threads = [threading.Thread(target=ask, args=(client,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            assert began.wait(PATIENCE)
+            until(lambda: engine.queue_length == 2)
+            server.stop()
+            until(lambda: engine.trouble == "it is stopping")
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert answers == [200, 200, 200]
+
+
+LOADING = """
+import sys
+from pleach.serve import serve
+print("loading", flush=True)
+serve(*sys.argv[1:], port=0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP here")
+def test_a_hang_up_while_loading_is_answered_once_it_serves(shop):
+    command = [sys.executable, "-c", LOADING, *map(str, shop.files)]
+    with (
+        open(shop.directory / "log", "w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as child,
+    ):
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "loading\n"
+            time.sleep(0.05)
+            child.send_signal(signal.SIGHUP)
+            line = child.stdout.readline()
+            assert line.startswith("pleach serves 100 items"), (line, (shop.directory / "log").read_text())
+            url = next(word for word in line.split() if word.startswith("http://"))
+            until(lambda: 'pleach_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(url + "/metrics").text)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(PATIENCE) == 0
+        finally:
+            child.kill()
