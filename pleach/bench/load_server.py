@@ -1,0 +1,97 @@
+"""`pleach serve` in a process of its own, load sent to it from a second one, and what both say afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pleach.bench.load import Answered, Planned
+from pleach.errors import DataError
+
+__all__ = ["Served", "resident_bytes", "serving"]
+
+_ADDRESS = re.compile(r"http://[^\s;]+:\d+")
+_READY_S, _STOP_S = 180.0, 40.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A running server."""
+
+    url: str
+    pid: int
+
+    def send(self, planned: Sequence[Planned]) -> list[Answered]:
+        """Send from a second process, and wait until everything has been answered or given up."""
+        with tempfile.TemporaryDirectory() as folder:
+            plan, answers = Path(folder) / "plan.jsonl", Path(folder) / "answers.jsonl"
+            plan.write_text("".join(json.dumps(asdict(one)) + "\n" for one in planned), encoding="utf-8")
+            subprocess.run(
+                [sys.executable, "-m", "pleach.bench.load_client", self.url, str(plan), str(answers)],
+                check=True,
+                env=_environment(),
+            )
+            return [Answered(**json.loads(line)) for line in answers.read_text(encoding="utf-8").splitlines()]
+
+    def metrics(self) -> str:
+        """What Prometheus would read."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
+            return reply.read().decode()
+
+    @property
+    def resident_bytes(self) -> tuple[int, int]:
+        """Memory of the server: now, and at its peak."""
+        return resident_bytes(self.pid)
+
+
+@contextmanager
+def serving(run: Path, *options: str) -> Generator[Served]:
+    """Start `pleach serve --run RUN OPTIONS...` on a free port, one thread of matrix products for each worker; stop it after.
+
+    Raises DataError, with the end of its log, where it does not come up.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        words = [sys.executable, "-m", "pleach.cli", "serve", "--run", str(run), "--port", "0", *options]
+        with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=_environment()) as child:
+            try:
+                yield Served(url=_address(child, log), pid=child.pid)
+            finally:
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+
+
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """(now, peak) of a process, as Linux counts it."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    now, peak = (int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
+    return now, peak
+
+
+def _address(child: subprocess.Popen[bytes], log: Path) -> str:
+    give_up = time.monotonic() + _READY_S
+    while time.monotonic() < give_up:
+        if found := _ADDRESS.search(log.read_text(errors="replace")):
+            return found[0]
+        if child.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise DataError(f"the server did not come up: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "250"}
