@@ -76,14 +76,14 @@ def head(
 
 
 def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), seconds: float = 0.05) -> Costs:
-    """Measure this machine on some of the head's own weights: about `seconds` for each figure, after one run each.
+    """Measure this machine on some of the head's own weights: at least three runs and `seconds` for each figure, after one.
 
     Returns what it measured and keeps nothing: hold the answer and pass it to `head`.
     """
     weight_VD = _floats("the head's weight", weight_VD)
     num_codes, hidden = weight_VD.shape
     rng = np.random.default_rng(0)
-    part = min(num_codes, max(BLOCK, (1 << 26) // (4 * hidden)))  # 64 MiB: more than a cache holds
+    part = min(num_codes, max(BLOCK, (1 << 28) // (4 * hidden)))  # a quarter of these 256 MiB is more than a cache holds
     some_VD = weight_VD[:part]
     hidden_RD = rng.standard_normal((max(rows), hidden), np.float32)
 
@@ -92,7 +92,7 @@ def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), secon
         return States.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), part)
 
     def time_of(path: Path, num_rows: int, states: States[NDArray[np.int64]]) -> float:
-        return _median(lambda: head(hidden_RD[:num_rows], some_VD, states, "allowed", path=path), seconds)
+        return _least(lambda: head(hidden_RD[:num_rows], some_VD, states, "allowed", path=path), seconds)
 
     dense = tuple((n, time_of("dense", n, states_of(n, 1)) / (part * hidden)) for n in sorted(set(rows)))
     few, many = states_of(1, max(1, part // 4)), states_of(8, max(1, part // 4))
@@ -106,15 +106,15 @@ def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), secon
     )
 
 
-def _median(run: Callable[[], object], seconds: float) -> float:
-    """The median of a few runs, in nanoseconds; the first one is not counted."""
+def _least(run: Callable[[], object], seconds: float) -> float:
+    """The least of a few runs, in nanoseconds, because noise only adds; the first one is not counted."""
     run()
     taken: list[int] = []
     while len(taken) < 3 or (sum(taken) < seconds * 1e9 and len(taken) < 25):
         begin = time.perf_counter_ns()
         run()
         taken.append(time.perf_counter_ns() - begin)
-    return float(np.median(taken))
+    return float(min(taken))
 
 
 def _chosen(
