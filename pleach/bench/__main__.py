@@ -9,6 +9,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,19 +34,25 @@ class Name(StrEnum):
     HEAD = "head"
     HF = "hf"
     REORDERING = "reordering"
+    SOAK = "soak"
     UPDATES = "updates"
     GPU = "gpu"
+    SERVE = "serve"
+    MEMORY = "memory"
 
 
 def main(
     names: Annotated[list[Name], typer.Argument(help="What to measure.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON row for each run and nothing else.")] = False,
     quick: Annotated[bool, typer.Option(help="A hundredth of the items; the rows are printed but not kept.")] = False,
-    seconds: Annotated[float, typer.Option(help="For updates: how long changes are sustained beside searches.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(help="For updates: how long changes are sustained beside searches. For soak: in all.")
+    ] = 60.0,
     num_items: Annotated[
         int | None,
         typer.Option(help="For index, step and filters: so many items; index and step above 2 x 10^7: in chunks, no peer."),
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="For serve: a directory of interactions; the made shop else.")] = None,
     memory_limit: Annotated[
         int, typer.Option(help="For index and step in chunks: bytes that rows may take until they are sorted.")
     ] = 4 << 30,
@@ -59,7 +66,7 @@ def main(
             gpu.main(as_json)
             continue
         with console.status(str(name)):
-            for parameters, measured in _runs(name, quick, num_items, memory_limit, seconds):
+            for parameters, measured in _runs(name, quick, num_items, memory_limit, seconds, data):
                 row: dict[str, Any] = {"bench": name.value, "parameters": parameters, "measured": measured}
                 if not quick:
                     row = append_row(name.value, parameters, measured)
@@ -70,10 +77,13 @@ def main(
                     console.print_json(json.dumps(measured))
 
 
-def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, seconds: float) -> Runs:
+def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, seconds: float, data: Path | None) -> Runs:
     module = importlib.import_module(f"pleach.bench.{name}")
+    if name is Name.SERVE:
+        yield from module.runs(quick, data)
+        return
     sizes = {Name.INDEX: (10_000_000, 3), Name.STEP: (1_000_000, 200), Name.FILTERS: (1_000_000, 60)}
-    if name is Name.UPDATES:
+    if name in (Name.UPDATES, Name.SOAK):
         yield from module.runs(quick, seconds)
         return
     if name not in sizes:
