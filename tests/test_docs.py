@@ -31,6 +31,6 @@ def run(document: str) -> int:
     return compared
 
 
-@pytest.mark.parametrize(("document", "least"), [("constraints.md", 6)])
+@pytest.mark.parametrize(("document", "least"), [("constraints.md", 6), ("jax.md", 4)])
 def test_the_examples_of_a_document_print_what_it_says(document: str, least: int) -> None:
     assert run(document) >= least
