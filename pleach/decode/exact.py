@@ -87,8 +87,8 @@ class ExactScoring:
                 raise LogitsError(f"the model gave NaN or +inf at level {level}: -inf is the only logit that is no number")
             scores_BM = scores_BM[:, parent_M] + self._log_p(logits_BKV, parent_M, code_M)
             if level + 1 < len(self._codes):
-                codes = backends.to_kind_of(np.ascontiguousarray(np.broadcast_to(code_M, scores_BM.shape)), sample)
-                parents = backends.to_kind_of(np.ascontiguousarray(np.broadcast_to(parent_M, scores_BM.shape)), sample)
+                codes = backends.to_kind_of(np.array(np.broadcast_to(code_M, scores_BM.shape)), sample)
+                parents = backends.to_kind_of(np.array(np.broadcast_to(parent_M, scores_BM.shape)), sample)
         return scores_BM[:, self._leaf_C].astype(np.float32)
 
     def _log_p(

@@ -69,6 +69,7 @@ def test_scores_allowed_are_probabilities_of_the_set():
 def test_what_the_model_excludes_scores_minus_infinity_and_nan_is_an_error():
     index = Trie.build([[0, 1, 2], [4, 0, 0]], codebook_sizes=SIZES, item_ids=["a", "b"])
     model = Table(1)
+    assert ExactScoring(index, ["a", "b"]).run(Table(1, kind="torch")).shape == (1, 2)
     model.tables[0][0, 0] = -np.inf
     assert np.isneginf(ExactScoring(index, ["a", "b"], "full").run(model)).tolist() == [[True, False]]
     model.tables[1][0, 4] = -np.inf  # a whole row

@@ -24,7 +24,7 @@ def test_it_learns_what_follows_from_the_last_item(split: Split, loss: str):
     scores = Scores.of(sasrec_ranks(model, Questions.of(split, "test")))
     # One negative at a time tells near items apart slowly; all at once, quickly.
     assert scores.recall_5.mean > 0.9
-    assert scores.recall_1.mean > (0.2 if loss == "bce" else 0.8)
+    assert scores.recall_1.mean > (0.2 if loss == "bce" else 0.5)
     assert how["valid_recall_10"] > 0.9
     untrained = SasRec(30, recipe, torch.Generator().manual_seed(0))
     assert Scores.of(sasrec_ranks(untrained, Questions.of(split, "test"))).recall_5.mean < 0.5

@@ -69,7 +69,7 @@ def _study(run: LearningRun, seed: int) -> ColdStudy:
 def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> list[Row]:
     rows: list[Row] = []
     for directory in run.data:
-        log = load_log(directory)
+        log = load_log(directory, unseen="drop")
         for share in run.shares:
             split = cold_split(log, share=share)
             if run.quick:

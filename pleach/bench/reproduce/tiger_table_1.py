@@ -65,7 +65,7 @@ _OURS = {
     "text_neighbours": "nearest by text",
     "popularity": "most popular",
 }
-QUICK_USERS = 1000
+QUICK_USERS = 600
 
 
 def published(data: str) -> dict[str, tuple[float, float, float, float]]:
@@ -86,13 +86,13 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
 
 def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserConfig, Recipe, SasRecRecipe]:
     if run.quick:
-        recipe = Recipe(budget=Budget(steps=500), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16)
-        sasrec = SasRecRecipe(loss="softmax", epochs=2, validate_every=2, max_items=20, dropout=0.2, validation_users=300)
+        recipe = Recipe(budget=Budget(steps=300), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16)
+        sasrec = SasRecRecipe(loss="softmax", hidden=32, epochs=1, max_items=20, dropout=0.2, validation_users=300)
         return (
             EmbeddingConfig(text_dims=48, behaviour_dims=24),
             QuantiserConfig(codebook_sizes=(64, 64)),
             recipe,
-            replace(sasrec, learning_rate=5e-3, seed=seed),
+            replace(sasrec, learning_rate=1e-2, seed=seed),
         )
     recipe = Recipe(budget=run.budget(Budget(minutes=10)), seed=seed)
     return EmbeddingConfig(), QuantiserConfig(), recipe, SasRecRecipe(minutes=recipe.budget.minutes, seed=seed)
@@ -126,7 +126,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             split,
             sample=QUICK_USERS if run.quick else None,
             text_vectors_ND=text_ND,
-            unconstrained_users=200 if run.quick else 2000,
+            unconstrained_users=100 if run.quick else 2000,
             progress=lambda done, total: say("asking", done / total),
         )
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
