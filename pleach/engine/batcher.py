@@ -17,7 +17,7 @@ Closed = Literal["full", "quota", "slack", "idle", "ending"]
 _FOREVER = float("inf")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True, eq=False)
 class Waiting(Generic[Work]):
     """A place in the queue. latest: when it has to begin at the latest; the earlier, the shorter its slack."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -136,7 +137,9 @@ class Scheduler:
             self._work.notify()
             if waiting.latest < self._due:
                 self._watch.notify()
-        job.future.add_done_callback(lambda future: self._forget(waiting) if future.cancelled() else None)
+        # Weakly, because a future keeps its callbacks: job, future and place would hold one another after the answer.
+        place = weakref.ref(waiting)
+        job.future.add_done_callback(lambda future: self._forget(place()) if future.cancelled() else None)
 
     def next_batch(self, worker: int) -> Batch[Job] | None:
         """What a worker runs next, as soon as there is something; None when there will be no more."""
@@ -195,9 +198,10 @@ class Scheduler:
         self._work.notify_all()
         self._watch.notify_all()
 
-    def _forget(self, waiting: Waiting[Job]) -> None:
+    def _forget(self, waiting: Waiting[Job] | None) -> None:
+        """A request was cancelled; None: after it had left the queue."""
         with self._lock:
-            removed = self._batcher.remove(waiting)
+            removed = waiting is not None and self._batcher.remove(waiting)
         self._counts.add("cancelled", "waiting" if removed else "running")
 
     def _free_in(self, now: float) -> float:

@@ -52,12 +52,13 @@ class Worker:
     def _run(self) -> None:
         while (batch := self._scheduler.next_batch(self._number)) is not None:
             began = self._clock()
-            went_well = False
+            went_well, jobs = False, ()
             try:
                 jobs = [job for job in batch.works if not job.is_over]
                 went_well = self._decode(jobs) and len(jobs) == len(batch.works)
             finally:
                 self._scheduler.done(self._number, self._clock() - began if went_well else None)
+                batch, jobs = None, ()  # or they would be kept until the next batch
 
     def _decode(self, jobs: Sequence[Job]) -> bool:
         """Run jobs and see to it that each has its answer or its error; whether nothing went wrong."""

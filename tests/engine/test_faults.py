@@ -1,5 +1,6 @@
 """What an engine does when something goes wrong: real models that raise, run out of memory, hang; callers that go away."""
 
+import gc
 import threading
 import time
 from concurrent.futures import CancelledError, wait
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from pleach.engine import Counts, Engine, Limits, Request, Settings
+from pleach.engine.job import Job
 from pleach.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from tests.waiting import held, interrupted
 
@@ -281,6 +283,25 @@ def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catal
             assert [future.result(PATIENCE).item_ids for future in futures] == expected[:2]
         futures = [engine.submit(request) for request in requests]
         assert [future.result(PATIENCE).item_ids for future in futures] == expected
+
+
+def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engine):
+    """With the cycle collector off: what is not freed at once would pile up between its visits."""
+    gc.collect()
+    gc.disable()
+    try:
+        with engine:
+            for _ in range(3):
+                engine.submit(Request(history=("é3",), rules=("cheap",))).result(PATIENCE)
+            with held(shop.model) as began:
+                running = engine.submit(Request())
+                assert began.wait(PATIENCE)
+                engine.submit(Request()).cancel()
+            running.result(PATIENCE)
+            del running
+            until(lambda: not any(type(one) is Job for one in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("switch", ["batching", "overlap", "predict"])
