@@ -24,15 +24,45 @@ def recommend(
     num_beams: Annotated[int | None, typer.Option("--beams", help="Beams of the search. [dim]20[/dim]")] = None,
     scoring: Annotated[str, typer.Option("--scoring", help="full or allowed: how probabilities are normalised.")] = "full",
     device: DeviceOption = "cpu",
+    users: Annotated[
+        Path | None, typer.Option("--users", help="Or a Parquet file (or directory) of users: columns user_id, history.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --users: the directory of Parquet that is written.")] = None,
+    deny_history: Annotated[
+        bool, typer.Option("--deny-history", help="With --users: nobody gets what is in their own history.")
+    ] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="With --users: on a Ray cluster.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Of the cluster. [dim]RAY_ADDRESS, or one on this machine[/dim]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="With --ray: engines. [dim]As many as fit[/dim]")] = None,
 ) -> None:
-    """Ask once: what comes next after these items, under these rules? A table with titles."""
+    """Ask once: what comes next after these items, under these rules? A table with titles.
+
+    With --users, ask for everybody in a table; a call that was stopped goes on where it was.
+    """
     from pleach.cli import asking
     from pleach.engine import Engine, Request
 
-    if bool(history) == bool(user):
-        raise ArgumentError("say whose next item is wanted: either --history A,B,C or --user U")
+    if [bool(history), bool(user), users is not None].count(True) != 1:
+        raise ArgumentError("say whose next item is wanted: either --history A,B,C or --user U, or --users TABLE")
+    if (users is None) != (out is None):
+        raise ArgumentError("--users and --out go together: the table that is read and the one that is written")
     here = RunDirectory(run)
     console = stdout()
+    names = tuple(name.strip() for name in rules.split(",") if name.strip())
+    if users is not None and out is not None:
+        from pleach.cli.batch import recommend_table
+        from pleach.integrations.batch import Asked
+
+        if deny:
+            raise ArgumentError("--deny goes with --history and --user; for a table there is --deny-history")
+        how = asking.scoring_of(scoring)
+        asked = Asked(num_items=num_items, num_beams=num_beams, scoring=how, rules=names, deny_history=deny_history)
+        recommend_table(console, here, users, out, asked, device=device, on_ray=on_ray, address=ray_address, workers=workers)
+        return
+    if on_ray or deny_history or workers is not None or ray_address is not None:
+        raise ArgumentError("--ray, --ray-address, --workers and --deny-history go with --users")
     engine = Engine.load(
         here.need(here.model, "train"),
         here.need(here.trie, "build"),
@@ -44,7 +74,7 @@ def recommend(
     request = Request(
         history=tuple(taken),
         num_items=num_items,
-        rules=tuple(name.strip() for name in rules.split(",") if name.strip()),
+        rules=names,
         deny_item_ids=tuple(asking.ids_of(deny, engine.trie)),
         num_beams=num_beams,
         scoring=asking.scoring_of(scoring),
@@ -84,6 +114,10 @@ def serve(
         float, typer.Option("--wait-ms", help="How long a batch waits for company while a worker is idle.")
     ] = 0.0,
     max_queue: Annotated[int, typer.Option("--max-queue", help="How many may wait; one more gets 429.")] = 256,
+    prompt_store_mb: Annotated[
+        int,
+        typer.Option("--prompt-store-mb", help="Memory for prompts seen lately, so that a longer one need not be read whole."),
+    ] = 0,
     watchdog: Annotated[
         float, typer.Option("--watchdog", help="Seconds after which a batch is lost and the server not ready.")
     ] = 30.0,
@@ -122,6 +156,7 @@ def serve(
         timeout_s=timeout,
         wait_s=wait_ms / 1e3,
         watchdog_s=watchdog,
+        prompt_store_mb=prompt_store_mb,
         batching=batching,
         overlap=overlap,
         predict=predict,

@@ -1,0 +1,69 @@
+"""`pleach recommend --users`: the command line of a batch job."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from pleach.cli import app
+from pleach.integrations.batch import Files
+from tests.integrations.batches import make_shop, make_users
+
+ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with what `build` would have left there."""
+    run = tmp_path_factory.mktemp("run")
+    files: Files = make_shop(run)
+    Path(files.index).rename(run / "catalogue.pleach")
+    assert files.catalogue is not None
+    Path(files.catalogue).rename(run / "catalogue.duckdb")
+    make_users(run / "users.parquet")
+    return run
+
+
+def call(*words: object):
+    return CliRunner().invoke(app, ["recommend", *map(str, words)], env=ENV)
+
+
+def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
+    words = ("--run", run, "--users", run / "users.parquet", "--out", tmp_path / "out", "--items", "4", "--rules", "fresh")
+    result = call(*words, "--deny-history")
+    assert result.exit_code == 0, result.output
+    assert "40 users in 3 partitions" in result.stdout.replace("\n", " ")
+    assert "ids of histories are not in the index" in result.stdout
+    table = pq.read_table(tmp_path / "out")
+    assert table.num_rows == 40
+    assert all(
+        len(items) <= 4 and all(int(one[4:]) % 3 == 0 for one in items) for items in table.column("item_ids").to_pylist()
+    )
+    assert "is complete" in call(*words, "--deny-history").stdout.replace("\n", " ")
+    other = call(*words)
+    assert other.exit_code == 2
+    assert "different asked" in other.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--users", "u.parquet"), "--users and --out go together"),
+        (("--out", "o", "--history", "a"), "--users and --out go together"),
+        (("--users", "u.parquet", "--out", "o", "--user", "b"), "or --users TABLE"),
+        (("--users", "u.parquet", "--out", "o", "--deny", "b"), "there is --deny-history"),
+        (("--user", "b", "--ray"), "go with --users"),
+        (("--user", "b", "--workers", "2"), "go with --users"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(run: Path, words: tuple[str, ...], message: str):
+    result = call("--run", run, *words)
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_a_file_that_is_not_there_is_named(run: Path, tmp_path: Path):
+    result = call("--run", run, "--users", tmp_path / "nobody.parquet", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "nobody.parquet is neither a Parquet file" in result.stderr.replace("\n", " ")
