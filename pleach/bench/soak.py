@@ -31,7 +31,7 @@ from pleach.catalog import Catalogue
 from pleach.engine import KINDS, Engine, Request, Result, Settings
 from pleach.errors import PleachError
 from pleach.index import Trie
-from pleach.model import ModelConfig, Rounds, Transformer, Vocabulary, Workspace
+from pleach.model import ModelConfig, PromptStore, Rounds, Transformer, Vocabulary, Workspace
 
 __all__ = ["Outcome", "runs", "soak"]
 
@@ -98,7 +98,12 @@ class _BadDays:
         self.faults, self.stall_s = 0.0, 0.0
 
     def __call__(
-        self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None, *, workspace: Workspace | None = None
+        self,
+        tokens_BT: torch.Tensor,
+        lengths_B: torch.Tensor | None = None,
+        *,
+        workspace: Workspace | None = None,
+        store: PromptStore | None = None,
     ) -> Rounds:
         if random.random() < self.faults:
             kind = random.randrange(4)
@@ -107,7 +112,7 @@ class _BadDays:
             if kind == 1 or (kind == 2 and len(tokens_BT) > 1):
                 raise MemoryError("no memory on the device")
             time.sleep(self.stall_s if kind == 3 else self.stall_s / 10)
-        return self._start(tokens_BT, lengths_B, workspace=workspace)
+        return self._start(tokens_BT, lengths_B, workspace=workspace, store=store)
 
 
 def soak(seconds: float, *, faults: float = 0.03, trace: bool = True, seed: int = 0) -> Outcome:

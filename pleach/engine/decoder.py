@@ -11,7 +11,8 @@ import torch
 
 from pleach.decode import BeamSearch, SearchResult
 from pleach.engine.job import Job
-from pleach.model import AnyVocabulary, Transformer, Workspace
+from pleach.errors import ArgumentError
+from pleach.model import AnyVocabulary, PromptStore, Transformer, Workspace
 
 __all__ = ["Abandoned", "Decoder", "Found", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
 
@@ -70,15 +71,19 @@ class Decoder:
     Think of it as the engine room of one ship: `run` starts the prompts (prefill), then lets the search ask the model for one
     round after the other, and knows how long each part took. Before each round it looks whether anybody still waits. Where the
     model can use one, it has a workspace of its own, so that one batch after the other allocates nothing.
+
+    store: prompts seen lately, which workers share; for models that can have a workspace (ArgumentError for others).
     """
 
-    def __init__(self, model: Model, clock: Callable[[], float]) -> None:
-        self._model, self._clock = model, clock
-        self._workspace = _workspace_for(model)
+    def __init__(self, model: Model, clock: Callable[[], float], store: PromptStore | None = None) -> None:
+        if store is not None and not _can_reuse(model):
+            raise ArgumentError("prompts can be kept for float32 models on a CPU only: set prompt_store_mb to 0")
+        self._model, self._clock, self._store = model, clock, store
+        self.forget()
 
     def forget(self) -> None:
         """Give back the memory that was kept for the next batch."""
-        self._workspace = _workspace_for(self._model)
+        self._workspace = Workspace() if _can_reuse(self._model) else None
 
     def run(self, jobs: Sequence[Job]) -> Found:
         """Search for all jobs, which have equal keys. Raises Abandoned, LogitsError, and whatever the model raises."""
@@ -115,15 +120,16 @@ class Decoder:
 
     def _start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> ModelRounds:
         if self._workspace is not None and isinstance(self._model, Transformer):
-            return self._model.start(tokens_BT, lengths_B, workspace=self._workspace)
+            return self._model.start(tokens_BT, lengths_B, workspace=self._workspace, store=self._store)
         return self._model.start(tokens_BT, lengths_B)
 
 
-def _workspace_for(model: Model) -> Workspace | None:
+def _can_reuse(model: Model) -> bool:
+    """Whether searches of this model can run in memory that is written over."""
     if not isinstance(model, Transformer):
-        return None
+        return False
     weight = model.head_weight
-    return Workspace() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
+    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def is_out_of_memory(error: BaseException) -> bool:

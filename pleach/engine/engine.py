@@ -35,7 +35,7 @@ from pleach.errors import (
     UnknownRuleError,
 )
 from pleach.index import Trie, Version
-from pleach.model import load_model
+from pleach.model import PromptStore, load_model
 
 __all__ = ["Engine", "name_of"]
 
@@ -107,7 +107,9 @@ class Engine:
         self._scheduler = Scheduler(self.settings, clock, self.counts)
         self._workers: list[Worker] = []
         self._host: ThreadPoolExecutor | None = None
-        self._own = Decoder(model, clock)  # of `recommend`
+        megabytes = self.settings.prompt_store_mb
+        self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
+        self._own = Decoder(model, clock, self.prompt_store)  # of `recommend`
         self._alone = threading.Lock()
         self._owned: Catalogue | None = None
         self._is_warm = False
@@ -233,7 +235,7 @@ class Engine:
         if self.settings.overlap:
             self._host = ThreadPoolExecutor(self.settings.host_threads, thread_name_prefix="pleach-host")
         for number in range(self.settings.workers):
-            decoder = Decoder(self.model, self._clock)
+            decoder = Decoder(self.model, self._clock, self.prompt_store)
             self._workers.append(Worker(number, self._scheduler, decoder, self._deliver, self.counts, self._clock))
         self._scheduler.open()
         for worker in self._workers:

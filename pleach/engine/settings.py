@@ -8,6 +8,7 @@ from pleach.errors import ArgumentError
 
 __all__ = ["Settings"]
 
+_MAY_BE_0 = ("wait_s", "prompt_store_mb")
 _BATCH_SHARE = 0.5  # of the objective: who comes while a batch of that length runs can still be answered by the next
 
 
@@ -25,6 +26,8 @@ class Settings:
     wait_s: how long a batch may wait for company while a worker is idle; 0 runs what is there.
     watchdog_s: a batch that runs for longer is lost: its requests are refused, and the engine is not ready until it ends.
     host_threads: threads that turn what was found into answers, beside the workers.
+    prompt_store_mb: megabytes for the keys and values of prompts seen lately, so that a user who comes back with a longer
+        history is read from where the last one ended (float32 models on a CPU). 0: none.
 
     batching, overlap, predict: False runs one request at a time, does the host's work in the workers, and refuses nothing for
         what the step-time model says.
@@ -43,6 +46,7 @@ class Settings:
     wait_s: float = 0.0
     watchdog_s: float = 30.0
     host_threads: int = 2
+    prompt_store_mb: int = 0
     batching: bool = True
     overlap: bool = True
     predict: bool = True
@@ -50,11 +54,11 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value == 0 and field.name in _MAY_BE_0:
+                continue
             if field.type is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{field.name} has to be a whole number of at least 1, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
-                if field.name == "wait_s" and value == 0:
-                    continue
                 raise ArgumentError(f"{field.name} has to be a number of seconds above 0, not {value!r}")
         if self.slo_s is not None and not 0 < self.slo_s < math.inf:
             raise ArgumentError(f"slo_s has to be a number of seconds above 0, or None, not {self.slo_s!r}")

@@ -139,6 +139,11 @@ class _State(Collector):
         for term, seconds in fit.seconds.items():
             terms.add_metric([term], seconds)
         yield terms
+        if (store := engine.prompt_store) is not None:
+            yield GaugeMetricFamily("pleach_prompt_store_bytes", "Keys and values of prompts seen lately", value=store.nbytes)
+            yield CounterMetricFamily("pleach_prompt_store_hits", "Prompts whose beginning was known", value=store.hits)
+            yield CounterMetricFamily("pleach_prompt_store_misses", "Prompts that were read whole", value=store.misses)
+            yield CounterMetricFamily("pleach_prompt_store_tokens", "Tokens that need not be read", value=store.tokens_saved)
         for kind, (label, meaning) in _KINDS.items():
             counter = CounterMetricFamily(f"pleach_{kind}", meaning, labels=[label])
             for reason, number in engine.counts.of(kind).items():

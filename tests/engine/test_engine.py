@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pleach.catalog import Catalogue
-from pleach.engine import Engine, Limits, Request
+from pleach.engine import Engine, Limits, Request, Settings
 from pleach.errors import (
     ArgumentError,
     CheckpointError,
@@ -24,6 +24,7 @@ from pleach.errors import (
     UnknownRuleError,
 )
 from pleach.index import Trie
+from pleach.model import Transformer
 from tests.waiting import held, interrupted
 
 HISTORY = ("é3", "é14", "é15")
@@ -420,3 +421,19 @@ def test_the_worker_sleeps_while_nothing_waits(engine):
         assert time.process_time() - before < 0.1
         assert worker.is_alive()
     assert not worker.is_alive()
+
+
+def test_prompts_that_grow_are_read_from_where_they_ended_with_the_same_answers(shop, catalogue, engine):
+    keeping = Engine(shop.model, shop.trie, catalogue, settings=Settings(prompt_store_mb=1))
+    store = keeping.prompt_store
+    assert store is not None
+    with keeping:
+        for length in (3, 5, 9):
+            request = Request(history=tuple(f"é{i}" for i in range(length)), rules=("cheap",))
+            result = keeping.submit(request).result(20)
+            assert result.item_ids == engine.recommend([request])[0].item_ids
+            np.testing.assert_allclose(result.scores, engine.recommend([request])[0].scores, atol=1e-5)
+    assert store.hits >= 2
+    assert 0 < store.nbytes <= 1 << 20
+    with pytest.raises(ArgumentError, match="float32 models on a CPU only"):
+        Engine(Transformer(shop.model.config, shop.model.vocabulary).double(), shop.trie, settings=Settings(prompt_store_mb=1))
