@@ -104,6 +104,7 @@ class _Slots:
 
 class CpuPasses:
     """See `Passes`. workspace: None for memory of its own. store: None to read every prompt from its first token.
+    beams: as many as there will be, so that room for their codes is made once; 0 where that is not known.
 
     Logits stand in the workspace that was given, until the next call; without one they are the caller's.
     """
@@ -117,6 +118,7 @@ class CpuPasses:
         lengths_B: Tensor,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
+        beams: int = 0,
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach()
@@ -127,6 +129,7 @@ class CpuPasses:
         self.prompt, self.beams = _Slots(), _Slots()
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
         self._lengths_B = np.diff(self._begins_B1)
+        self._places = beams * len(lengths_B)
         self._prepare()
         rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
         kept = [None if store is None else store.find(tokens_T) for tokens_T in rows]
@@ -355,8 +358,10 @@ class CpuPasses:
             self._strides_S.append(stride)
             begin += config.num_hidden_layers * stride
         self.beams.nbytes = 2 * 4 * begin
-        # What the next rounds will need if they are as wide: grown once, not once a round.
-        room = begin + (self._vocabulary.num_levels - 1 - len(self._first_S)) * config.num_hidden_layers * stride
+        # What all rounds will need if they are as wide, or as was said: grown once, not once a round.
+        rounds = self._vocabulary.num_levels - 1
+        known = rounds * config.num_hidden_layers * self._places * width
+        room = max(begin + (rounds - len(self._first_S)) * config.num_hidden_layers * stride, known)
         first_S, layers_L1 = np.array(self._first_S), np.arange(config.num_hidden_layers)[:, None]
         return _Codes(
             new=first_S[level:],

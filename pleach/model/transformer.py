@@ -115,6 +115,7 @@ class Transformer(nn.Module):
         *,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
+        beams: int = 0,
     ) -> Rounds:
         """Run prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
@@ -123,7 +124,8 @@ class Transformer(nn.Module):
 
         workspace: memory to be written over, so that one search after the other allocates nothing; rounds that were started in
         it before, and the logits that they answered, are void from then on. store: prompts that were read before are not read
-        again as far as they are known. Both are refused elsewhere than on a CPU in float32.
+        again as far as they are known. Both are refused elsewhere than on a CPU in float32. beams: how many there will be, if
+        it is known: room for their codes is then made once, and not again where the second round is wider than the first.
         Prompts that leave no room for a whole SID in the model's positions raise ArgumentError.
         """
         self._check(tokens_BT, lengths_B, further=self.vocabulary.num_levels - 1)
@@ -137,7 +139,7 @@ class Transformer(nn.Module):
         lengths_B = lengths_B.to(tokens_BT.device, torch.int64)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            passes: Passes = CpuPasses(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store)
+            passes: Passes = CpuPasses(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"a workspace and a store of prompts are for float32 on a CPU; this model is {weight.dtype} on {weight.device}"

@@ -22,10 +22,13 @@ from pleach.model.cpu import CpuPasses, Tile
 __all__ = ["PerBeamPasses", "start"]
 
 
-def start(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None) -> Rounds:
+def start(
+    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
+) -> Rounds:
     """As `Transformer.start`, float32 on a CPU."""
+    weight, vocabulary = model.head_weight, model.vocabulary
     with torch.inference_mode():
-        passes = PerBeamPasses(model.model, model.head_weight, model.vocabulary, tokens_BT, lengths_B, workspace)
+        passes = PerBeamPasses(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
     return Rounds(passes, model.vocabulary, lengths_B)
 
 
