@@ -16,7 +16,7 @@ __all__ = ["train"]
 def train(
     run: RunOption = Path("runs/shop"),
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Stop after so many minutes. [dim]10 if nothing is said[/dim]")
+        float | None, typer.Option("--minutes", help="Stop after so many minutes. [dim]The preset's: 10[/dim]")
     ] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="Or after so many passes over the log.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
@@ -26,6 +26,9 @@ def train(
         str, typer.Option("--architecture", help="decoder-only (Qwen3) or encoder-decoder (T5, TIGER).")
     ] = "decoder-only",
     experts: Annotated[int, typer.Option("--experts", help="Of each decoder layer of an encoder-decoder; 0: none.")] = 0,
+    size: Annotated[
+        str, typer.Option("--preset", help="tiny, small or base: the model's size and the training that suits it.")
+    ] = "small",
     layers: Annotated[
         int | None, typer.Option("--layers", help="Layers of the model, of each half of one. [dim]As in Recipe[/dim]")
     ] = None,
@@ -46,20 +49,25 @@ def train(
     from pleach.cli.sources import Source
     from pleach.errors import ArgumentError
     from pleach.semid.table import SidTable
-    from pleach.train.recipe import Architecture, Budget, Recipe
+    from pleach.train.presets import PresetName, preset
+    from pleach.train.recipe import Architecture, Budget
     from pleach.train.split import leave_one_out
     from pleach.train.trainer import Moment
     from pleach.train.trainer import train as fit
 
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: a multiple of 32, the size of an attention head")
-    if minutes is None and epochs is None and steps is None:
-        minutes = 10.0
     which = next((name for name in get_args(Architecture) if name == architecture), None)
     if which is None:
         raise ArgumentError(f"--architecture {architecture}: choose one of {', '.join(get_args(Architecture))}")
-    budget = Budget(minutes=minutes, epochs=epochs, steps=steps)
-    recipe = Recipe(budget=budget, seed=seed, architecture=which, num_experts=experts)
+    named = next((name for name in get_args(PresetName) if name == size), None)
+    if named is None:
+        raise ArgumentError(f"--preset {size}: choose one of {', '.join(get_args(PresetName))}")
+    given = minutes is not None or epochs is not None or steps is not None
+    budget = Budget(minutes=minutes, epochs=epochs, steps=steps) if given else None
+    recipe = preset(named, budget=budget, seed=seed, architecture=which)
+    if experts:
+        recipe = replace(recipe, num_experts=experts)
     if width is not None:
         heads = width // recipe.head_dim
         recipe = replace(recipe, hidden_size=width, intermediate_size=3 * width)

@@ -33,7 +33,7 @@ class Place:
     """Where a run stands: everything that is random later follows from it and from the seed.
 
     step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
-    best_recall, best_share: of the best weights seen so far; -1 before the first validation.
+    best_recall, best_share: of the best weights seen so far; -1 before the first validation. worse: validations since then.
     """
 
     step: int = 0
@@ -44,6 +44,7 @@ class Place:
     next_validation: int = 0
     best_recall: float = -1.0
     best_share: float = -1.0
+    worse: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

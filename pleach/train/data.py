@@ -6,6 +6,7 @@ Shapes: U users, N items, E interactions; `ptr_U1` has U + 1 entries.
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
@@ -59,6 +60,7 @@ class LogReport:
     unseen_items_dropped: int
     items_without_text: int
     users_out_of_order: int
+    rows_in_the_future: int
     users_with_one_interaction: int
     users: int
     items: int
@@ -159,6 +161,8 @@ def log_of_tables(
     Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. Rules, each counted in `report`:
 
     * each user's rows are sorted by time; equal times keep the file's order (order="file" trusts it altogether);
+    * a time after now stays where it stands in the order, and is counted: clocks are wrong more often than dates matter;
+      where *every* time is after now, the unit is wrong, and that is an error;
     * rows with the same user, item and time are one interaction, the first (duplicates="keep": all);
       the same item at another time is a repeat and stays;
     * an item of the log that the item table lacks is added with null attributes (unlisted="drop" drops its rows,
@@ -170,7 +174,7 @@ def log_of_tables(
       survivors (as in the 5-core sets of the literature), whatever `unseen` says.
 
     Raises DataError for missing columns, null or empty ids, ids of two kinds, an item listed twice, times that are
-    null, not finite or unparsable, and for a log that is empty, or is after k_core.
+    null, not finite, unparsable or all in the future, and for a log that is empty, or is after k_core.
     """
     columns = columns or Columns()
     _check_choices(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
@@ -180,6 +184,9 @@ def log_of_tables(
     if len(users) == 0:
         raise DataError("the table of interactions has no rows")
     users = whole_numbers(users) if from_csv[0] else users
+    future_E = times_E > time.time() * 1e6
+    if future_E.all():
+        raise DataError(f"every time lies in the future as time_unit={time_unit!r}: is it another unit (s, ms, us, ns)?")
 
     if items is None:
         taken = whole_numbers(taken) if from_csv[0] else taken
@@ -241,6 +248,7 @@ def log_of_tables(
             unseen_items_dropped=int((~keep_N).sum()),
             items_without_text=_count_without_text(table),
             users_out_of_order=out_of_order,
+            rows_in_the_future=int(future_E.sum()),
             users_with_one_interaction=int((counts_U == 1).sum()),
             users=len(counts_U),
             items=len(table),

@@ -74,6 +74,7 @@ class Recipe:
     threads: of the CPU, while it trains; more pays for wide models on idle cores only (see `torch_threads`).
     validations: how often, evenly over the last half of the budget, recall on validation items is measured; the best
     weights are kept. 0: never, the last weights are kept. validation_users: on how many users, at most.
+    patience: after so many validations in a row without a better one, training stops early; 0: never.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))
@@ -101,11 +102,12 @@ class Recipe:
     threads: int = 1
     validations: int = 0
     validation_users: int = 2000
+    patience: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_tokens", "threads", "validation_users"):
             _check_whole(name, getattr(self, name), low=1)
-        for name in ("seed", "validations"):
+        for name in ("seed", "validations", "patience"):
             _check_whole(name, getattr(self, name), low=0)
         for name in ("learning_rate", "clip_norm"):
             _check_number(name, getattr(self, name), low=0, above=True)

@@ -24,6 +24,7 @@ from pleach.train.checkpoint import Checkpoint, Place, fingerprint
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.evaluate import recall_on
 from pleach.train.objective import predict
+from pleach.train.parallel import DataParallel
 from pleach.train.recipe import Precision, Recipe
 from pleach.train.split import Split
 from pleach.train.threads import torch_threads
@@ -66,7 +67,8 @@ class Trainer:
         clip the gradient, take an AdamW step at the schedule's learning rate
 
     model: changed in place, on its own device. histories: rows of `codes_NL`; hand over the training part of a split only.
-    validate: measures Recall@10 of the model on validation items; called `recipe.validations` times.
+    validate: measures Recall@10 of the model on validation items; called `recipe.validations` times, or until it has been no
+    better `recipe.patience` times in a row, which ends the run. parallel: this process of several that train together.
     clock: seconds that only grow; for tests.
 
     Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items.
@@ -80,6 +82,7 @@ class Trainer:
         recipe: Recipe,
         *,
         validate: Callable[[AnyModel], float] | None = None,
+        parallel: DataParallel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if len(histories.items_E) and int(histories.items_E.max()) >= len(codes_NL):
@@ -95,6 +98,7 @@ class Trainer:
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._data = fingerprint(histories, codes_NL)
         self._validate = validate
+        self._parallel = parallel
         self._best: dict[str, Tensor] = {}
         self._whole = True
         self._clock = clock
@@ -121,6 +125,11 @@ class Trainer:
         epochs = place.epoch + place.batch / len(self._epoch)
         return self.recipe.budget.share(steps=place.step, epochs=epochs, seconds=place.seconds)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the budget is used up, or validation has stopped getting better."""
+        return self.share >= 1 or 0 < self.recipe.patience <= self.place.worse
+
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
         """Train until the budget is used up; the model then holds the best (or the last) weights, in evaluation mode.
 
@@ -129,7 +138,7 @@ class Trainer:
         """
         self._now = saved = self._clock()
         try:
-            while self.share < 1:
+            while not self.ended:
                 moment = self.step()
                 self._validate_if_due()
                 if progress is not None:
@@ -149,9 +158,11 @@ class Trainer:
         """One update of the weights; TrainingError, and no update, when the loss or its gradient is not a number."""
         place, share = self.place, self.share
         rate = self.recipe.learning_rate_at(share)
-        items_BT = self._epoch[place.batch]
+        items_BT, weight = self._epoch[place.batch], 1.0
+        if self._parallel is not None:
+            items_BT, weight = self._parallel.part(items_BT)
         with torch_threads(self.recipe.threads):  # how many they are decides the last bits of a sum
-            self._update(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device), rate)
+            self._update(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device), rate, weight)
         seconds, share = self.place.seconds, self.share
         return Moment(
             step=self.place.step,
@@ -222,14 +233,18 @@ class Trainer:
         self._epoch = self._batches.epoch(self.place.epoch)
         self._now = self._clock()
 
-    def _update(self, items_BT: Tensor, rate: float) -> None:
+    def _update(self, items_BT: Tensor, rate: float, weight: float) -> None:
         step = self.place.step
-        seed = np.random.SeedSequence([self.recipe.seed, step]).generate_state(1)
+        rank = () if self._parallel is None else (self._parallel.rank,)
+        seed = np.random.SeedSequence([self.recipe.seed, step, *rank]).generate_state(1)
         self._dropout.manual_seed(int(seed[0]))
         self.model.train()
-        loss = self.loss(items_BT)
+        loss = self.loss(items_BT) * weight
         self._optimizer.zero_grad()
         loss.backward()
+        if self._parallel is not None:
+            self._parallel.sum_gradients(self.model.parameters())
+            loss = self._parallel.sum_of(loss)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
         if not bool(torch.isfinite(loss + norm)):
             raise TrainingError(
@@ -246,6 +261,8 @@ class Trainer:
     def _advance(self, loss: float) -> None:
         """The next batch; the next epoch after the last one."""
         place, now = self.place, self._clock()
+        if self._parallel is not None:
+            now = self._now + self._parallel.latest(now - self._now, self.model.device)
         batch, epoch = place.batch + 1, place.epoch
         if batch == len(self._epoch):
             batch, epoch = 0, epoch + 1
@@ -263,9 +280,9 @@ class Trainer:
         self.model.eval()
         with torch_threads(self.recipe.threads):
             self.recall = self._validate(self.model)
-        self.place = replace(self.place, next_validation=number + 1)
+        self.place = replace(self.place, next_validation=number + 1, worse=self.place.worse + 1)
         if self.recall > self.place.best_recall:
-            self.place = replace(self.place, best_recall=self.recall, best_share=self.share)
+            self.place = replace(self.place, best_recall=self.recall, best_share=self.share, worse=0)
             self._best = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
 
 
@@ -279,12 +296,14 @@ def train(
     progress: Progress | None = None,
     resume: bool = False,
     device: torch.device | str = "cpu",
+    parallel: DataParallel | None = None,
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
     Writes `directory/model` (readable by transformers and by `load_model`), `directory/training.json`, and once a minute
     `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
-    directory=None writes nothing. What is held out is never trained on; with `recipe.validations`, recall on the
+    directory=None writes nothing. parallel: one of several processes (`DataParallel.join()`); the first one writes.
+    What is held out is never trained on; with `recipe.validations`, recall on the
     validation items of a sample of users chooses among the weights of the run, and the test items are never read.
 
     Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
@@ -299,17 +318,20 @@ def train(
     if recipe.validations:
         trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
         validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
-    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate)
+    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel)
     if directory is None:
         trainer.run(progress=progress)
         return model
     directory = Path(directory)
     saved = directory / "checkpoint"
-    if not resume:
+    if not resume and (parallel is None or parallel.rank == 0):
         Checkpoint.remove(saved)  # else a later resume could go on with a run that this one replaces
-    elif Checkpoint.exists(saved):
+    elif resume and Checkpoint.exists(saved):
         trainer.resume(Checkpoint.load(saved))
-    trainer.run(progress=progress, checkpoint=saved)
+    writes = parallel is None or parallel.rank == 0
+    trainer.run(progress=progress, checkpoint=saved if writes else None)
+    if not writes:
+        return model
     model.save_pretrained(directory / "model")
     summary = {**asdict(trainer.place), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
     (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

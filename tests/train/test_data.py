@@ -2,6 +2,7 @@
 
 import datetime as dt
 import gzip
+import time
 from pathlib import Path
 
 import numpy as np
@@ -293,3 +294,13 @@ def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, h
         return
     assert log.report.interactions == len(log.histories.items_E) <= len(rows)
     assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
+
+
+def test_times_in_the_future_are_counted_and_a_log_of_nothing_else_is_refused():
+    soon = int(time.time()) + 10**6
+    rows = {"user_id": [1, 1, 1], "item_id": ["a", "b", "c"], "timestamp": [soon, 5, 7]}
+    log = log_of_tables(pa.table(rows))
+    assert log.report.rows_in_the_future == 1
+    assert log.item_ids[log.histories[0]].tolist() == ["b", "c", "a"]
+    with pytest.raises(DataError, match="every time lies in the future as time_unit='s'"):
+        log_of_tables(pa.table({**rows, "timestamp": [soon, soon, soon]}))

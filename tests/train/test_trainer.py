@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -385,3 +386,23 @@ def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
         codes_of_log(log, sids_of(["a", "c"]))
     with pytest.raises(ItemIdError):
         codes_of_log(log, SidTable(item_ids=np.array([1, 2, 3]), codes=all_codes()[:3], codebook_sizes=SIZES))
+
+
+def test_training_stops_when_validation_gets_no_better_and_a_resumed_run_stops_there_too(tmp_path: Path):
+    recipe = dataclasses.replace(TINY, budget=Budget(steps=200), validations=40, patience=3)
+
+    def measured() -> Callable[[object], float]:
+        values = iter([0.1, 0.3, 0.2, 0.2, 0.3, 0.9])
+        return lambda model: next(values)
+
+    trainer = trainer_of(recipe, validate=measured())
+    trainer.run()
+    place = trainer.place
+    assert (place.next_validation, place.best_recall, place.worse) == (5, 0.3, 3)
+    assert place.step < 200
+    assert trainer.ended
+    trainer.checkpoint().save(tmp_path / "checkpoint")
+    resumed = trainer_of(recipe, validate=measured())
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    resumed.run()
+    assert resumed.place.step == place.step

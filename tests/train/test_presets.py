@@ -1,0 +1,55 @@
+"""Presets: their first steps give the losses that they gave when they were written down."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from pleach.errors import ArgumentError
+from pleach.model import Vocabulary, new_model
+from pleach.train.presets import preset
+from pleach.train.recipe import Budget, Recipe
+from pleach.train.trainer import Trainer
+from tests.train.test_trainer import all_codes, walks
+
+SIZES = (4, 5, 2)
+STEPS = 8
+# Nats an item after each of the first steps, of every preset and architecture, from one run on 2026-11-21 (torch 2.13, CPU).
+GOLDEN: dict[tuple[str, str], list[float]] = {
+    ("tiny", "decoder-only"): [3.737, 3.736, 3.96, 3.625, 3.612, 3.573, 3.554, 3.172],
+    ("tiny", "encoder-decoder"): [5.125, 4.674, 4.518, 4.936, 3.782, 4.148, 3.365, 4.785],
+    ("small", "decoder-only"): [3.774, 3.788, 4.934, 3.332, 3.484, 3.55, 3.16, 3.048],
+    ("small", "encoder-decoder"): [4.876, 4.6, 7.155, 7.379, 4.079, 3.874, 3.99, 4.902],
+    ("base", "decoder-only"): [3.876, 3.889, 5.489, 3.264, 4.444, 4.362, 3.609, 3.603],
+    ("base", "encoder-decoder"): [6.245, 5.179, 6.291, 6.865, 5.18, 5.725, 3.41, 4.417],
+}
+
+
+def losses_of(recipe: Recipe) -> list[float]:
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
+    trainer = Trainer(model, walks(60), all_codes(), recipe)
+    losses: list[float] = []
+    for _ in range(STEPS):
+        before, moment = trainer.place.loss, trainer.step()
+        losses.append(moment.loss if moment.step == 1 else (moment.loss - 0.98 * before) / 0.02)
+    return losses
+
+
+@pytest.mark.parametrize("architecture", ["decoder-only", "encoder-decoder"])
+@pytest.mark.parametrize("name", ["tiny", "small", "base"])
+def test_the_first_losses_are_the_golden_ones(name: str, architecture: str):
+    recipe = preset(name, budget=Budget(steps=STEPS), architecture=architecture)
+    recipe = dataclasses.replace(recipe, batch_tokens=90, max_items=6, precision="fp32", warmup=0.1)
+    np.testing.assert_allclose(losses_of(recipe), GOLDEN[name, architecture], rtol=0.03)
+
+
+def test_a_preset_takes_another_budget_and_seed_and_nothing_unknown():
+    assert preset("small") == Recipe()
+    assert preset("base").patience > 0
+    assert preset("tiny", budget=Budget(steps=3), seed=7) == dataclasses.replace(preset("tiny"), budget=Budget(steps=3), seed=7)
+    sizes = [preset(name).hidden_size * preset(name).num_hidden_layers for name in ("tiny", "small", "base")]
+    assert sizes == sorted(sizes)
+    with pytest.raises(ArgumentError, match="preset 'huge'"):
+        preset("huge")  # pyright: ignore[reportArgumentType]
