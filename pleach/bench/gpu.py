@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from pleach.bench import gpu_attention, gpu_head, gpu_step
+from pleach.bench import gpu_attention, gpu_head, gpu_language, gpu_step
 from pleach.bench.gpu_timing import Measured, ceilings
 from pleach.bench.rows import append_row
 
 __all__ = ["lines", "main", "part"]
 
 # Seconds that each part may take. The first gives what the others compare with.
-_PARTS = {"ceilings": 40, "attention": 80, "head": 120, "step": 230}
+_PARTS = {"ceilings": 30, "attention": 70, "head": 110, "language": 40, "step": 200}
 
 
 def main(as_json: bool) -> None:
@@ -68,6 +68,8 @@ def part(name: str, device: torch.device, roofs: dict[str, float], seconds: floa
         yield from gpu_attention.runs(device, bandwidth, operations, seconds)
     elif name == "head":
         yield from gpu_head.runs(device, bandwidth, seconds)
+    elif name == "language":
+        yield from gpu_language.runs(device, bandwidth, seconds)
     else:
         yield from gpu_step.runs(device, bandwidth, seconds)
 

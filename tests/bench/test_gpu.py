@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from pleach.bench import gpu, gpu_attention, gpu_head, gpu_step
+from pleach.bench import gpu, gpu_attention, gpu_head, gpu_language, gpu_step
 from pleach.bench.attention import Shape
 from pleach.bench.gpu_timing import attempt, ceilings, poisoned, relative_error, times
 from pleach.ops.attention import triton as attention_kernels
@@ -55,6 +55,14 @@ def test_step_parity_and_times_run() -> None:
     trie = gpu_step.random_trie("uniform", sizes)
     measured = gpu_step.search_times(CPU, trie, sizes, 1e10, copies=1)
     assert len(measured["pleach_us_by_level"]) == len(measured["static_scatter_us_by_level"]) == 3
+
+
+def test_language_parity_and_times_run() -> None:
+    sizes = gpu_language.Sizes(codes=300, texts=20, requests=1, beams=2, rounds=2)
+    rows = list(gpu_language.runs(CPU, 1e10, 1e6, sizes))
+    assert [measured.get("parity") for _, measured in rows] == ["ok", "ok", None]
+    assert rows[0][1]["states_with_masks"] > 0
+    assert len(rows[2][1]["allowed_us"]) == 2
 
 
 def test_poison_shows_what_was_not_written_and_is_gone_afterwards() -> None:

@@ -3,7 +3,7 @@
 The interpreter accepts much that the compiler refuses. A stand-in for the driver names the target; kernels are specialised and
 compiled exactly as a launch would, and not launched. A process of its own, because the interpreter is chosen at import.
 
-    python tests/ops/compile_kernels.py constrain head attention
+    python tests/ops/compile_kernels.py constrain automata head attention
 """
 
 import sys
@@ -71,6 +71,20 @@ def constrain() -> None:
         for level in (0, 1) if filtered else (1,):
             triton.launch(arrays, level, ranges, ranges, torch.zeros(2, rows), logits, bound, num_beams=beams, scoring=scoring)  # pyright: ignore[reportArgumentType]
     triton.children(arrays, 1, ranges, ranges, bound)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def automata() -> None:
+    from pleach.index import Automaton
+    from pleach.ops.constrain import automata, triton_automata
+
+    kernels_of(triton_automata)
+    for requests, share in ((1, 0.0), (2, 1.0)):
+        automaton = Automaton.from_choices(["ab", "ba"], [b"a", b"b", None], dense_share=share)
+        arrays = triton_automata.bind(automata.bind([automaton] * requests, end_code=2, num_codes=4096), "cpu")
+        states, scores = torch.zeros(1, requests, 70, dtype=torch.int64), torch.zeros(requests, 70)
+        for dtype, scoring in ((torch.bfloat16, "full"), (torch.float32, "allowed")):
+            logits = torch.zeros(requests, 70, 4096, dtype=dtype)
+            triton_automata.launch(arrays, states, states, scores, logits, num_beams=70, scoring=scoring)  # pyright: ignore[reportArgumentType]
 
 
 def head() -> None:

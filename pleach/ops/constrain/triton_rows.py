@@ -24,7 +24,7 @@ import triton.language as tl
 
 from pleach.ops.constrain.triton_ranges import alive_in, child, find, num_children
 
-__all__ = ["NO_KEY", "request_kernel", "row_kernel"]
+__all__ = ["NO_KEY", "best_of_rows", "key_of", "merge", "placed", "request_kernel", "row_kernel", "sum_exp"]
 
 NO_KEY = -(1 << 63)
 _NOTHING = tl.constexpr(NO_KEY)
@@ -32,7 +32,7 @@ _TIES = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _key_of(score, tie):
+def key_of(score, tie):
     """The sortable key of a score; of equal scores the smaller `tie` wins."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)  # + 0.0 makes -0.0 equal to 0.0
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -61,7 +61,7 @@ def _legal(segments, beam, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEG
 
 
 @triton.jit
-def _sum_exp(values, top, summed):
+def sum_exp(values, top, summed):
     """Add values to a sum of exponentials that is kept relative to the largest one so far -> (largest, sum)."""
     highest = tl.maximum(top, tl.max(values, 0))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
@@ -69,7 +69,7 @@ def _sum_exp(values, top, summed):
 
 
 @triton.jit
-def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
+def merge(best, keys, scratch, num_beams, P: tl.constexpr):
     """The `num_beams` largest of two vectors of keys, through P places of memory -> (best, how many, the least of them).
 
     The threshold is searched between the smallest and the largest key until exactly so many lie above it.
@@ -139,7 +139,7 @@ def row_kernel(
     base = tl.load(scores_BR + row)
     least = tl.load(least_B + request, cache_modifier=".cg")
     # No step can raise a score, so a beam whose own is too low is out, unread.
-    if ((lo >= hi) & (lo_1 >= hi_1)) | (base == float("-inf")) | (_key_of(base, lo * 0) < least):
+    if ((lo >= hi) & (lo_1 >= hi_1)) | (base == float("-inf")) | (key_of(base, lo * 0) < least):
         return
     logits = logits_BRV + request * stride_b + parent * stride_r
     first, count = num_children(segments[0], lo, hi, FORM_0)
@@ -155,7 +155,7 @@ def row_kernel(
         while start < size:
             code = start + tl.arange(0, BLOCK)
             values = tl.load(logits + code, mask=code < size, other=float("-inf")).to(tl.float32)
-            top, summed = _sum_exp(values, top, summed)
+            top, summed = sum_exp(values, top, summed)
             start += BLOCK
     else:
         start = 0
@@ -163,13 +163,13 @@ def row_kernel(
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
             values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
-            top, summed = _sum_exp(values, top, summed)
+            top, summed = sum_exp(values, top, summed)
             start += TILE
     if (summed != summed) | (top == float("inf")):
         tl.store(bad_1, row + 1)
         return
     lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
-    if (top == float("-inf")) | (_key_of(base + (top - lse), lo * 0) < least):
+    if (top == float("-inf")) | (key_of(base + (top - lse), lo * 0) < least):
         return
 
     keys_P = keys_BRP + row * P
@@ -179,7 +179,7 @@ def row_kernel(
             lane = start + tl.arange(0, NARROW).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
             score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-            key = tl.where(score > float("-inf"), _key_of(score, parent * size + code), _NOTHING)
+            key = tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
             tl.store(keys_P + lane, key, mask=lane < total)
             start += NARROW
         tl.store(count_BR + row, total.to(tl.int32))
@@ -191,15 +191,71 @@ def row_kernel(
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
             score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-            key = tl.where(score > float("-inf"), _key_of(score, parent * size + code), _NOTHING)
+            key = tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
             key = tl.where(key >= least, key, _NOTHING)
             if tl.max(key, 0) > _NOTHING:
-                best, kept, lowest = _merge(best, key, keys_P, num_beams, P)
+                best, kept, lowest = merge(best, key, keys_P, num_beams, P)
                 least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
             start += TILE
         tl.store(count_BR + row, kept)
         if kept >= num_beams:
             tl.atomic_max(least_B + request, least, sem="relaxed")
+
+
+@triton.jit
+def best_of_rows(
+    keys_BRP,
+    count_BR,
+    least_B,
+    scratch,
+    request,
+    num_rows,
+    num_beams,
+    P: tl.constexpr,
+    ROWS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    """(the largest keys of all rows of a request, unordered, how many), in `scratch` too. Leaves `least_B` for a new round."""
+    least = tl.load(least_B + request)
+    best = tl.full([P], _NOTHING, tl.int64)
+    kept = tl.sum(tl.zeros([P], tl.int32), 0)
+    first_row = 0
+    while first_row < num_rows:
+        row = first_row + tl.arange(0, ROWS).to(tl.int64)
+        count = tl.load(count_BR + request * num_rows + row, mask=row < num_rows, other=0)
+        start = 0
+        while start < tl.max(count, 0):
+            entry = start + tl.arange(0, ENTRIES)
+            at = (request * num_rows + row)[:, None] * P + entry[None, :]
+            keys = tl.load(keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
+            keys = tl.reshape(tl.where(keys >= least, keys, _NOTHING), [ROWS * ENTRIES])
+            if tl.max(keys, 0) > _NOTHING:
+                best, kept, lowest = merge(best, keys, scratch, num_beams, P)
+                least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
+            start += ENTRIES
+        first_row += ROWS
+    tl.store(least_B + request, _NOTHING)
+    return best, kept
+
+
+@triton.jit
+def placed(best, kept, scratch, size, P: tl.constexpr, CHUNK: tl.constexpr):
+    """(place in descending order, whether there is one, score, parent, code) of each of the best keys."""
+    lane = tl.arange(0, P)
+    live = lane < kept
+    at = tl.zeros([P], tl.int32)  # a key's place is how many are larger
+    start = 0
+    while start < kept:
+        other = start + tl.arange(0, CHUNK)
+        keys = tl.load(scratch + other, mask=other < kept, other=_NOTHING)
+        at += tl.sum((keys[None, :] > best[:, None]).to(tl.int32), 1)
+        start += CHUNK
+    at = tl.where(live, at, lane)
+    tie = _TIES - (best & _TIES)
+    bits = (best >> 32).to(tl.int32)
+    score = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    score = tl.where(live, score, float("-inf"))
+    return at, live, score, tl.where(live, tie // size, 0), tl.where(live, tie % size, 0)
 
 
 @triton.jit
@@ -242,44 +298,11 @@ def request_kernel(
     """Program b works on request b. Leaves `least_B` as the next round needs it."""
     request = tl.program_id(0).to(tl.int64)
     scratch = scratch_BP + request * P
-    least = tl.load(least_B + request)
-    best = tl.full([P], _NOTHING, tl.int64)
-    kept = tl.sum(tl.zeros([P], tl.int32), 0)
-    first_row = 0
-    while first_row < num_rows:
-        row = first_row + tl.arange(0, ROWS).to(tl.int64)
-        count = tl.load(count_BR + request * num_rows + row, mask=row < num_rows, other=0)
-        start = 0
-        while start < tl.max(count, 0):
-            entry = start + tl.arange(0, ENTRIES)
-            at = (request * num_rows + row)[:, None] * P + entry[None, :]
-            keys = tl.load(keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
-            keys = tl.reshape(tl.where(keys >= least, keys, _NOTHING), [ROWS * ENTRIES])
-            if tl.max(keys, 0) > _NOTHING:
-                best, kept, lowest = _merge(best, keys, scratch, num_beams, P)
-                least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
-            start += ENTRIES
-        first_row += ROWS
-    tl.store(least_B + request, _NOTHING)
+    best, kept = best_of_rows(keys_BRP, count_BR, least_B, scratch, request, num_rows, num_beams, P, ROWS, ENTRIES)
     tl.store(out_num_valid_B + request, kept.to(tl.int64))
-
-    lane = tl.arange(0, P)
-    live = lane < kept
-    at = tl.zeros([P], tl.int32)  # a key's place is how many are larger
-    start = 0
-    while start < kept:
-        other = start + tl.arange(0, CHUNK)
-        keys = tl.load(scratch + other, mask=other < kept, other=_NOTHING)
-        at += tl.sum((keys[None, :] > best[:, None]).to(tl.int32), 1)
-        start += CHUNK
-    at = tl.where(live, at, lane)
-    tie = _TIES - (best & _TIES)
-    parent = tl.where(live, tie // size, 0)
-    code = tl.where(live, tie % size, 0)
-    bits = (best >> 32).to(tl.int32)
-    score = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    at, live, score, parent, code = placed(best, kept, scratch, size, P, CHUNK)
     out = request * num_beams + at
-    tl.store(out_scores_BK + out, tl.where(live, score, float("-inf")), mask=at < num_beams)
+    tl.store(out_scores_BK + out, score, mask=at < num_beams)
     tl.store(out_parent_BK + out, parent, mask=at < num_beams)
     tl.store(out_code_BK + out, code, mask=at < num_beams)
     for segment in tl.static_range(SEGMENTS):
