@@ -102,6 +102,9 @@ def show_directory(console: Console, path: Path) -> None:
     if (path / "config.json").exists():
         show_model(console, path)
         return
+    if (path / "manifest.json").exists():
+        show_segments(console, path)
+        return
     if any(path.glob("*.parquet")) and not RunDirectory(path).sids.exists():
         show_table(console, path)
         return
@@ -115,6 +118,29 @@ def show_directory(console: Console, path: Path) -> None:
         raise DataError(
             f"{path} is neither a model's directory, a run's nor a table's: it has no config.json, sids.parquet or index"
         )
+
+
+def show_segments(console: Console, path: Path) -> None:
+    """A live index: what it holds now, beside any writer, and its base."""
+    from pleach.catalog import Segments
+
+    with Segments.open(path, read_only=True) as segments:
+        now, opened = segments.status, segments.opened
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    console.print(f"{path}  ·  a live index of {now.num_items:,} items", soft_wrap=True)
+    table = Table(show_header=False)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_row("changes ever", f"{now.number:,}")
+    table.add_row("changes in the log", f"{opened.num_changes:,}")
+    table.add_row("bytes of the log", f"{(path / manifest['log']).stat().st_size:,}")
+    table.add_row("items of the base", f"{now.num_base:,}")
+    table.add_row("of them deleted", f"{now.num_dead:,}")
+    table.add_row("rows of the delta", f"{now.num_delta:,}")
+    console.print(table)
+    if opened.bytes_cut:
+        console.print(f"{opened.bytes_cut:,} bytes at the log's end belong to a change that was never finished")
+    show_trie(console, path / manifest["base"])
 
 
 def show_model(console: Console, path: Path) -> None:

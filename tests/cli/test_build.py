@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pleach import Trie
+from pleach.catalog import Segments
 from pleach.cli import app
 from pleach.cli.capacity import parse_plan
 from pleach.cli.codes import CodesTable, parse_bytes, parse_sizes
@@ -279,3 +280,14 @@ def test_a_table_without_statistics_says_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"item_id": names, **code_arrays(codes, "c")}), tmp_path / "x.parquet", write_statistics=False)
     assert call("inspect", tmp_path / "x.parquet").stdout.count("not noted") == 3
     assert "largest codes" not in call("build", tmp_path / "x.parquet").stderr
+
+
+def test_a_live_index_can_be_looked_at_beside_its_writer(tmp_path: Path) -> None:
+    codes, names = rows()
+    with Segments.create(tmp_path / "shop", Trie.build(codes, [30] * 3, names)) as segments:
+        segments.insert([[1, 2, 3]], ["new"])
+        segments.delete(names[:7])
+        shown = call("inspect", tmp_path / "shop")
+    assert shown.exit_code == 0, shown.stderr
+    for word in ("a live index of 494 items", "of them deleted", "rows of the delta", "base-"):
+        assert word in shown.stdout
