@@ -10,7 +10,7 @@ states met on random legal walks, orders of the vocabulary:
     other          the order made for another constraint: what a server finds whose weights were ordered for the one before
 
 For each: the share of the head that is in a block of 64 with a legal token, for one row and for batches; beside it what dot
-products gathered by row, and by token, read; and the milliseconds of each on a head of 512 values a token, one thread.
+products gathered by row, and by token, read; and the milliseconds of each on a head of 256 values a token, one thread.
 
 Shapes: R rows, V codes, M different legal sets.
 """
@@ -32,7 +32,7 @@ from pleach.ops.head import Path, States, cpu
 
 __all__ = ["clustered", "runs", "share_of_blocks"]
 
-BLOCK, D = 64, 512
+BLOCK, D = 64, 256
 Order = NDArray[np.int64]  # the new place of each token
 
 _SCHEMA = {
@@ -126,7 +126,7 @@ def _measure(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     cells: list[dict[str, Any]] = []
     for rows in (1, 16, 140):
-        batches = [[automaton.allowed(state) for state in rng.choice(met, rows).tolist()] for _ in range(5 if rows > 1 else 60)]
+        batches = [[automaton.allowed(state) for state in rng.choice(met, rows).tolist()] for _ in range(3 if rows > 1 else 60)]
         hidden_RD = rng.standard_normal((rows, weight_VD.shape[1]), np.float32)
         legal = float(np.mean([sum(map(len, batch)) for batch in batches])) / SIZE
         distinct = float(np.mean([len(np.unique(np.concatenate(batch))) for batch in batches])) / SIZE
