@@ -1,0 +1,237 @@
+"""Ray Serve and Ray Data over a cluster that the test starts: two CPUs, a small object store."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pleach.engine import Engine, Request, Settings
+from pleach.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
+from pleach.integrations.batch import Asked, Done, Files, PartitionRunner
+from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'pleach[ray]'", exc_type=ImportError)
+# What Ray, opencensus and pydantic warn of in their own code is theirs to mend.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    """A Ray cluster on this machine, that nothing of this user's environment changes."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+        import ray.data
+        import ray.serve
+
+        ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return make_shop(tmp_path_factory.mktemp("shop"))
+
+
+def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: Files, tmp_path: Path):
+    from pleach.integrations.ray_batch import recommend_users_on_ray
+
+    histories = make_users(tmp_path / "users.parquet")
+    job = job_of(files, tmp_path)
+    for partition in job.plan().pending[2:5]:  # as a job leaves it that was killed
+        PartitionRunner(job).run(partition)
+    out = Path(job.out)
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    seen: list[int] = []
+
+    def note(_: Done, finished: int, total: int) -> None:
+        seen.append(finished)
+
+    done = recommend_users_on_ray(job, workers=2, cpus_per_worker=0.5, progress=note)
+    assert [one.number for one in done] == [0, 1, 5, 6, 7]
+    assert sum(one.users for one in done) == NUM_USERS - 6 - 6 - 6 + 2
+    assert seen == [4, 5, 6, 7, 8]
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    check_output(job, histories)
+    assert recommend_users_on_ray(job) == []
+
+    other = dataclasses.replace(job, asked=dataclasses.replace(job.asked, num_items=6))
+    with pytest.raises(DataError, match="different asked"):
+        recommend_users_on_ray(other)
+    unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), asked=Asked(rules=("stale",)))
+    with pytest.raises(UnknownRuleError, match="stale"):
+        recommend_users_on_ray(unknown, workers=1, cpus_per_worker=0.5)
+    with pytest.raises(ArgumentError, match="too few for one worker of 64 CPUs"):
+        recommend_users_on_ray(dataclasses.replace(unknown, out=str(tmp_path / "large")), cpus_per_worker=64)
+    with pytest.raises(ArgumentError, match="workers=0"):
+        recommend_users_on_ray(unknown, workers=0)
+
+
+def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read()), dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read()), dict(error.headers)
+
+
+def test_an_application_answers_refuses_and_rolls_a_catalogue_out(cluster: Any, files: Files, tmp_path: Path):
+    from ray import serve
+
+    from pleach.integrations.ray_serve import Fleet, application
+
+    settings = Settings(num_beams=8, max_queue=1, max_batch=1, workers=1)
+    fleet = Fleet(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    handle = serve.run(application(fleet), name="shop", route_prefix="/shop")
+    url = f"http://127.0.0.1:{port}/shop"
+    engine = Engine.load(files.model, files.index, files.catalogue, files.rules, num_beams=8)
+    body = {"history": ["item001", "item002"], "num_items": 5, "rules": ["fresh"]}
+    (alone,) = engine.recommend([Request(history=("item001", "item002"), num_items=5, rules=("fresh",))])
+
+    status, answer, _ = ask(f"{url}/v1/recommend", body)
+    assert status == 200
+    assert answer["item_ids"] == list(alone.item_ids)
+    assert handle.recommend.remote(body).result()["item_ids"] == list(alone.item_ids)
+    assert ask(f"{url}/readyz")[1]["ready"]
+
+    status, answer, _ = ask(f"{url}/v1/recommend", body | {"rules": ["stale"]})
+    assert (status, answer["error"]["type"]) == (422, "UnknownRuleError")
+    with pytest.raises(RequestError):
+        handle.recommend.remote(body | {"num_items": 10_000}).result()
+    with ThreadPoolExecutor(10) as pool:
+        burst = list(pool.map(lambda _: ask(f"{url}/v1/recommend", body | {"num_beams": 60}), range(40)))
+    assert {status for status, _, _ in burst} == {200, 429}
+    refused = next((answer["error"], headers) for status, answer, headers in burst if status == 429)
+    assert (refused[0]["type"], refused[0]["reason"]) == ("OverloadedError", "queue_full")
+    assert int(refused[1]["retry-after"]) >= 1
+
+    newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
+    versions: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        over = False
+
+        def customer() -> None:
+            while not over:
+                status, answer, _ = ask(f"{url}/v1/recommend", body)
+                assert status == 200, answer
+                versions.append(answer["index_version"])
+
+        buying = pool.submit(customer)
+        try:
+            serve.run(application(dataclasses.replace(fleet, files=newer)), name="shop", route_prefix="/shop")
+            after = handle.status.remote().result()
+        finally:
+            over = True
+        buying.result()
+    new_version = Engine.load(newer.model, newer.index, newer.catalogue, newer.rules).trie.version
+    assert (after["index_version"], after["fault"]) == (new_version, None)
+    assert versions[0] == engine.trie.version
+    assert set(versions) <= {engine.trie.version, new_version}
+    assert ask(f"{url}/v1/recommend", body)[1]["index_version"] == new_version
+    serve.shutdown()
+
+
+def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, tmp_path: Path):
+    from pleach.integrations.ray_serve import Recommender
+
+    newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
+    broken = dataclasses.replace(files, index=str(tmp_path / "nowhere.pleach"))
+    body = {"history": ["item001"], "num_items": 3}
+
+    async def replica() -> list[str]:
+        one = Recommender(Settings(), "cpu", 5.0)
+        with pytest.raises(UnavailableError, match="no files yet"):
+            await one.status()
+        with pytest.raises(IndexFileError, match="nowhere"):
+            await one.reconfigure(dataclasses.asdict(broken))
+        await one.reconfigure(dataclasses.asdict(files))
+        first = one._served
+        assert first is not None
+        over, versions = False, list[str]()
+
+        async def customer() -> None:
+            while not over:
+                versions.append((await one.recommend(body))["index_version"])
+
+        customers = [asyncio.create_task(customer()) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        await one.reconfigure(dataclasses.asdict(newer))
+        await one.reconfigure(dataclasses.asdict(broken))
+        await asyncio.sleep(0.2)
+        over = True
+        await asyncio.gather(*customers)
+        status = await one.status()
+        assert "nowhere.pleach" in status["fault"]
+        assert versions[-1] == status["index_version"]
+        await asyncio.gather(*one._retiring)
+        assert not first.engine.is_running  # nobody is inside any more
+        assert one._served is not None
+        assert one._served.engine.model is first.engine.model  # the same weights
+        await one.check_health()
+        await one.reconfigure(dataclasses.asdict(files))
+        assert (await one.status())["fault"] is None
+        one._served.engine.stop()
+        with pytest.raises(UnavailableError):
+            await one.check_health()
+        return versions
+
+    versions = asyncio.run(replica())
+    changed = next(place for place, version in enumerate(versions) if version != versions[0])
+    assert changed > 0
+    assert len(set(versions)) == 2
+    assert len(set(versions[changed + 3 :])) == 1  # one answer of each customer may still have been on its way
+
+
+def test_arguments_of_a_fleet(cluster: Any, files: Files):
+    from pleach.integrations.ray_serve import Fleet
+
+    words = {
+        "model": files.model,
+        "index": files.index,
+        "num_beams": "40",
+        "slo_s": "0.2",
+        "max_replicas": "4",
+        "overlap": "false",
+    }
+    fleet = Fleet.of(words)
+    assert (fleet.settings.num_beams, fleet.settings.slo_s, fleet.settings.overlap) == (40, 0.2, False)
+    assert (fleet.min_replicas, fleet.max_replicas, fleet.files.index) == (1, 4, files.index)
+    for change, message in (
+        ({"num_beems": "4"}, "there is no argument 'num_beems'"),
+        ({"num_beams": "many"}, "num_beams='many': expected int"),
+        ({"min_replicas": 5}, "the first is from 1 to the second"),
+        ({"num_gpus": -1}, "at least 0"),
+        ({"grace_s": 0}, "above 0"),
+        ({"files": "x"}, "there is no argument 'files'"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            Fleet.of(words | change)
+    with pytest.raises(ArgumentError, match="index missing"):
+        Fleet.of({"model": files.model})
