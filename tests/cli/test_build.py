@@ -16,6 +16,8 @@ from pleach.catalog import Segments
 from pleach.cli import app
 from pleach.cli.capacity import parse_plan
 from pleach.cli.codes import CodesTable, parse_bytes, parse_sizes
+from pleach.cli.run import RunDirectory
+from pleach.cli.sources import Source
 from pleach.errors import ArgumentError, PleachError
 from pleach.index.builder import TrieBuilder
 from pleach.index.plan import Plan
@@ -291,3 +293,24 @@ def test_a_live_index_can_be_looked_at_beside_its_writer(tmp_path: Path) -> None
     assert shown.exit_code == 0, shown.stderr
     for word in ("a live index of 494 items", "of them deleted", "rows of the delta", "base-"):
         assert word in shown.stdout
+
+
+def test_build_tries_rules_and_keeps_those_of_the_file_alone(tmp_path: Path) -> None:
+    assert call("make-shop", "--out", tmp_path, "--items", "200", "--users", "50").exit_code == 0
+    ids = np.array(pq.read_table(tmp_path / "items.parquet")["item_id"].to_pylist())
+    codes = np.random.default_rng(0).integers(0, 16, (len(ids), 3))
+    run = RunDirectory(tmp_path / "run")
+    run.sids.parent.mkdir()
+    SidTable(item_ids=ids, codes=codes, codebook_sizes=(16,) * 3).save(run.sids)
+    Source(path=tmp_path).save(run.source)
+    built = call("build", "--run", run.path, "--rule", "dear=price >= 50", "--rule", "gone@60s=stock = 0")
+    assert built.exit_code == 0, built.stderr
+    prices = pq.read_table(tmp_path / "items.parquet")["price"].to_numpy()
+    assert f"rule dear: {int((prices >= 50).sum()):,} items" in built.stdout
+    assert "rule in_stock" in built.stdout
+    assert "dear" not in run.rules.read_text(encoding="utf-8")
+    for rule in ("dear", "dear=no_such_column > 1", "dear=price <", "a b=price < 3"):
+        refused = call("build", "--run", run.path, "--rule", rule)
+        assert refused.exit_code == 2
+        assert "rule" in refused.stderr
+        assert "Traceback" not in refused.stderr
