@@ -28,6 +28,7 @@ class Name(StrEnum):
     ATTENTION = "attention"
     AUTOMATON = "automaton"
     INDEX = "index"
+    LANGUAGE = "language"
     JAX = "jax"
     FILTERS = "filters"
     FORCED = "forced"
@@ -39,6 +40,7 @@ class Name(StrEnum):
     GPU = "gpu"
     SERVE = "serve"
     MEMORY = "memory"
+    TOKENISER = "tokeniser"
 
 
 def main(
@@ -52,7 +54,9 @@ def main(
         int | None,
         typer.Option(help="For index, step and filters: so many items; index and step above 2 x 10^7: in chunks, no peer."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="For serve: a directory of interactions; the made shop else.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="For serve and tokeniser: a directory of interactions; made up else.")
+    ] = None,
     memory_limit: Annotated[
         int, typer.Option(help="For index and step in chunks: bytes that rows may take until they are sorted.")
     ] = 4 << 30,
@@ -79,7 +83,7 @@ def main(
 
 def _runs(name: Name, quick: bool, num_items: int | None, memory_limit: int, seconds: float, data: Path | None) -> Runs:
     module = importlib.import_module(f"pleach.bench.{name}")
-    if name is Name.SERVE:
+    if name in (Name.SERVE, Name.TOKENISER):
         yield from module.runs(quick, data)
         return
     sizes = {Name.INDEX: (10_000_000, 3), Name.STEP: (1_000_000, 200), Name.FILTERS: (1_000_000, 60)}

@@ -79,7 +79,7 @@ class ResidualKMeans:
         return self
 
     def fit_blocks(
-        self, blocks: Iterable[NDArray[np.float32]], progress: Progress | None = None, *, first: int = 65_536
+        self, blocks: Iterable[NDArray[np.float32]], progress: Progress | None = None, *, first: int = 20_000
     ) -> "ResidualKMeans":
         """Find the centroids of vectors that do not fit in memory; returns itself.
 

@@ -37,8 +37,8 @@ Gradient = Literal["straight-through", "rotation"]
 class RqVaeConfig:
     """How an RQ-VAE is built and trained.
 
-    hidden, latent: widths of the encoder (the decoder mirrors it) and of what is quantised. epochs: passes over the items;
-    the first `warmup` share of them trains encoder and decoder alone, then k-means on the latents places the codes.
+    hidden, latent: widths of the encoder (the decoder mirrors it) and of what is quantised. steps: batches in all; the
+    first `warmup` share of them trains encoder and decoder alone, then k-means on the latents places the codes.
     commitment: weight of the pull of the latents to their codes. decay: of the running means that the codes are.
     revive: a code that got fewer than this share of an even load, on the running mean, moves to a residual of the batch.
     gradient: what passes the quantiser on its way back: "straight-through" copies it, "rotation" turns and scales it with
@@ -46,10 +46,10 @@ class RqVaeConfig:
     """
 
     hidden: int = 256
-    latent: int = 32
-    epochs: int = 40
-    warmup: float = 0.2
-    batch: int = 1024
+    latent: int = 64
+    steps: int = 1500
+    warmup: float = 0.3
+    batch: int = 512
     learning_rate: float = 2e-3
     commitment: float = 0.25
     decay: float = 0.95
@@ -57,7 +57,7 @@ class RqVaeConfig:
     gradient: Gradient = "straight-through"
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "latent", "epochs", "batch"):
+        for name in ("hidden", "latent", "steps", "batch"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)}: at least 1")
         for name in ("warmup", "decay", "revive"):
@@ -80,11 +80,11 @@ class RqVae(nn.Module):
         loss = |vector - vector'|^2 + commitment * sum over levels of |residual - its code|^2
 
     4 levels of 256 codes, as TIGER and STATIC's section 6 have it. On one thread and one seed the codes are the same bits.
-    Cost: about 12 * epochs * N * hidden * (D + latent) multiplications. (TIGER, section 3.1; EMA codes: van den Oord et
+    Cost: about 6 * steps * batch * hidden * (D + latent) multiplications. (TIGER, section 3.1; EMA codes: van den Oord et
     al., 2017; revival: Zeghidour et al., 2021.)
 
     >>> vectors = np.random.default_rng(0).normal(size=(64, 4))
-    >>> config = RqVaeConfig(epochs=2, batch=32, latent=3, hidden=8)
+    >>> config = RqVaeConfig(steps=8, batch=32, latent=3, hidden=8)
     >>> RqVae(codebook_sizes=(4, 4), config=config).fit(vectors).encode(vectors).shape
     (64, 2)
     """
@@ -124,22 +124,21 @@ class RqVae(nn.Module):
         self._build(vectors.shape[1], generator)
         codes: list[_Level] = []
         optimizer = torch.optim.AdamW(self.parameters(), lr=config.learning_rate, weight_decay=1e-4)
-        warm_epochs = min(max(1, round(config.warmup * config.epochs)), config.epochs)
+        warm = min(round(config.warmup * config.steps), config.steps - 1)
         self.revived = 0
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            for epoch in range(config.epochs):
-                if epoch == warm_epochs or (epoch == 0 and config.warmup == 0):
+            order: list[Tensor] = []
+            for step in range(config.steps):
+                if step == warm:
                     codes = self._first_codes(inputs_ND)
                 for group in optimizer.param_groups:
-                    group["lr"] = config.learning_rate * 0.5 * (1 + cos(pi * epoch / config.epochs))
-                for rows in torch.randperm(count, generator=generator).split(config.batch):
-                    self._step(inputs_ND[rows], codes, optimizer, generator)
-                if progress:
-                    progress("RQ-VAE", (epoch + 1) / config.epochs)
-            if not codes:
-                codes = self._first_codes(inputs_ND)
+                    group["lr"] = config.learning_rate * 0.5 * (1 + cos(pi * step / config.steps))
+                order = order or list(torch.randperm(count, generator=generator).split(config.batch))
+                self._step(inputs_ND[order.pop()], codes, optimizer, generator)
+                if progress and step % 50 == 0:
+                    progress("RQ-VAE", (step + 1) / config.steps)
         finally:
             torch.set_num_threads(threads)
         self.centroids = tuple(level.means_VZ.numpy().copy() for level in codes)

@@ -120,7 +120,7 @@ def test_what_cannot_be_fitted_is_named():
 
 def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_drawn(tmp_path: Path):
     config = QuantiserConfig(
-        codebook_sizes=(8, 8), method="rqvae", repair="level", rqvae=RqVaeConfig(epochs=6, hidden=16, latent=4)
+        codebook_sizes=(8, 8), method="rqvae", repair="level", rqvae=RqVaeConfig(steps=30, hidden=16, latent=4)
     )
     fit = fit_sids(items(), None, quantiser=config)
     assert isinstance(fit.quantiser, RqVae)

@@ -11,7 +11,7 @@ from pleach.errors import ArgumentError, CheckpointError, DataError
 from pleach.semid.rqkmeans import ResidualKMeans
 from pleach.semid.rqvae import RqVae, RqVaeConfig, _through
 
-SMALL = RqVaeConfig(epochs=12, hidden=24, latent=6, batch=64, learning_rate=5e-3)
+SMALL = RqVaeConfig(steps=90, hidden=24, latent=6, batch=64, learning_rate=5e-3)
 
 
 def clusters(seed: int = 0, rows: int = 400, dims: int = 10) -> np.ndarray:
@@ -53,7 +53,7 @@ def test_dead_codes_are_revived():
     vectors = rng.normal(size=(600, 4)) * 0.2 + np.repeat([[0.0] * 4, [9.0] * 4], 300, axis=0)
 
     def used(revive: float) -> tuple[int, int]:
-        config = RqVaeConfig(epochs=20, warmup=0.0, hidden=16, latent=3, batch=100, revive=revive, learning_rate=1e-2)
+        config = RqVaeConfig(steps=120, warmup=0.0, hidden=16, latent=3, batch=100, revive=revive, learning_rate=1e-2)
         quantiser = RqVae(codebook_sizes=(64,), config=config).fit(vectors)
         return len(np.unique(quantiser.encode(vectors))), quantiser.revived
 
@@ -130,7 +130,7 @@ def test_bad_vectors_and_settings_are_named(fitted: RqVae):
 
 def test_few_vectors_give_few_codes():
     vectors = np.repeat(np.eye(3), 4, axis=0)
-    quantiser = RqVae(codebook_sizes=(8, 8), config=RqVaeConfig(epochs=4, hidden=8, latent=2, batch=4)).fit(vectors)
+    quantiser = RqVae(codebook_sizes=(8, 8), config=RqVaeConfig(steps=12, hidden=8, latent=2, batch=4)).fit(vectors)
     codes = quantiser.encode(vectors)
     assert len(np.unique(codes, axis=0)) <= 3
     assert (codes.reshape(3, 4, 2) == codes.reshape(3, 4, 2)[:, :1]).all()
