@@ -193,6 +193,19 @@ def _gpu(folder: Path) -> list[str]:
     return [*lines, "", _from(rows[-1])] if rows else ["Not measured: no GPU was at hand. `make gpu` measures."]
 
 
+def _language(folder: Path) -> list[str]:
+    rows = latest("language", folder)
+    lines = ["| language | states | legal tokens alone, ms a round | all logits | all logits and a mask |"]
+    lines += ["| --- |" + " ---: |" * 4]
+    for row in rows:
+        one = row["measured"]
+        over = [_times(one["over_legal"][way]) for way in ("all", "mask")]
+        lines.append(
+            _line([row["parameters"]["language"], f"{one['states']:,}", f"{one['round_ms']['legal']['p50']:,.2f}", *over])
+        )
+    return [*lines, "", _from(rows[-1])] if rows else []
+
+
 def _line(cells: list[Any]) -> str:
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
@@ -204,6 +217,7 @@ _TABLES: dict[str, Callable[[Path], list[str]]] = {
     "forced": _forced,
     "forced-leaves": _leaves,
     "attention": _attention,
+    "language": _language,
     "reordering": _reordering,
     "gpu": _gpu,
 }

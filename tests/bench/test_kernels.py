@@ -1,10 +1,16 @@
 """The benchmarks of head and attention run small, check parity and say what they chose; legal sets are what they are called."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from pleach import Trie
-from pleach.bench import attention, forced, head, reordering
+from pleach.bench import attention, forced, head, kernel_report, language, reordering
+from pleach.bench.rows import append_row
+from pleach.index import Automaton
+from pleach.ops.head import Costs
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
@@ -63,3 +69,39 @@ def test_later_starts_need_more_passes_and_forced_leaves_read_what_rounds_read(m
     assert passes == sorted(passes, reverse=True)
     assert found["1"]["codes_read"] == (forced.L - 1) * forced.K
     assert passes[0] < forced.L
+
+
+def test_a_mask_over_all_logits_finds_what_legal_codes_alone_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = [b"a", b"b", None, b"ab", *[b"x"] * 40]
+    monkeypatch.setattr(language, "SIZE", len(vocabulary))
+    weight = np.random.default_rng(0).standard_normal((len(vocabulary), 8), np.float32)
+    for pattern in ("(ab|b){1,20}", "a{3}|b", "[abx]*"):
+        measured = language._measure(Automaton.from_regex(pattern, vocabulary), weight, Costs(), repeats=1)
+        assert set(measured["over_legal"]) == {"all", "mask"}  # that the scores are equal is asserted before
+    scores, rounds = language.masked_search(
+        Automaton.from_choices(["b"], vocabulary), language._model(8, 0), torch.from_numpy(weight)
+    )
+    assert (scores == 0).sum() == 1  # among legal tokens it is certain, twice
+    assert rounds == 2
+
+
+def test_tables_are_written_from_the_last_rows_and_say_what_is_missing(tmp_path: Path) -> None:
+    for times in (1, 2):
+        for parameters, measured in attention.runs(True):
+            if "us" in measured:
+                measured["us"]["shared"]["p50"] = 1000 * times
+            append_row("attention", parameters, measured, tmp_path)
+    text = "Before.\n<!-- rows attention -->\nold\n<!-- end -->\n<!-- rows forced-leaves -->\n<!-- end -->\n"
+    filled = kernel_report.fill(text, tmp_path)
+    assert "| 2,000 |" in filled
+    assert "| 1,000 |" not in filled
+    assert "old" not in filled
+    assert "Not measured yet: `python -m pleach.bench forced --json`." in filled
+    assert kernel_report.fill(filled, tmp_path) == filled
+    assert not kernel_report.draw_curves(tmp_path / "head.png", tmp_path)
+
+
+def test_every_table_of_the_document_is_known() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert document.count("<!-- rows ") == document.count("<!-- end -->") == len(kernel_report._TABLES)
+    assert len(kernel_report.fill(document)) > 0
