@@ -27,6 +27,12 @@ class Name(StrEnum):
     FIGURE_4 = "static-figure-4"
     MEMORY = "static-memory"
     TIGER_1 = "tiger-table-1"
+    XGR_13 = "xgr-figure-13"
+    XGR_15 = "xgr-figure-15"
+    XGR_16 = "xgr-figure-16"
+    XGR_17 = "xgr-figure-17"
+    XGR_18 = "xgr-figure-18"
+    XGR_19 = "xgr-figure-19"
 
 
 class Distribution(StrEnum):
@@ -75,6 +81,9 @@ def reproduce(
             redraw=redraw,
             out=out,
         )
+        return
+    if name.value.startswith("xgr-"):
+        _serving(name, console, data=data, quick=quick, as_json=as_json, redraw=redraw, out=out)
         return
     if data is not None or share or more_shares:
         raise ArgumentError(f"{name.value} measures catalogues that it draws itself: --data and --share are for {LEARNING}")
@@ -167,6 +176,38 @@ def _learning(
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{name.value}.png"
         table.draw(rows).savefig(path, dpi=160)
+        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+
+
+def _serving(
+    name: Name, console: Console, *, data: Path | None, quick: bool, as_json: bool, redraw: bool, out: Path | None
+) -> None:
+    """A figure of the xGR paper: the engine, its peers and the server; `data` or the made shop."""
+    began = time.perf_counter()
+    try:
+        from pleach.bench.reproduce.experiments import serving_figure
+        from pleach.bench.reproduce.xgr import RESULTS_NAME, Asked, kept_serving_rows
+
+        figure = serving_figure(name.value)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"pleach reproduce {name.value} needs {error.name}: pip install 'pleach[train,serve,bench]'"
+        ) from error
+    from pleach.bench.rows import keep_row
+
+    assert figure is not None
+    rows = kept_serving_rows(name.value, quick) if redraw else figure.run(Asked(quick=quick, data=data), console)
+    if not rows:
+        raise DataError(f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first")
+    for row in rows if as_json and not redraw else ():
+        print(json.dumps(row), flush=True)
+        if not quick:
+            keep_row(RESULTS_NAME, row)
+    figure.show(wide(console), rows)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{name.value}.png"
+        figure.draw(rows).savefig(path, dpi=160)
         done(console, what=f"{path}", seconds=time.perf_counter() - began)
 
 

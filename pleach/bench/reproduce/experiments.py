@@ -9,8 +9,9 @@ from pleach.bench.reproduce.experiment import Experiment
 
 if TYPE_CHECKING:
     from pleach.bench.reproduce.learning import LearningTable
+    from pleach.bench.reproduce.xgr import ServingFigure
 
-__all__ = ["LEARNING", "experiment", "learning_table"]
+__all__ = ["LEARNING", "experiment", "learning_table", "serving_figure"]
 
 LEARNING = ("static-table-3", "tiger-table-1")
 
@@ -19,6 +20,23 @@ def experiment(name: str) -> Experiment:
     """The experiment of this name."""
     modules = (table_1, figure_2, figure_3, figure_4, memory)
     return {module.EXPERIMENT.name: module.EXPERIMENT for module in modules}[name]
+
+
+def serving_figure(name: str) -> ServingFigure | None:
+    """The figure of the xGR paper of this name, or None. They need what serving needs (`pleach[serve]`) beside `[bench]`."""
+    if not name.startswith("xgr-"):
+        return None
+    from pleach.bench.reproduce import xgr_kernels, xgr_latency, xgr_memory, xgr_scheduling
+
+    figures = (
+        xgr_latency.FIGURE_13,
+        xgr_memory.FIGURE_15,
+        xgr_memory.FIGURE_16,
+        xgr_kernels.FIGURE_17,
+        xgr_scheduling.FIGURE_18,
+        xgr_latency.FIGURE_19,
+    )
+    return {figure.name: figure for figure in figures}.get(name)
 
 
 def learning_table(name: str) -> LearningTable | None:
