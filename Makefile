@@ -20,7 +20,8 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 bench: .venv/.dev
-	$(BIN)/python -m pleach.bench step index filters forced head hf updates --json
+	$(BIN)/python -m pleach.bench step index filters forced head attention automaton language reordering hf updates --json
+	$(BIN)/python -m pleach.bench.kernel_report
 
 reproduce: .venv/.dev
 	for name in static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3; do \
