@@ -8,7 +8,6 @@ from pleach.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
 from pleach.model.prompt_store import PromptStore
 from pleach.model.rounds import Rounds
 from pleach.model.t5_config import EncoderDecoderConfig
-from pleach.model.t5_rounds import EncoderDecoderRounds
 from pleach.model.transformer import Transformer
 from pleach.model.two_stage import TwoStage
 from pleach.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
@@ -20,7 +19,6 @@ __all__ = [
     "AnyVocabulary",
     "EncoderDecoder",
     "EncoderDecoderConfig",
-    "EncoderDecoderRounds",
     "ModelConfig",
     "PromptStore",
     "Rounds",

@@ -1,9 +1,7 @@
-"""What may be asked of a model: prompts of tokens that fit it, and in a round codes of the level and parents that exist.
+"""What may be asked of a model: prompts of tokens that fit it, and dropout by a generator that the caller gives.
 
-Shapes: B requests, T tokens of a prompt, K beams.
+Shapes: B requests, T tokens of a prompt.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,45 +10,8 @@ from pleach.errors import ArgumentError
 from pleach.model.config import ModelConfig
 from pleach.model.qwen3 import Dropout
 from pleach.model.t5_config import EncoderDecoderConfig
-from pleach.model.vocabulary import AnyVocabulary
 
-__all__ = ["check_prompts", "checked_lengths", "checked_round", "dropping", "integers"]
-
-
-def checked_round(
-    codes: Any, parents: Any, vocabulary: AnyVocabulary, batch_size: int, *, level: int, width: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """(codes_BK, parents_BK) as int64 on the device; ArgumentError for what cannot be meant.
-
-    level: of the codes. width: beams of the round before, which the parents name. Values are looked at on a CPU only: elsewhere
-    looking would stall the device.
-    """
-    codes_BK, parents_BK = integers("codes", codes, device), integers("parents", parents, device)
-    if codes_BK.ndim != 2 or len(codes_BK) != batch_size or parents_BK.shape != codes_BK.shape:
-        shapes = f"{tuple(codes_BK.shape)} and {tuple(parents_BK.shape)}"
-        raise ArgumentError(f"codes and parents must both have shape (B={batch_size}, K), not {shapes}")
-    if level + 1 >= vocabulary.num_levels:
-        raise ArgumentError(
-            f"a SID has {vocabulary.num_levels} levels and the last was answered: step_fn(None, None) starts anew"
-        )
-    if device.type == "cpu" and codes_BK.numel():
-        size = vocabulary.codebook_sizes[level]
-        if int(codes_BK.min()) < 0 or int(codes_BK.max()) >= size:
-            raise ArgumentError(f"level {level} has the codes 0 to {size - 1:,}, got one outside")
-        if int(parents_BK.min()) < 0 or int(parents_BK.max()) >= width:
-            raise ArgumentError(f"the round before had the beams 0 to {width - 1:,}, got a parent outside")
-    return codes_BK, parents_BK
-
-
-def integers(name: str, values: Any, device: torch.device) -> Tensor:
-    """The values as an int64 tensor; ArgumentError where they are no integers."""
-    try:
-        tensor = torch.as_tensor(values, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(f"{name} must be integers (B, K): {error}") from error
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise ArgumentError(f"{name} must be integers (B, K), not {tensor.dtype}")
-    return tensor.to(torch.int64)
+__all__ = ["check_prompts", "checked_lengths", "dropping"]
 
 
 def check_prompts(

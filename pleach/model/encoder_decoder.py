@@ -15,10 +15,11 @@ from pleach.errors import ArgumentError
 from pleach.model.asked import check_prompts, checked_lengths, dropping
 from pleach.model.experts import Experts
 from pleach.model.qwen3 import Dropout, RMSNorm
+from pleach.model.rounds import Rounds
 from pleach.model.t5 import RelativeBias, T5Decoder, T5Encoder
 from pleach.model.t5_cache import attend_codes
 from pleach.model.t5_config import EncoderDecoderConfig
-from pleach.model.t5_rounds import EncoderDecoderRounds
+from pleach.model.t5_passes import EncoderDecoderPasses
 from pleach.model.vocabulary import AnyVocabulary
 from pleach.model.weights import read_config, read_tensors, write_checkpoint
 
@@ -143,7 +144,8 @@ class EncoderDecoder(nn.Module):
         """Logits (..., vocab_size) of every token from hidden states (..., D)."""
         return F.linear(hidden, self.head_weight)
 
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> EncoderDecoderRounds:
+    @torch.inference_mode()
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Rounds:
         """Encode prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
         Costs one pass of the encoder over B x T tokens; the keys and values of the cross-attention live as long as the answer.
@@ -151,10 +153,10 @@ class EncoderDecoder(nn.Module):
         """
         check_prompts(tokens_BT, lengths_B, self.config, further=self.vocabulary.num_levels - 1)
         lengths_B = checked_lengths(tokens_BT, lengths_B)
-        with torch.inference_mode():
-            encoded_BTD = self._encode(tokens_BT, lengths_B, lambda x: x)
+        encoded_BTD = self._encode(tokens_BT, lengths_B, lambda x: x)
         start_token = self.config.decoder_start_token_id
-        return EncoderDecoderRounds(self.decoder, self.shared, self.head, self.vocabulary, encoded_BTD, lengths_B, start_token)
+        passes = EncoderDecoderPasses(self.decoder, self.shared, self.head, encoded_BTD, lengths_B, start_token)
+        return Rounds(passes, self.vocabulary, lengths_B)
 
     @classmethod
     def from_pretrained(

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pleach.errors import ArgumentError
+from pleach.model.asked import check_prompts, checked_lengths, dropping
 from pleach.model.config import ModelConfig
 from pleach.model.cpu import CpuPasses
 from pleach.model.passes import LayerPasses, Passes
 from pleach.model.prompt_store import PromptStore
-from pleach.model.qwen3 import Dropout, Qwen3, RMSNorm, causal
+from pleach.model.qwen3 import Qwen3, RMSNorm, causal
 from pleach.model.rounds import Rounds
 from pleach.model.vocabulary import AnyVocabulary
 from pleach.model.weights import read_config, read_tensors, write_checkpoint
@@ -92,9 +93,11 @@ class Transformer(nn.Module):
         dropout: the generator that chooses what is dropped. A model in training mode with config.dropout > 0 needs it
         (ArgumentError); in evaluation mode nothing is dropped.
         """
-        self._check(tokens_BT, lengths_B)
+        check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        hidden_BTD = self.model(tokens_BT, positions_T, causal, self._dropout(dropout))
+        hidden_BTD = self.model(
+            tokens_BT, positions_T, causal, dropping(self.config.dropout if self.training else 0.0, dropout)
+        )
         if lengths_B is None:
             return hidden_BTD
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
@@ -128,15 +131,8 @@ class Transformer(nn.Module):
         it is known: room for their codes is then made once, and not again where the second round is wider than the first.
         Prompts that leave no room for a whole SID in the model's positions raise ArgumentError.
         """
-        self._check(tokens_BT, lengths_B, further=self.vocabulary.num_levels - 1)
-        if lengths_B is None:
-            lengths_B = torch.full(tokens_BT.shape[:1], tokens_BT.shape[1])
-        if len(lengths_B) and not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= tokens_BT.shape[1]:
-            raise ArgumentError(
-                f"lengths must be between 1 and {tokens_BT.shape[1]}, got {int(lengths_B.min())} to {int(lengths_B.max())}: "
-                "an empty history is the prompt [bos]"
-            )
-        lengths_B = lengths_B.to(tokens_BT.device, torch.int64)
+        check_prompts(tokens_BT, lengths_B, self.config, further=self.vocabulary.num_levels - 1)
+        lengths_B = checked_lengths(tokens_BT, lengths_B)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             passes: Passes = CpuPasses(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
@@ -177,34 +173,3 @@ class Transformer(nn.Module):
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
         """Write config.json and model.safetensors, as transformers' Qwen3ForCausalLM reads them, and pleach.json."""
         write_checkpoint(Path(directory), self.config, self.vocabulary, dict(self.named_parameters()))
-
-    def _dropout(self, generator: torch.Generator | None) -> Dropout:
-        rate = self.config.dropout if self.training else 0.0
-        if rate == 0:
-            return lambda x: x
-        if generator is None:
-            raise ArgumentError(
-                f"this model drops {rate:.0%} in training: pass dropout=torch.Generator(), or call model.eval()"
-            )
-
-        def drop(x: Tensor) -> Tensor:
-            kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
-            return x * kept / (1 - rate)
-
-        return drop
-
-    def _check(self, tokens_BT: Tensor, lengths_B: Tensor | None, further: int = 0) -> None:
-        if tokens_BT.ndim != 2 or tokens_BT.dtype not in (torch.int64, torch.int32):
-            raise ArgumentError(
-                f"tokens must be a (B, T) tensor of int64, got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}"
-            )
-        if tokens_BT.shape[1] < 1 or tokens_BT.shape[1] + further > self.config.max_position_embeddings:
-            raise ArgumentError(
-                f"prompts of {tokens_BT.shape[1]:,} tokens with {further} to come do not fit the model's "
-                f"{self.config.max_position_embeddings:,} positions: keep the newest items of each history only"
-            )
-        looks = tokens_BT.device.type == "cpu" and tokens_BT.numel() > 0  # elsewhere, looking would stall the device
-        if looks and not 0 <= int(tokens_BT.min()) <= int(tokens_BT.max()) < self.config.vocab_size:
-            raise ArgumentError(f"the model has the tokens 0 to {self.config.vocab_size - 1:,}, got one outside")
-        if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
-            raise ArgumentError(f"lengths must be one per row, ({len(tokens_BT)},), got shape {tuple(lengths_B.shape)}")

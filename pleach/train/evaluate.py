@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pleach.decode import BeamSearch, SearchResult
 from pleach.errors import ArgumentError
 from pleach.index import Trie
-from pleach.model import AnyModel, EncoderDecoderRounds, Rounds
+from pleach.model import AnyModel, Rounds
 from pleach.train.baselines import neighbour_ranks, popularity_ranks
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.metrics import MISS, Estimate, Scores
@@ -208,10 +208,10 @@ class _Asking:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
         return done
 
-    def _constrained(self, rounds: Rounds | EncoderDecoderRounds, batch_size: int) -> SearchResult:
+    def _constrained(self, rounds: Rounds, batch_size: int) -> SearchResult:
         return self._search.run(rounds.step_fn, batch_size=batch_size)
 
-    def _unconstrained(self, rounds: Rounds | EncoderDecoderRounds) -> NDArray[np.int64]:
+    def _unconstrained(self, rounds: Rounds) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]
         codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=num_levels, num_beams=self._num_beams)
         return codes_BKL.cpu().numpy()
