@@ -59,8 +59,12 @@ class Workspace:
         size = prod(shape)
         flat = self._flat.get(name)
         if flat is None or len(flat) < size:
+            if not keep:  # before the new one is taken, so that both are never there together
+                held = flat = None
+                self._flat.pop(name, None)
+                self._views.pop(name, None)
             grown = torch.empty(size, dtype=dtype)
-            if keep and flat is not None:
+            if flat is not None:
                 grown[: len(flat)] = flat
             self._flat[name] = flat = grown
             self.growths += 1

@@ -44,6 +44,7 @@ class PerBeamPasses(CpuPasses):
     def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         num_codes, beams = tokens_BKC.shape[2], tokens_BKC.shape[1]
         if self._copies is None or len(self._copies) != len(tokens_BKC) or self._copies[0][0].shape[1] != beams:
+            self._copies = None
             self._copies = self._fork(len(tokens_BKC), beams)
             self.prompt.nbytes = sum(side.nbytes for copies in self._copies for side in copies)
         self._codes_of_beam = num_codes
