@@ -1,7 +1,6 @@
 """The serving study in small: a shop made, the engine beside its peers, a real server under load from a second process."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
