@@ -42,6 +42,7 @@ __all__ = ["Engine", "name_of"]
 log = logging.getLogger("pleach.engine")
 
 _CALIBRATION_S = 1.0
+_FEW_ITEMS = 64  # of all answers of a batch
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
 
@@ -101,7 +102,7 @@ class Engine:
             )
         self.model, self.trie, self.catalogue = model, trie, catalogue
         self.counts = Counts()
-        self._clock = clock
+        self.clock = clock
         self._still = Version.of(trie)
         self._reader = Reader(trie.num_levels, model.config.max_position_embeddings)
         self._scheduler = Scheduler(self.settings, clock, self.counts)
@@ -215,17 +216,17 @@ class Engine:
         width = self.settings.num_beams
         fits = self.settings.max_batch_tokens // self.trie.num_levels - 1
         longest = max(1, min(self.limits.max_history, self._reader.max_items, fits))
-        capacity, over = self.settings.capacity, self._clock() + _CALIBRATION_S
+        capacity, over = self.settings.capacity, self.clock() + _CALIBRATION_S
         for most, items in ((1, 1), (1, longest), (4, 1), (4, longest), (capacity.requests, 1), (2, longest // 2)):
             job = self._prepare(Request(history=some * items, num_items=1, num_beams=width))
             requests = min(most, capacity.most(job.tokens, width))
             size = BatchSize.of_equal(requests, job.tokens, width)
-            if self._clock() >= over:
+            if self.clock() >= over:
                 return
             self._own.run([job] * requests)  # the first run of a shape has to find its memory
-            began = self._clock()
+            began = self.clock()
             self._own.run([job] * requests)
-            self._scheduler.observe(size, self._clock() - began)
+            self._scheduler.observe(size, self.clock() - began)
 
     def start(self) -> None:
         """Warm up and start the workers. An engine starts once; `with engine:` starts and stops it."""
@@ -235,8 +236,8 @@ class Engine:
         if self.settings.overlap:
             self._host = ThreadPoolExecutor(self.settings.host_threads, thread_name_prefix="pleach-host")
         for number in range(self.settings.workers):
-            decoder = Decoder(self.model, self._clock, self.prompt_store)
-            self._workers.append(Worker(number, self._scheduler, decoder, self._deliver, self.counts, self._clock))
+            decoder = Decoder(self.model, self.clock, self.prompt_store)
+            self._workers.append(Worker(number, self._scheduler, decoder, self._deliver, self.counts, self.clock))
         self._scheduler.open()
         for worker in self._workers:
             worker.start()
@@ -267,8 +268,10 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def submit(self, request: Request) -> "Future[Result]":
+    def submit(self, request: Request, *, arrived: float | None = None) -> "Future[Result]":
         """Queue a request. Its rules are those of this moment, whatever is reloaded while it waits.
+
+        arrived: when it came, by the engine's clock, if that was before now: its deadline counts from there.
 
         Raises at once what is wrong with it: RequestError (over a limit or the capacity of a batch, a deadline in the past),
         UnknownRuleError, ItemIdError (ids of another kind than the index's), OverloadedError (queue full, or a deadline that
@@ -281,7 +284,7 @@ class Engine:
         try:
             if not self.is_running:
                 raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
-            job = self._prepare(request)
+            job = self._prepare(request, arrived)
             self._scheduler.add(job)
         except RequestError as error:
             self.counts.add("refused", error.reason)
@@ -309,9 +312,9 @@ class Engine:
                     results[job] = self._result(job, row, len(batch.works), found)
         return [results[job] for job in jobs]
 
-    def _prepare(self, request: Request) -> Job:
+    def _prepare(self, request: Request, arrived: float | None = None) -> Job:
         """Everything that does not need the model, in the caller's thread."""
-        submitted = self._clock()
+        submitted = self.clock() if arrived is None else arrived
         self.limits.check(request)
         rules = None if self.catalogue is None else self.catalogue.rules
         wanted = Expression.of(request.rules, request.filter)
@@ -336,13 +339,13 @@ class Engine:
             rules_generation=None if rules is None else rules.generation,
             num_beams=max(request.num_beams or self.settings.num_beams, request.num_items),
             submitted=submitted,
-            prepared=self._clock(),
+            prepared=self.clock(),
             deadline=submitted + (self.settings.deadline_s if request.deadline_s is None else request.deadline_s),
         )
 
     def _deliver(self, jobs: Sequence[Job], found: Found) -> None:
-        """Answers are written beside the worker, if it has somewhere to leave them."""
-        if self._host is None:
+        """Long answers are written beside the worker, if they may be; short ones take less than handing them over."""
+        if self._host is None or sum(job.request.num_items for job in jobs) <= _FEW_ITEMS:
             self._answer(jobs, found)
         elif not all(job.is_over for job in jobs):
             self._host.submit(self._answer, jobs, found)
@@ -360,7 +363,7 @@ class Engine:
                     self.counts.add("failed", "error")
                 continue
             if job.answer(result):
-                self.counts.add("answered", "in_time" if self._clock() <= job.deadline else "late")
+                self.counts.add("answered", "in_time" if self.clock() <= job.deadline else "late")
 
     def _result(self, job: Job, row: int, batch_size: int, found: Found) -> Result:
         """A row of the search as item ids, and where the time went."""
@@ -374,7 +377,7 @@ class Engine:
             prefill=found.prefill_s,
             rounds=found.rounds_s,
             constrain=found.constrain_s,
-            postprocess=self._clock() - found.began - found.prefill_s - found.rounds_s - found.constrain_s,
+            postprocess=self.clock() - found.began - found.prefill_s - found.rounds_s - found.constrain_s,
         )
         return Result(
             item_ids=tuple(item_ids),

@@ -13,11 +13,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pleach.engine import Engine, Result, name_of
 from pleach.errors import ArgumentError, RequestError, UnavailableError
-from pleach.serve.body import BoundedBody
+from pleach.serve.body import ARRIVED, BoundedBody
 from pleach.serve.errors import add_error_answers
 from pleach.serve.metrics import GONE, Counted, Metrics
 from pleach.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
 
+_FEW_IDS = 512
 _DESCRIPTION = """
 Recommendations that obey rules: every item in an answer is in the index and allowed by each rule that the request names.
 When the rules leave fewer items than asked for, fewer come back, and `num_valid` says how many.
@@ -66,7 +67,7 @@ def create_app(
     app = FastAPI(title="pleach", description=_DESCRIPTION, version="1", lifespan=lifespan)
     add_error_answers(app, engine.counts)
 
-    app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s, counts=engine.counts)
+    app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s, counts=engine.counts, clock=engine.clock)
     app.add_middleware(Counted, metrics=metrics, path="/v1/recommend")
 
     @app.post("/v1/recommend", response_model=RecommendAnswer, responses=refusals, summary="Recommend items under rules")
@@ -76,13 +77,18 @@ def create_app(
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        # Ids are looked up and rules joined beside the loop that serves everybody.
-        future = await asyncio.to_thread(engine.submit, request) if engine.settings.overlap else engine.submit(request)
+        # Many ids are looked up beside the loop that serves everybody; for a few, changing threads would take longer.
+        arrived = http.scope.get(ARRIVED)
+        if engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _FEW_IDS:
+            future = await asyncio.to_thread(engine.submit, request, arrived=arrived)
+        else:
+            future = engine.submit(request, arrived=arrived)
         result = await _answered(future, http, answer_s)
         if result is None:
             return Response(status_code=GONE)
         metrics.observe_result(result, request.num_items)
-        return RecommendAnswer.of(result)
+        # As text: FastAPI would look at every number of the answer once more.
+        return Response(RecommendAnswer.of(result).model_dump_json(), media_type="application/json")
 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> Health:  # pyright: ignore[reportUnusedFunction]

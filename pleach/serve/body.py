@@ -1,6 +1,8 @@
 """A bound on what a client can make the server hold: bytes of a body, and seconds until it is there."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,15 +10,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pleach.engine import Counts
 from pleach.serve.errors import answer
 
+ARRIVED = "pleach.arrived"  # of an ASGI scope: when the whole request was here, by the engine's clock
+
 
 class BoundedBody:
     """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole.
 
-    What is longer is refused as soon as that is known, from its header or on the way, and never held.
+    It notes when that was (`ARRIVED`). What is longer is refused as soon as that is known, from its header or on the way, and
+    never held.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, max_s: float, counts: Counts) -> None:
-        self._app, self._max_bytes, self._max_s, self._counts = app, max_bytes, max_s, counts
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, max_s: float, counts: Counts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app, self._max_bytes, self._max_s, self._counts, self._clock = app, max_bytes, max_s, counts, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,6 +44,7 @@ class BoundedBody:
             await refusal(scope, receive, send)
             return
 
+        scope[ARRIVED] = self._clock()
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
