@@ -129,4 +129,4 @@ def test_inspecting_a_foreign_file_says_what_it_is_not(tmp_path: Path, name: str
 def test_inspecting_an_empty_directory_says_what_it_is_not(tmp_path: Path):
     result = call("inspect", tmp_path)
     assert result.exit_code == 2
-    assert "neither a model's directory nor a run's" in result.stderr
+    assert "neither a model's directory, a run's nor a table's" in result.stderr
