@@ -58,7 +58,7 @@ def test_step_parity_and_times_run() -> None:
 
 
 def test_language_parity_and_times_run() -> None:
-    sizes = gpu_language.Sizes(codes=300, texts=20, requests=1, beams=2, rounds=2)
+    sizes = gpu_language.Sizes(codes=300, texts=60, requests=1, beams=2, rounds=2)
     rows = list(gpu_language.runs(CPU, 1e10, 1e6, sizes))
     assert [measured.get("parity") for _, measured in rows] == ["ok", "ok", None]
     assert rows[0][1]["states_with_masks"] > 0
