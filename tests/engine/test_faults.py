@@ -334,7 +334,8 @@ def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
     assert (batches["full"], batches["quota"]) == (1, 1)
 
 
-def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalogue):
+def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalogue, monkeypatch):
+    monkeypatch.setattr("pleach.engine.engine._CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
     engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(max_batch=1))
     slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
     with slow, engine:  # warming up is slow too, so that the step-time model knows
