@@ -93,6 +93,14 @@ class LockedError(JournalError):
 class LogitsError(PleachError, ValueError):
     """The model's logits hold NaN or +inf, or have the wrong shape."""
 
+    @classmethod
+    def not_finite(cls, request: int, beam: int, where: str) -> "LogitsError":
+        """What every backend says of the first such row. where: "at level 2", "in round 5", or nothing."""
+        return cls(
+            f"the logits of request {request}, beam {beam}{where and ' ' + where} hold NaN or +inf: expected finite numbers, "
+            "or -inf for a code that must not be taken; look at the model's output"
+        )
+
 
 class DataError(PleachError, ValueError):
     """A table of items or interactions cannot be read as one."""

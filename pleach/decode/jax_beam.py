@@ -182,10 +182,7 @@ class JaxBeamSearch:
         bad = np.flatnonzero(found.bad_B2[:, 0] != NOT_BAD)
         if bad.size:
             level, beam = found.bad_B2[bad[0]].tolist()
-            raise LogitsError(
-                f"the logits of request {bad[0]}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or "
-                f"-inf for a code that must not be taken; look at the model's output"
-            )
+            raise LogitsError.not_finite(int(bad[0]), beam, f"at level {level}")
         num_segments = len(batch.version.segments)
         ranges = found.lo_SBK[:num_segments].astype(np.int64), found.hi_SBK[:num_segments].astype(np.int64)
         num_valid = found.num_valid_B.astype(np.int64)

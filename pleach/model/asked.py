@@ -1,4 +1,4 @@
-"""What may be asked of a model: prompts of tokens that fit it, and dropout by a generator that the caller gives.
+"""What may be asked of a model: a vocabulary and prompts that fit it, and dropout by a generator that the caller gives.
 
 Shapes: B requests, T tokens of a prompt.
 """
@@ -10,8 +10,24 @@ from pleach.errors import ArgumentError
 from pleach.model.config import ModelConfig
 from pleach.model.qwen3 import Dropout
 from pleach.model.t5_config import EncoderDecoderConfig
+from pleach.model.vocabulary import AnyVocabulary
 
-__all__ = ["check_prompts", "checked_lengths", "dropping"]
+__all__ = ["check_dtype", "check_prompts", "check_vocabulary", "checked_lengths", "dropping"]
+
+
+def check_vocabulary(vocabulary: AnyVocabulary, config: ModelConfig | EncoderDecoderConfig) -> None:
+    """ArgumentError unless the model has an embedding for every token."""
+    if vocabulary.size > config.vocab_size:
+        raise ArgumentError(
+            f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
+            "raise vocab_size"
+        )
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """ArgumentError unless weights can be of this type, or it is left to the file."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
 
 
 def check_prompts(

@@ -113,9 +113,13 @@ class BeamCache:
         return torch.cat((self._followed(slots_BKSGE), new_BKGE[:, :, None]), 2)
 
     def _followed(self, slots_BKSGE: Tensor) -> Tensor:
-        """The slots of the parents, in the order of their children."""
         assert self._parents_BK is not None, "follow() comes before the second attend()"
-        requests, beams = slots_BKSGE.shape[:2]
-        first_row_B = torch.arange(requests, device=slots_BKSGE.device) * beams
-        rows = (self._parents_BK + first_row_B[:, None]).flatten()
-        return slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
+        return followed(slots_BKSGE, self._parents_BK)
+
+
+def followed(slots_BKSGE: Tensor, parents_BK: Tensor) -> Tensor:
+    """The slots of the parents, in the order of their children, whose number may differ."""
+    requests, beams = slots_BKSGE.shape[:2]
+    first_row_B = torch.arange(requests, device=slots_BKSGE.device) * beams
+    rows = (parents_BK + first_row_B[:, None]).flatten()
+    return slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, parents_BK.shape)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pleach.errors import ArgumentError
-from pleach.model.asked import check_prompts, checked_lengths, dropping
+from pleach.model.asked import check_dtype, check_prompts, check_vocabulary, checked_lengths, dropping
 from pleach.model.experts import Experts
 from pleach.model.qwen3 import Dropout, RMSNorm
 from pleach.model.rounds import Rounds
@@ -57,11 +57,7 @@ class EncoderDecoder(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if vocabulary.size > config.vocab_size:
-            raise ArgumentError(
-                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
-                "raise vocab_size"
-            )
+        check_vocabulary(vocabulary, config)
         self.config = config
         self.vocabulary = vocabulary
         self.shared = nn.Embedding(config.vocab_size, config.d_model, device="meta")
@@ -168,8 +164,7 @@ class EncoderDecoder(nn.Module):
         device: torch.device | str = "cpu",
     ) -> "EncoderDecoder":
         """Read a model that pleach saved, or a T5 of transformers, in evaluation mode: see `Transformer.from_pretrained`."""
-        if dtype is not None and not dtype.is_floating_point:
-            raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
+        check_dtype(dtype)
         config, vocabulary = read_config(Path(directory), vocabulary, EncoderDecoderConfig)
         model = cls(config, vocabulary, device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -7,6 +7,7 @@ request, H heads, E values of a head.
 import torch
 from torch import Tensor
 
+from pleach.model.cache import followed
 from pleach.model.t5 import RelativeBias
 from pleach.ops.attention.reference import prefix_attention
 
@@ -69,10 +70,7 @@ class CodeCache:
         if slots_BKSHE is None or self._parents_BK is None:
             assert slots_BKSHE is None, "follow() comes before the second attend()"
             return new_BKMHE
-        requests, beams = slots_BKSHE.shape[:2]
-        rows = (self._parents_BK + torch.arange(requests, device=slots_BKSHE.device)[:, None] * beams).flatten()
-        followed = slots_BKSHE.flatten(0, 1).index_select(0, rows).unflatten(0, self._parents_BK.shape)
-        return torch.cat((followed, new_BKMHE), 2)
+        return torch.cat((followed(slots_BKSHE, self._parents_BK), new_BKMHE), 2)
 
 
 def attend_codes(bias: RelativeBias, query_BKMHE: Tensor, key_BKSHE: Tensor, value_BKSHE: Tensor) -> Tensor:

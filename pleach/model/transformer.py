@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pleach.errors import ArgumentError
-from pleach.model.asked import check_prompts, checked_lengths, dropping
+from pleach.model.asked import check_dtype, check_prompts, check_vocabulary, checked_lengths, dropping
 from pleach.model.config import ModelConfig
 from pleach.model.cpu import CpuPasses
 from pleach.model.passes import LayerPasses, Passes
@@ -51,11 +51,7 @@ class Transformer(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        if vocabulary.size > config.vocab_size:
-            raise ArgumentError(
-                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
-                "raise vocab_size"
-            )
+        check_vocabulary(vocabulary, config)
         self.config = config
         self.vocabulary = vocabulary
         self.model = Qwen3(config)
@@ -159,8 +155,7 @@ class Transformer(nn.Module):
         dtype: cast to it; None keeps the file's. Raises CheckpointError for files that are missing, cut short, of
         another architecture, or that do not fit together.
         """
-        if dtype is not None and not dtype.is_floating_point:
-            raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
+        check_dtype(dtype)
         config, vocabulary = read_config(Path(directory), vocabulary, ModelConfig)
         model = cls(config, vocabulary, device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

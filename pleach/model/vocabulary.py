@@ -6,6 +6,7 @@ Shapes: N items, L levels, V codes of a level, D hidden, B requests, T tokens of
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any, overload
 
@@ -17,17 +18,20 @@ from torch import Tensor
 from pleach.errors import ArgumentError, CheckpointError, CodesError
 
 Int64Array = npt.NDArray[np.int64]
+UserId = int | str | np.integer | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Specials first, then one contiguous range of tokens per level.
+    """Specials first, then one contiguous range of tokens per level, then the tokens of users, if any.
 
     Think of the levels' codebooks laid end to end behind `pad`, `bos` and `eos`: a level's rows of any [size, D] matrix
     are then one slice, so the head of a round multiplies a view and copies nothing.
 
     codebook_sizes: how many codes each level has.
     num_specials: tokens before level 0; at least 3 (pad=0, bos=1, eos=2), more are the caller's own.
+    num_users: tokens that user ids are hashed to (TIGER has 2,000), behind one that stands for no user in particular; every
+    prompt then has one of them after `bos`. 0: prompts know nothing of users.
 
     >>> Vocabulary(codebook_sizes=(256, 256, 8)).level_slice(1)
     slice(259, 515, None)
@@ -35,14 +39,19 @@ class Vocabulary:
 
     codebook_sizes: tuple[int, ...]
     num_specials: int = 3
+    num_users: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codebook_sizes", _whole_numbers("codebook_sizes", self.codebook_sizes))
         if not self.codebook_sizes or min(self.codebook_sizes) < 1:
             raise ArgumentError(f"codebook_sizes must name at least one level of at least one code, not {self.codebook_sizes}")
-        _whole_numbers("num_specials", (self.num_specials,))
+        _whole_numbers("num_specials and num_users", (self.num_specials, self.num_users))
         if self.num_specials < 3:
             raise ArgumentError(f"num_specials={self.num_specials} leaves no room for pad, bos and eos: give 3 or more")
+        if self.num_users < 0:
+            raise ArgumentError(f"num_users={self.num_users}: 0 for no user tokens, or how many there are")
+        if self.num_users and self.num_levels < 2:
+            raise ArgumentError(f"num_users={self.num_users}: user tokens need SIDs of at least two levels, these have one")
 
     @property
     def pad(self) -> int:
@@ -72,7 +81,35 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """How many tokens there are: a model needs a vocab_size of at least this."""
+        return self.num_specials + sum(self.codebook_sizes) + (self.num_users + 1 if self.num_users else 0)
+
+    @property
+    def no_user(self) -> int:
+        """The token of a prompt whose user is not given, or not to be told apart; ArgumentError without user tokens."""
+        self._check_has_users()
         return self.num_specials + sum(self.codebook_sizes)
+
+    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+        """The token of each user id, int64; None is `no_user`. ArgumentError without user tokens, or for what is no id.
+
+        An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), and several users share a token. Of a user that
+        training has not seen, the token says what it says of those who share it. (TIGER, section 4, after Weinberger et al.)
+
+        >>> Vocabulary(codebook_sizes=(4, 4), num_users=10).user_tokens(["ann", "bob", None]).tolist()
+        [15, 17, 11]
+        """
+        self._check_has_users()
+        return np.array([self.no_user if user is None else self._token_of(user) for user in users], np.int64)
+
+    def _token_of(self, user: UserId) -> int:
+        if isinstance(user, bool) or not isinstance(user, int | np.integer | str):
+            raise ArgumentError(f"a user id is a whole number, a text or None, not {user!r}")
+        digest = blake2b(str(user).encode(), digest_size=8).digest()
+        return self.no_user + 1 + int.from_bytes(digest, "little") % self.num_users
+
+    def _check_has_users(self) -> None:
+        if not self.num_users:
+            raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
 
     def level_slice(self, level: int) -> slice:
         """The tokens of a level."""
@@ -107,13 +144,25 @@ class Vocabulary:
             raise _foreign_token(known)
         return _like(tokens_NL, codes)
 
-    def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
-        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B."""
-        return _prompts(self, histories)
+    def prompts(
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+    ) -> tuple[Int64Array, Int64Array]:
+        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
+
+        With user tokens, the user's stands between the two: that of `users`, or `no_user` for all where none are given.
+        Raises ArgumentError for users that are not one a history, or that the vocabulary has no tokens for.
+        """
+        if users is None and not self.num_users:
+            return _prompts(self, histories)
+        users = [None] * len(histories) if users is None else users
+        if len(users) != len(histories):
+            raise ArgumentError(f"{len(users):,} users for {len(histories):,} histories: give one for each")
+        return _prompts(self, histories, self.user_tokens(users))
 
     def to_dict(self) -> dict[str, Any]:
         """What `vocabulary_from_dict` reads, in JSON's types."""
-        return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials}
+        users = {"num_users": self.num_users} if self.num_users else {}
+        return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials} | users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +266,20 @@ class TokenTable:
             raise _foreign_token(known)
         return _like(tokens_NL, codes)
 
-    def prompts(self, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
-        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B."""
+    @property
+    def num_users(self) -> int:
+        """Language models have no tokens of users."""
+        return 0
+
+    def prompts(
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+    ) -> tuple[Int64Array, Int64Array]:
+        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
+
+        users: for `Vocabulary`; ArgumentError where any are given.
+        """
+        if users is not None:
+            raise ArgumentError("a TokenTable has no user tokens: leave the users out")
         return _prompts(self, histories)
 
     def to_dict(self) -> dict[str, Any]:
@@ -287,11 +348,16 @@ def _like(given: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Arr
     return torch.from_numpy(array).to(given.device) if isinstance(given, Tensor) else array
 
 
-def _prompts(vocabulary: AnyVocabulary, histories: Sequence[npt.ArrayLike]) -> tuple[Int64Array, Int64Array]:
+def _prompts(
+    vocabulary: AnyVocabulary, histories: Sequence[npt.ArrayLike], users_B: Int64Array | None = None
+) -> tuple[Int64Array, Int64Array]:
     rows = [vocabulary.tokens(history).reshape(-1) for history in histories]
-    lengths_B = np.array([1 + len(row) for row in rows], np.int64)
-    tokens_BT = np.full((len(rows), int(lengths_B.max(initial=1))), vocabulary.pad, np.int64)
+    begin = 1 if users_B is None else 2
+    lengths_B = np.array([begin + len(row) for row in rows], np.int64)
+    tokens_BT = np.full((len(rows), int(lengths_B.max(initial=begin))), vocabulary.pad, np.int64)
     tokens_BT[:, 0] = vocabulary.bos
+    if users_B is not None:
+        tokens_BT[:, 1] = users_B
     for row, tokens in enumerate(rows):
-        tokens_BT[row, 1 : 1 + len(tokens)] = tokens
+        tokens_BT[row, begin : begin + len(tokens)] = tokens
     return tokens_BT, lengths_B

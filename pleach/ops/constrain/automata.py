@@ -152,10 +152,7 @@ def step(
             found.outputs(request),
         )
         if bad >= 0:
-            raise LogitsError(
-                f"the logits of request {request}, beam {bad} in round {level} hold NaN or +inf: expected finite numbers, or "
-                f"-inf for a code that must not be taken; look at the model's output"
-            )
+            raise LogitsError.not_finite(request, bad, f"in round {level}")
     return found.beams(languages, lo_SBK)
 
 
@@ -184,10 +181,7 @@ def extend(
             begins, code_C, logit_C, lse_R[rows], scores_BK[request], ended_K, found.work, found.outputs(request)
         )
         if bad >= 0:
-            raise LogitsError(
-                f"the logits of request {request}, beam {bad} hold NaN or +inf: expected finite numbers, or -inf; look at the "
-                f"model's output"
-            )
+            raise LogitsError.not_finite(request, bad, "")
     return found.beams(languages, lo_SBK)
 
 

@@ -146,10 +146,7 @@ def step(
     bad = step_of_rows(arrays.levels[level], lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.pair, scoring == "full", work, out)
     if bad >= 0:
         request, beam = divmod(bad, num_rows)
-        raise LogitsError(
-            f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or -inf "
-            f"for a code that must not be taken; look at the model's output"
-        )
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
     (parent, code), (lo, hi) = parent_code, ranges
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 

@@ -72,10 +72,7 @@ def step(
     bad = first_bad.item()
     if bad >= 0:
         request, beam = divmod(bad, scores_BK.shape[1])
-        raise LogitsError(
-            f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or -inf "
-            f"for a code that must not be taken; look at the model's output"
-        )
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
     return beams
 
 

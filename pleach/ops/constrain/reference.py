@@ -152,10 +152,7 @@ def step(
             row_V = logits_BKV[request, beam]
             read = row_V if scoring == "full" else row_V[code_C[mine_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
-                raise LogitsError(
-                    f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, "
-                    f"or -inf for a code that must not be taken; look at the model's output"
-                )
+                raise LogitsError.not_finite(request, beam, f"at level {level}")
             scores_C = scores_BK[request, beam] + (row_V[code_C[mine_C]] - read.logsumexp(0))
             live_C = scores_C > -torch.inf  # neither -inf nor, in a row of nothing else, NaN
             found.append((scores_C[live_C], torch.full_like(mine_C, beam)[live_C], mine_C[live_C]))

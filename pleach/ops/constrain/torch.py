@@ -68,10 +68,7 @@ def step(
     )
     if bool(bad_BK.any()):
         request, beam = divmod(int(bad_BK.flatten().long().argmax()), bad_BK.shape[1])
-        raise LogitsError(
-            f"the logits of request {request}, beam {beam} at level {level} hold NaN or +inf: expected finite numbers, or -inf "
-            f"for a code that must not be taken; look at the model's output"
-        )
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
     return beams
 
 

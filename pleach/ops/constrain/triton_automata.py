@@ -130,10 +130,7 @@ def step(
     if bad:
         arrays.bad_1.zero_()
         request, beam = divmod(bad - 1, lo_SBK.shape[2])
-        raise LogitsError(
-            f"the logits of request {request}, beam {beam} in round {level} hold NaN or +inf: expected finite numbers, or -inf "
-            f"for a code that must not be taken; look at the model's output"
-        )
+        raise LogitsError.not_finite(request, beam, f"in round {level}")
     return found
 
 
