@@ -37,6 +37,9 @@ def train(
     max_items: Annotated[
         int | None, typer.Option("--max-items", help="The longest history the model is shown. [dim]As in Recipe[/dim]")
     ] = None,
+    user_tokens: Annotated[
+        int, typer.Option("--user-tokens", help="Hash customers to so many tokens before the history (TIGER: 2000); 0: none.")
+    ] = 0,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
 ) -> None:
     """Train a model on the training part of the log: all but each customer's last two items.
@@ -68,6 +71,8 @@ def train(
     recipe = preset(named, budget=budget, seed=seed, architecture=which)
     if experts:
         recipe = replace(recipe, num_experts=experts)
+    if user_tokens:
+        recipe = replace(recipe, num_users=user_tokens)
     if width is not None:
         heads = width // recipe.head_dim
         recipe = replace(recipe, hidden_size=width, intermediate_size=3 * width)

@@ -58,6 +58,7 @@ class Batches:
         order = rng.permutation(len(spans))
         return Epoch(
             items_E=self.histories.items_E,
+            ptr_U1=self.histories.ptr_U1,
             starts_W=starts_W,
             lengths_W=lengths_W,
             spans=tuple(spans[place] for place in order.tolist()),
@@ -91,6 +92,7 @@ class Epoch:
     """The batches of one pass, made when asked for: `epoch[i]` is an array (B, T) of item rows, oldest first."""
 
     items_E: NDArray[np.int32]
+    ptr_U1: NDArray[np.int64]
     starts_W: NDArray[np.int64]
     lengths_W: NDArray[np.int64]
     spans: tuple[tuple[int, int], ...]
@@ -102,6 +104,11 @@ class Epoch:
     def __getitem__(self, batch: int) -> NDArray[np.int32]:
         first, last = self.spans[batch]
         return self.items_E[self.starts_W[first:last, None] + np.arange(self.lengths_W[first])]
+
+    def users(self, batch: int) -> NDArray[np.int64]:
+        """Whose windows `epoch[batch]` holds: (B,), places in the histories."""
+        first, last = self.spans[batch]
+        return np.searchsorted(self.ptr_U1, self.starts_W[first:last], side="right") - 1
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         return (self[batch] for batch in range(len(self)))

@@ -135,15 +135,15 @@ class Checkpoint:
 
     def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
         """CheckpointError unless it belongs to this recipe, this vocabulary and this data."""
-        if vocabulary != self.vocabulary:
-            raise CheckpointError(
-                f"the checkpoint is of a model over codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
-                f"{vocabulary.codebook_sizes}: resume with the SIDs that it began with, or train from the start"
-            )
         if different := recipe.differences(self.recipe):
             raise CheckpointError(
                 f"the checkpoint was made under another recipe ({'; '.join(different)}): "
                 "resume with the same one, or train from the start"
+            )
+        if vocabulary != self.vocabulary:
+            raise CheckpointError(
+                f"the checkpoint is of a model over codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
+                f"{vocabulary.codebook_sizes}: resume with the SIDs that it began with, or train from the start"
             )
         if data != self.data:
             raise CheckpointError(
@@ -152,10 +152,10 @@ class Checkpoint:
             )
 
 
-def fingerprint(histories: Histories, codes_NL: NDArray[np.int64]) -> str:
-    """16 hexadecimal digits that stand for what a model is trained on: who took what in which order, and the SIDs."""
+def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:
+    """16 hexadecimal digits that stand for what a model is trained on: who took what in which order, the SIDs, user tokens."""
     digest = sha256()
-    for array in (histories.ptr_U1, histories.items_E, codes_NL):
+    for array in (histories.ptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
         digest.update(str((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

@@ -17,7 +17,7 @@ from pleach.decode.exact import ExactScoring, SearchChoice, choose_search
 from pleach.decode.search import StepFn
 from pleach.errors import ArgumentError
 from pleach.index import Trie
-from pleach.model import AnyModel, Vocabulary, new_model
+from pleach.model import AnyModel, new_model
 from pleach.semid.embed import EmbeddingConfig
 from pleach.semid.fit import QuantiserConfig, fit_sids
 from pleach.semid.text import text_columns, text_vectors
@@ -155,9 +155,10 @@ def study_cold_start(
     )
     note("sids")
     sizes = fitted.table.codebook_sizes
-    vocabulary = Vocabulary(codebook_sizes=sizes)
+    vocabulary = study.recipe.vocabulary(sizes)
     model = new_model(study.recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
-    Trainer(model, split.train, fitted.table.codes, study.recipe).run(
+    users = log.user_ids if study.recipe.num_users else None
+    Trainer(model, split.train, fitted.table.codes, study.recipe, user_ids=users).run(
         progress=None if progress is None else lambda moment: progress("training the model", moment.share)
     )
     note("model")
@@ -244,7 +245,8 @@ class _Asking:
             yield (number + 1) / len(batches)
 
     def _batch(self, places: NDArray[np.int64], histories: list[NDArray[np.int32]], max_items: int) -> None:
-        prompts = self._model.vocabulary.prompts([self._codes_NL[items[-max_items:]] for items in histories])
+        users = self._log.user_ids[self._split.questions.users[places]] if self._model.vocabulary.num_users else None
+        prompts = self._model.vocabulary.prompts([self._codes_NL[items[-max_items:]] for items in histories], users)
         rounds = self._model.start(*(torch.as_tensor(array) for array in prompts))
         size, item_ids = len(places), self._log.item_ids
         right = self._split.questions.targets_U[places]

@@ -171,6 +171,7 @@ class _Asking:
         self._model, self._questions = model.eval(), questions
         self._num_beams, self._max_items = num_beams, max_items
         self._item_ids = log.item_ids
+        self._user_ids = log.user_ids[questions.users] if model.vocabulary.num_users else None
         self._codes_NL = trie.codes_of(log.item_ids)
         self._search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
         self._exists = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
@@ -183,9 +184,9 @@ class _Asking:
     def batch(self, places: NDArray[np.int64], *, compared: bool) -> None:
         """Answer the questions at `places`; compared: by both searches on the same prompts, in turn, with their times."""
         codes = [self._codes_NL[self._questions.histories[place][-self._max_items :]] for place in places.tolist()]
-        tokens_BT, lengths_B = (
-            torch.as_tensor(array, device=self._model.device) for array in self._model.vocabulary.prompts(codes)
-        )
+        users = None if self._user_ids is None else self._user_ids[places]
+        prompts = self._model.vocabulary.prompts(codes, users)
+        tokens_BT, lengths_B = (torch.as_tensor(array, device=self._model.device) for array in prompts)
         if compared and not self._seconds:  # the first call of either search compiles or loads its kernels: not its time
             once = self._model.start(tokens_BT[:1], lengths_B[:1])
             self._constrained(once, 1)

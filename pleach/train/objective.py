@@ -24,20 +24,22 @@ class Predictions:
     penalty: Tensor
 
 
-def predict(model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator) -> Predictions:
-    """One forward pass in training.
+def predict(model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator, users_B: Tensor | None = None) -> Predictions:
+    """One forward pass in training. users_B: the tokens of the windows' users, for a vocabulary that has them.
 
     A decoder alone predicts every item of a window from those before it, in one pass (P = T). An encoder sees all that it is
     shown at once, so a window is one example: its last item from the others (P = 1), as TIGER trains.
     """
     B, T, L = tokens_BTL.shape
-    bos_B1 = tokens_BTL.new_full((B, 1), model.vocabulary.bos)
-    prompt_BS = torch.cat((bos_B1, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
+    begin = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
+    if users_B is not None:
+        begin.append(users_B[:, None])
+    prompt_BS = torch.cat((*begin, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
     if not isinstance(model, EncoderDecoder):
-        hidden_BSD = model(prompt_BS, dropout=dropout)
-        return Predictions(hidden_BPLD=hidden_BSD.view(B, T, L, -1), penalty=hidden_BSD.new_zeros(()))
+        hidden_BSD = model(prompt_BS, dropout=dropout)[:, len(begin) - 1 :]
+        return Predictions(hidden_BPLD=hidden_BSD.reshape(B, T, L, -1), penalty=hidden_BSD.new_zeros(()))
     balance: list[Tensor] = []
-    history_BS = prompt_BS[:, : 1 + (T - 1) * L]
+    history_BS = prompt_BS[:, : len(begin) + (T - 1) * L]
     hidden_BLD = model(history_BS, tokens_BTL[:, -1, :-1], dropout=dropout, balance=balance)
     penalty = torch.stack(balance).mean() * model.config.router_aux_loss_coef if balance else hidden_BLD.new_zeros(())
     return Predictions(hidden_BPLD=hidden_BLD[:, None], penalty=penalty)

@@ -5,6 +5,7 @@ Shapes: B histories of a batch, T items of each.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from pleach.errors import ArgumentError
 
 __all__ = ["DataParallel"]
+
+Number = TypeVar("Number", bound=np.integer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +45,10 @@ class DataParallel:
             )
         return cls(rank=dist.get_rank(), size=dist.get_world_size())
 
-    def part(self, items_BT: NDArray[np.int32]) -> tuple[NDArray[np.int32], float]:
-        """This process's histories of a batch, and their share of it; where it has none, one history that counts 0."""
-        mine = items_BT[self.rank :: self.size]
-        return (mine, len(mine) / len(items_BT)) if len(mine) else (items_BT[:1], 0.0)
+    def part(self, rows: NDArray[Number]) -> tuple[NDArray[Number], float]:
+        """This process's rows of a batch, and their share of it; where it has none, one row that counts 0."""
+        mine = rows[self.rank :: self.size]
+        return (mine, len(mine) / len(rows)) if len(mine) else (rows[:1], 0.0)
 
     def sum_gradients(self, weights: Iterable[Tensor]) -> None:
         """Replace each gradient by its sum over the processes, in one message."""

@@ -1,6 +1,7 @@
 """How a model is trained: one frozen table of settings, and the shape of the learning rate."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import cos, pi
 from typing import Any, Literal, get_args
@@ -75,6 +76,8 @@ class Recipe:
     validations: how often, evenly over the last half of the budget, recall on validation items is measured; the best
     weights are kept. 0: never, the last weights are kept. validation_users: on how many users, at most.
     patience: after so many validations in a row without a better one, training stops early; 0: never.
+    num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model knows no users.
+    user_dropout: how often training shows the token of no user instead, so that it means something where nobody is given.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))
@@ -103,16 +106,18 @@ class Recipe:
     validations: int = 0
     validation_users: int = 2000
     patience: int = 0
+    num_users: int = 0
+    user_dropout: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_tokens", "threads", "validation_users"):
             _check_whole(name, getattr(self, name), low=1)
-        for name in ("seed", "validations", "patience"):
+        for name in ("seed", "validations", "patience", "num_users"):
             _check_whole(name, getattr(self, name), low=0)
         for name in ("learning_rate", "clip_norm"):
             _check_number(name, getattr(self, name), low=0, above=True)
         _check_number("weight_decay", self.weight_decay, low=0)
-        for name in ("warmup", "label_smoothing", "dropout"):
+        for name in ("warmup", "label_smoothing", "dropout", "user_dropout"):
             _check_number(name, getattr(self, name), low=0, below=1)
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
@@ -127,6 +132,10 @@ class Recipe:
         if self.num_experts and self.architecture != "encoder-decoder":
             raise ArgumentError(f"num_experts={self.num_experts}: only the architecture 'encoder-decoder' has experts")
         self.model_config(Vocabulary(codebook_sizes=(1,)))  # the sizes of the model are checked by their owner
+
+    def vocabulary(self, codebook_sizes: Sequence[int]) -> Vocabulary:
+        """Which tokens a model of this recipe has: the SIDs' and the users'."""
+        return Vocabulary(codebook_sizes=tuple(codebook_sizes), num_users=self.num_users)
 
     def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
         """The model of this recipe over a vocabulary, with room for `max_items` items and one SID more.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pleach.errors import CheckpointError, CodesError, ItemIdError, TrainingError
+from pleach.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
 from pleach.index import Trie
 from pleach.model import AnyModel, EncoderDecoder, Vocabulary, new_model
 from pleach.semid.table import SidTable
@@ -69,9 +69,11 @@ class Trainer:
     model: changed in place, on its own device. histories: rows of `codes_NL`; hand over the training part of a split only.
     validate: measures Recall@10 of the model on validation items; called `recipe.validations` times, or until it has been no
     better `recipe.patience` times in a row, which ends the run. parallel: this process of several that train together.
+    user_ids: one a history, for a recipe with `num_users`, whose model then sees the user's token before the history.
     clock: seconds that only grow; for tests.
 
-    Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items.
+    Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items, ArgumentError where
+    recipe, vocabulary and user_ids do not agree on users.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Trainer:
         *,
         validate: Callable[[AnyModel], float] | None = None,
         parallel: DataParallel | None = None,
+        user_ids: NDArray[np.int64] | NDArray[np.str_] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if len(histories.items_E) and int(histories.items_E.max()) >= len(codes_NL):
@@ -96,7 +99,8 @@ class Trainer:
         self.bf16 = _bf16(recipe.precision, model.device)
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
-        self._data = fingerprint(histories, codes_NL)
+        self._users_U = _user_tokens(model, histories, recipe, user_ids)
+        self._data = fingerprint(histories, codes_NL, self._users_U)
         self._validate = validate
         self._parallel = parallel
         self._best: dict[str, Tensor] = {}
@@ -159,10 +163,15 @@ class Trainer:
         place, share = self.place, self.share
         rate = self.recipe.learning_rate_at(share)
         items_BT, weight = self._epoch[place.batch], 1.0
+        users_B = None if self._users_U is None else self._users_U[self._epoch.users(place.batch)]
         if self._parallel is not None:
+            users_B = None if users_B is None else self._parallel.part(users_B)[0]
             items_BT, weight = self._parallel.part(items_BT)
+        device = self.model.device
+        items = torch.as_tensor(items_BT, dtype=torch.int64, device=device)
+        users = None if users_B is None else torch.as_tensor(users_B, device=device)
         with torch_threads(self.recipe.threads):  # how many they are decides the last bits of a sum
-            self._update(torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device), rate, weight)
+            self._update(items, users, rate, weight)
         seconds, share = self.place.seconds, self.share
         return Moment(
             step=self.place.step,
@@ -177,14 +186,14 @@ class Trainer:
             bf16=self.bf16,
         )
 
-    def loss(self, items_BT: Tensor) -> Tensor:
+    def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
         """Nats an item: each level's cross-entropy over that level's codes alone, given everything before; then summed.
 
-        A model with experts adds its load-balancing loss.
+        users_B: the tokens of the windows' users. A model with experts adds its load-balancing loss.
         """
         tokens_BTL = self._tokens_NL[items_BT]
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            found = predict(self.model, tokens_BTL, self._dropout)
+            found = predict(self.model, tokens_BTL, self._dropout, users_B)
             logits_L = [self.model.head(found.hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
         codes_BTL = self._codes_NL[items_BT][:, -found.hidden_BPLD.shape[1] :]
         losses_L = [
@@ -233,13 +242,13 @@ class Trainer:
         self._epoch = self._batches.epoch(self.place.epoch)
         self._now = self._clock()
 
-    def _update(self, items_BT: Tensor, rate: float, weight: float) -> None:
+    def _update(self, items_BT: Tensor, users_B: Tensor | None, rate: float, weight: float) -> None:
         step = self.place.step
         rank = () if self._parallel is None else (self._parallel.rank,)
         seed = np.random.SeedSequence([self.recipe.seed, step, *rank]).generate_state(1)
         self._dropout.manual_seed(int(seed[0]))
         self.model.train()
-        loss = self.loss(items_BT) * weight
+        loss = self.loss(items_BT, self._without_some(users_B)) * weight
         self._optimizer.zero_grad()
         loss.backward()
         if self._parallel is not None:
@@ -257,6 +266,14 @@ class Trainer:
         self._optimizer.step()
         self._advance(loss.item())
         self._whole = True
+
+    def _without_some(self, users_B: Tensor | None) -> Tensor | None:
+        """The users' tokens with `recipe.user_dropout` of them replaced by the one of no user."""
+        if users_B is None:
+            return None
+        drawn_B = torch.rand(users_B.shape, device=users_B.device, generator=self._dropout)
+        assert isinstance(self.model.vocabulary, Vocabulary)
+        return users_B.masked_fill(drawn_B < self.recipe.user_dropout, self.model.vocabulary.no_user)
 
     def _advance(self, loss: float) -> None:
         """The next batch; the next epoch after the last one."""
@@ -310,7 +327,7 @@ def train(
     another log or another recipe, TrainingError when the loss stops being a number.
     """
     recipe = recipe or Recipe()
-    vocabulary = Vocabulary(codebook_sizes=sids.codebook_sizes)
+    vocabulary = recipe.vocabulary(sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
     codes_NL = codes_of_log(log, sids)
@@ -318,7 +335,8 @@ def train(
     if recipe.validations:
         trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
         validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
-    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel)
+    users = log.user_ids if recipe.num_users else None
+    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
     if directory is None:
         trainer.run(progress=progress)
         return model
@@ -352,6 +370,28 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
             "fit the SIDs on this log with `pleach fit-sids`"
         )
     return sids.codes[rows]
+
+
+def _user_tokens(
+    model: AnyModel, histories: Histories, recipe: Recipe, user_ids: NDArray[np.int64] | NDArray[np.str_] | None
+) -> NDArray[np.int64] | None:
+    """The token of each history's user, None for a recipe without; ArgumentError where not all say the same."""
+    vocabulary = model.vocabulary
+    if recipe.num_users != vocabulary.num_users:
+        raise ArgumentError(
+            f"the recipe has num_users={recipe.num_users:,}, the model's vocabulary {vocabulary.num_users:,}: "
+            "make the model over recipe.vocabulary(codebook_sizes)"
+        )
+    if (user_ids is not None) != bool(recipe.num_users):
+        raise ArgumentError(
+            f"num_users={recipe.num_users:,} with{'' if user_ids is not None else 'out'} user_ids: give both or neither"
+        )
+    if user_ids is None:
+        return None
+    if len(user_ids) != len(histories):
+        raise ArgumentError(f"{len(user_ids):,} user_ids for {len(histories):,} histories: one for each, in their order")
+    assert isinstance(vocabulary, Vocabulary)  # the other kind has no user tokens
+    return vocabulary.user_tokens(user_ids)
 
 
 def bf16_pays(device: torch.device) -> bool:

@@ -175,7 +175,7 @@ def test_an_update_uses_the_recipes_threads_and_gives_the_others_back(monkeypatc
     before, seen = torch.get_num_threads(), []
     trainer = trainer_of(dataclasses.replace(TINY, threads=before + 1))
     measured = trainer.loss
-    monkeypatch.setattr(trainer, "loss", lambda items_BT: seen.append(torch.get_num_threads()) or measured(items_BT))
+    monkeypatch.setattr(trainer, "loss", lambda *given: seen.append(torch.get_num_threads()) or measured(*given))
     trainer.run()
     assert seen == [before + 1] * 12
     assert torch.get_num_threads() == before
