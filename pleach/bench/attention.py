@@ -18,7 +18,7 @@ from pleach.bench.peers.per_beam_attention import BeamCopies, TreeBeams
 from pleach.bench.rows import interleaved, spread
 from pleach.ops.attention.reference import merge, prefix_attention, suffix_attention
 
-__all__ = ["Shape", "bytes_of", "runs"]
+__all__ = ["Shape", "bytes_of", "drawn", "runs"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
@@ -75,8 +75,8 @@ def bytes_of(shape: Shape, itemsize: int) -> dict[str, int]:
     }
 
 
-@torch.inference_mode()
-def _measure(shape: Shape, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+def drawn(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Random float32 queries, the prompts' keys and values, and [keys, values] of the codes so far."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*sizes: int) -> torch.Tensor:
@@ -85,7 +85,12 @@ def _measure(shape: Shape, repeats: int, seed: int = 0) -> tuple[dict[str, Any],
     query = draw(shape.requests, shape.beams, shape.heads, shape.size)
     key = draw(shape.requests, shape.groups, shape.size, shape.tokens)
     value = draw(shape.requests, shape.groups, shape.tokens, shape.size)
-    slots = [draw(shape.requests, shape.beams, shape.codes, shape.groups, shape.size) for _ in range(2)]
+    return query, key, value, [draw(shape.requests, shape.beams, shape.codes, shape.groups, shape.size) for _ in range(2)]
+
+
+@torch.inference_mode()
+def _measure(shape: Shape, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    query, key, value, slots = drawn(shape, seed)
     copies, tree = BeamCopies.of(key, value, *slots), TreeBeams.of(key, value, *slots)
 
     def shared() -> torch.Tensor:

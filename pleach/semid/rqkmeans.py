@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from pleach.errors import ArgumentError, CheckpointError, DataError
 from pleach.semid.arrays import check_finite, check_vectors, one_thread
 
-__all__ = ["Progress", "ResidualKMeans", "check_numbers", "nearest"]
+__all__ = ["Progress", "ResidualKMeans", "check_numbers", "checked_sizes", "nearest", "residual_codes"]
 
 Progress = Callable[[str, float], None]  # (what is being done, share of it that is done)
 
@@ -50,12 +50,7 @@ class ResidualKMeans:
     """
 
     def __init__(self, *, codebook_sizes: tuple[int, ...] = (256, 256, 256), seed: int = 0) -> None:
-        sizes = tuple(int(size) for size in codebook_sizes)
-        if not 1 <= len(sizes) <= 16 or min(sizes) < 1:
-            raise ArgumentError(f"codebook_sizes={codebook_sizes}: 1 to 16 levels of at least one code each")
-        if seed < 0:
-            raise ArgumentError(f"seed={seed}: a seed is not negative")
-        self.codebook_sizes = sizes
+        self.codebook_sizes = checked_sizes(codebook_sizes, seed)
         self.seed = seed
         self.centroids: tuple[NDArray[np.float32], ...] = ()
 
@@ -114,14 +109,7 @@ class ResidualKMeans:
 
     def encode_with_residuals(self, vectors_ND: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The codes, and what is left of each vector before the last level: what its last code stands for, (N, D)."""
-        residual_ND = check_numbers(vectors_ND, self.num_dims)
-        codes_NL = np.empty((len(residual_ND), len(self.centroids)), np.int64)
-        before_last_ND = residual_ND
-        for level, centroids_VD in enumerate(self.centroids):
-            before_last_ND = residual_ND
-            codes_NL[:, level] = nearest(residual_ND, centroids_VD)
-            residual_ND = residual_ND - centroids_VD[codes_NL[:, level]]
-        return codes_NL, before_last_ND
+        return residual_codes(check_numbers(vectors_ND, self.num_dims), self.centroids)
 
     def decode(self, codes_NL: NDArray[np.integer]) -> NDArray[np.float32]:
         """The vectors that codes stand for: the sum of their centroids, (N, D). Takes the first levels alone, too."""
@@ -171,6 +159,16 @@ class ResidualKMeans:
     def _check_fitted(self) -> None:
         if not self.centroids:
             raise ArgumentError("this quantiser has no centroids yet: call fit(vectors) or load(directory)")
+
+
+def checked_sizes(codebook_sizes: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """The sizes of a quantiser's codebooks as plain integers. Raises ArgumentError for sizes or a seed that cannot be."""
+    sizes = tuple(int(size) for size in codebook_sizes)
+    if not 1 <= len(sizes) <= 16 or min(sizes) < 1:
+        raise ArgumentError(f"codebook_sizes={codebook_sizes}: 1 to 16 levels of at least one code each")
+    if seed < 0:
+        raise ArgumentError(f"seed={seed}: a seed is not negative")
+    return sizes
 
 
 def check_numbers(vectors_ND: NDArray[np.floating], dims: int) -> NDArray[np.float32]:
@@ -237,6 +235,19 @@ def _follow(
         sums = np.add.reduceat(residual_nD[order_n].astype(np.float64), starts, axis=0)
         means_VD[came] += (sums - counts_V[came, None] * means_VD[came]) / load_V[came, None]
     return np.unique(means_VD.astype(np.float32), axis=0)
+
+
+def residual_codes(
+    vectors_ND: NDArray[np.float32], centroids: tuple[NDArray[np.float32], ...]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The nearest code of each level to what is left, (N, L), and what was left before the last level, (N, D)."""
+    codes_NL = np.empty((len(vectors_ND), len(centroids)), np.int64)
+    residual_ND = before_last_ND = vectors_ND
+    for level, centroids_VD in enumerate(centroids):
+        before_last_ND = residual_ND
+        codes_NL[:, level] = nearest(residual_ND, centroids_VD)
+        residual_ND = residual_ND - centroids_VD[codes_NL[:, level]]
+    return codes_NL, before_last_ND
 
 
 def nearest(vectors_ND: NDArray[np.float32], centroids_VD: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pleach.errors import ArgumentError, CheckpointError, TrainingError
 from pleach.semid.arrays import check_vectors, one_thread
-from pleach.semid.rqkmeans import Progress, check_numbers, nearest
+from pleach.semid.rqkmeans import Progress, check_numbers, checked_sizes, nearest, residual_codes
 
 __all__ = ["RqVae", "RqVaeConfig"]
 
@@ -93,12 +93,7 @@ class RqVae(nn.Module):
         self, *, codebook_sizes: tuple[int, ...] = (256, 256, 256, 256), seed: int = 0, config: RqVaeConfig | None = None
     ) -> None:
         super().__init__()
-        sizes = tuple(int(size) for size in codebook_sizes)
-        if not 1 <= len(sizes) <= 16 or min(sizes) < 1:
-            raise ArgumentError(f"codebook_sizes={codebook_sizes}: 1 to 16 levels of at least one code each")
-        if seed < 0:
-            raise ArgumentError(f"seed={seed}: a seed is not negative")
-        self.codebook_sizes = sizes
+        self.codebook_sizes = checked_sizes(codebook_sizes, seed)
         self.seed = seed
         self.config = config or RqVaeConfig()
         self.centroids: tuple[NDArray[np.float32], ...] = ()
@@ -151,14 +146,7 @@ class RqVae(nn.Module):
 
     def encode_with_residuals(self, vectors_ND: NDArray[np.floating]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The codes, and what is left of each latent before the last level: what its last code stands for, (N, Z)."""
-        residual_NZ = self.latents(vectors_ND)
-        codes_NL = np.empty((len(residual_NZ), len(self.centroids)), np.int64)
-        before_last_NZ = residual_NZ
-        for level, centroids_VZ in enumerate(self.centroids):
-            before_last_NZ = residual_NZ
-            codes_NL[:, level] = nearest(residual_NZ, centroids_VZ)
-            residual_NZ = residual_NZ - centroids_VZ[codes_NL[:, level]]
-        return codes_NL, before_last_NZ
+        return residual_codes(self.latents(vectors_ND), self.centroids)
 
     @torch.inference_mode()
     def latents(self, vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from pleach.bench import serve
-from pleach.bench.attention import Shape, bytes_of
+from pleach.bench.attention import Shape, bytes_of, drawn
 from pleach.bench.peers.per_beam_attention import BeamCopies
 from pleach.bench.reproduce.drawing import finish, new_figure
 from pleach.bench.reproduce.xgr import Asked, Row, ServingFigure, paper_says, style, table, tidy
@@ -41,15 +41,7 @@ def _points(asked: Asked) -> Points:
 
 @torch.inference_mode()
 def _measured(shape: Shape, bandwidth: float, repeats: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=generator)
-
-    query = draw(shape.requests, shape.beams, shape.heads, shape.size)
-    key = draw(shape.requests, shape.groups, shape.size, shape.tokens)
-    value = draw(shape.requests, shape.groups, shape.tokens, shape.size)
-    slots = [draw(shape.requests, shape.beams, shape.codes, shape.groups, shape.size) for _ in range(2)]
+    query, key, value, slots = drawn(shape)
     copies = BeamCopies.of(key, value, *slots)
     ways = {
         "pleach": lambda: merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots)),
