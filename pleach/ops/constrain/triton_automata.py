@@ -28,7 +28,7 @@ from torch import Tensor
 from pleach.errors import ArgumentError, LogitsError
 from pleach.ops.constrain.automata import Languages
 from pleach.ops.constrain.beams import Beams, Scoring
-from pleach.ops.constrain.triton_rows import NO_KEY, best_of_rows, key_of, merge, placed, sum_exp
+from pleach.ops.constrain.triton_rows import NO_KEY, best_of_rows, keep, key_at, key_of, placed, sum_exp_at
 
 __all__ = ["LanguageArrays", "bind", "launch", "step"]
 
@@ -290,15 +290,13 @@ def language_row_kernel(
     if FULL:
         while start < size:
             code = start + tl.arange(0, TILE)
-            values = tl.load(logits + code, mask=code < size, other=float("-inf")).to(tl.float32)
-            top, summed = sum_exp(values, top, summed)
+            top, summed = sum_exp_at(logits, code, code < size, top, summed)
             start += TILE
     else:
         while start < total:
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
-            values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
-            top, summed = sum_exp(values, top, summed)
+            top, summed = sum_exp_at(logits, code, legal, top, summed)
             start += TILE
     if (summed != summed) | (top == float("inf")):
         tl.store(bad_1, row + 1)
@@ -312,12 +310,8 @@ def language_row_kernel(
     while start < total:
         lane = start + tl.arange(0, TILE).to(tl.int64)
         code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
-        score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-        key = tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
-        key = tl.where(key >= least, key, _NOTHING)
-        if tl.max(key, 0) > _NOTHING:
-            best, kept, lowest = merge(best, key, keys_P, num_beams, P)
-            least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
+        key = key_at(logits, code, legal, base, lse, parent, size)
+        best, kept, least = keep(best, kept, least, key, keys_P, num_beams, P)
         start += TILE
     tl.store(count_BR + row, kept)
     if kept >= num_beams:

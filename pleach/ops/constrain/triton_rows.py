@@ -24,7 +24,17 @@ import triton.language as tl
 
 from pleach.ops.constrain.triton_ranges import alive_in, child, find, num_children
 
-__all__ = ["NO_KEY", "best_of_rows", "key_of", "merge", "placed", "request_kernel", "row_kernel", "sum_exp"]
+__all__ = [
+    "NO_KEY",
+    "best_of_rows",
+    "keep",
+    "key_at",
+    "key_of",
+    "placed",
+    "request_kernel",
+    "row_kernel",
+    "sum_exp_at",
+]
 
 NO_KEY = -(1 << 63)
 _NOTHING = tl.constexpr(NO_KEY)
@@ -61,11 +71,19 @@ def _legal(segments, beam, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEG
 
 
 @triton.jit
-def sum_exp(values, top, summed):
-    """Add values to a sum of exponentials that is kept relative to the largest one so far -> (largest, sum)."""
+def sum_exp_at(logits, code, legal, top, summed):
+    """Add the logits of legal codes to a sum of exponentials that is kept relative to the largest so far -> (largest, sum)."""
+    values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
     highest = tl.maximum(top, tl.max(values, 0))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     return highest, summed * tl.exp(top - shift) + tl.sum(tl.exp(values - shift), 0)
+
+
+@triton.jit
+def key_at(logits, code, legal, base, lse, parent, size):
+    """The keys of a beam's legal codes, `NO_KEY` for the others."""
+    score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
+    return tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
 
 
 @triton.jit
@@ -95,6 +113,16 @@ def merge(best, keys, scratch, num_beams, P: tl.constexpr):
     best = tl.load(scratch + lane, mask=lane < above, other=_NOTHING)
     tl.debug_barrier()
     return best, above, low
+
+
+@triton.jit
+def keep(best, kept, least, keys, scratch, num_beams, P: tl.constexpr):
+    """Merge in what is not below `least`, which rises once there are K keys -> (best, how many, least)."""
+    keys = tl.where(keys >= least, keys, _NOTHING)
+    if tl.max(keys, 0) > _NOTHING:
+        best, kept, lowest = merge(best, keys, scratch, num_beams, P)
+        least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
+    return best, kept, least
 
 
 @triton.jit
@@ -154,16 +182,14 @@ def row_kernel(
         start = 0
         while start < size:
             code = start + tl.arange(0, BLOCK)
-            values = tl.load(logits + code, mask=code < size, other=float("-inf")).to(tl.float32)
-            top, summed = sum_exp(values, top, summed)
+            top, summed = sum_exp_at(logits, code, code < size, top, summed)
             start += BLOCK
     else:
         start = 0
         while start < total:
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
-            top, summed = sum_exp(values, top, summed)
+            top, summed = sum_exp_at(logits, code, legal, top, summed)
             start += TILE
     if (summed != summed) | (top == float("inf")):
         tl.store(bad_1, row + 1)
@@ -178,8 +204,7 @@ def row_kernel(
         while start < total:
             lane = start + tl.arange(0, NARROW).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-            key = tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
+            key = key_at(logits, code, legal, base, lse, parent, size)
             tl.store(keys_P + lane, key, mask=lane < total)
             start += NARROW
         tl.store(count_BR + row, total.to(tl.int32))
@@ -190,12 +215,8 @@ def row_kernel(
         while start < total:
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
-            key = tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
-            key = tl.where(key >= least, key, _NOTHING)
-            if tl.max(key, 0) > _NOTHING:
-                best, kept, lowest = merge(best, key, keys_P, num_beams, P)
-                least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
+            key = key_at(logits, code, legal, base, lse, parent, size)
+            best, kept, least = keep(best, kept, least, key, keys_P, num_beams, P)
             start += TILE
         tl.store(count_BR + row, kept)
         if kept >= num_beams:
@@ -228,10 +249,7 @@ def best_of_rows(
             entry = start + tl.arange(0, ENTRIES)
             at = (request * num_rows + row)[:, None] * P + entry[None, :]
             keys = tl.load(keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
-            keys = tl.reshape(tl.where(keys >= least, keys, _NOTHING), [ROWS * ENTRIES])
-            if tl.max(keys, 0) > _NOTHING:
-                best, kept, lowest = merge(best, keys, scratch, num_beams, P)
-                least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
+            best, kept, least = keep(best, kept, least, tl.reshape(keys, [ROWS * ENTRIES]), scratch, num_beams, P)
             start += ENTRIES
         first_row += ROWS
     tl.store(least_B + request, _NOTHING)
