@@ -22,14 +22,17 @@ DRAWS = 24  # of logits and beam scores for each index and filter
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """P beams over an index; legal[p]: the codes that beam p may take, found without an index."""
+    """P beams over an index; legal_PV: bool, the codes that beam p may take, found without an index."""
 
     version: Version
     requests: Any
     lo_SP: np.ndarray
     hi_SP: np.ndarray
-    legal: list[list[int]]
-    size: int
+    legal_PV: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return self.legal_PV.shape[1]
 
     def step(self, scores_P: np.ndarray, logits_PV: np.ndarray, num_beams: int, scoring: Any, alone: bool = False) -> Beams:
         """The round as one request of P rows; alone: as P requests of one row each."""
@@ -67,9 +70,9 @@ def drawn_round(rng: np.random.Generator) -> Round:
     order = rng.permutation(beams)
     firsts = [[int(np.searchsorted(_column(trie), code)) for code in range(beams + 1)] for trie in tries]
     lo_SP, hi_SP = (np.array([[first[code + end] for code in order] for first in firsts], np.int64) for end in (0, 1))
-    there = {tuple(pair) for pair in codes[allowed].tolist()}
-    legal = [[code for code in range(size) if (int(parent), code) in there] for parent in order]
-    return Round(version=version, requests=requests, lo_SP=lo_SP, hi_SP=hi_SP, legal=legal, size=size)
+    legal_CV = np.zeros((beams, size), np.bool_)
+    legal_CV[codes[allowed, 0], codes[allowed, 1]] = True
+    return Round(version=version, requests=requests, lo_SP=lo_SP, hi_SP=hi_SP, legal_PV=legal_CV[order])
 
 
 def _rest(tries: list[Trie], allowed: np.ndarray) -> list[Any]:
@@ -95,67 +98,68 @@ def drawn_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray
     return values
 
 
-def sorted_whole(one: Round, scores_P: np.ndarray, logits_PV: np.ndarray, scoring: str) -> list[tuple[float, int, int]]:
-    """(score, parent, code) of every candidate, sorted by (score desc, parent asc, code asc)."""
+def scored_whole(one: Round, scores_P: np.ndarray, logits_PV: np.ndarray, scoring: str) -> np.ndarray:
+    """float32 (P, V): the score of every candidate, -inf where there is none; each row was scored by itself."""
     alone = one.step(scores_P, logits_PV, one.size, scoring, alone=True)
-    candidates: list[tuple[float, int, int]] = []
-    for parent, codes in enumerate(one.legal):
-        live = alone.scores[parent] > NOTHING
-        found = dict(zip(alone.code[parent, live].tolist(), alone.scores[parent, live].tolist(), strict=True))
-        row = logits_PV[parent].astype(np.float64)
-        among = row if scoring == "full" else row[codes]
-        top = among.max(initial=NOTHING)
-        expected = {code: scores_P[parent] + row[code] - top for code in codes if scores_P[parent] > NOTHING < row[code]}
-        assert found.keys() == expected.keys()
-        for code, score in found.items():
-            normal = np.log(np.exp(among - top).sum())
-            assert score == pytest.approx(expected[code] - normal, rel=1e-5, abs=2e-3 if abs(top) > 1e3 else 1e-5)
-        candidates += [(score, parent, code) for code, score in found.items()]
-    return sorted(candidates, key=lambda item: (-item[0], item[1], item[2]))
+    scores_PV = np.full(logits_PV.shape, NOTHING, np.float32)
+    parent, slot = np.nonzero(alone.scores > NOTHING)
+    scores_PV[parent, alone.code[parent, slot]] = alone.scores[parent, slot]
+    assert np.array_equal(scores_PV > NOTHING, one.legal_PV & (logits_PV > NOTHING) & (scores_P > NOTHING)[:, None])
+    among = logits_PV.astype(np.float64) if scoring == "full" else np.where(one.legal_PV, logits_PV, NOTHING).astype(np.float64)
+    top = np.maximum(among.max(axis=1, keepdims=True), -1e30)
+    lse = np.log(np.maximum(np.exp(among - top).sum(axis=1, keepdims=True), 1e-30))
+    expected = scores_P[:, None] + (logits_PV - top - lse)
+    there = scores_PV > NOTHING
+    np.testing.assert_allclose(scores_PV[there], expected[there], rtol=1e-5, atol=2e-3 if abs(top).max() > 1e3 else 1e-5)
+    return scores_PV
 
 
 @pytest.mark.parametrize("seed", range(64))
 def test_the_best_of_a_round_are_the_first_of_a_full_sort(seed: int) -> None:
     rng = np.random.default_rng([seed, 2026])
     one = drawn_round(rng)
-    beams = len(one.legal)
+    beams = len(one.legal_PV)
     for _ in range(DRAWS):
         logits_PV = drawn_values(rng, (beams, one.size))
         scores_P = np.minimum(drawn_values(rng, (beams,)), -1)  # log-probabilities; 0 is the test below
         for scoring in ("full", "allowed"):
-            truth = sorted_whole(one, scores_P, logits_PV, scoring)
-            for num_beams in {1, int(rng.integers(1, 40)), max(1, len(truth)), len(truth) + 7}:
+            scores_PV = scored_whole(one, scores_P, logits_PV, scoring)
+            total = int((scores_PV > NOTHING).sum())
+            truth = np.argsort(-scores_PV, axis=None, kind="stable")[:total]  # flat, so (parent, code) breaks ties
+            for num_beams in {1, int(rng.integers(1, 40)), max(1, total), total + 7}:
                 found = one.step(scores_P, logits_PV, num_beams, scoring)
-                count = min(num_beams, len(truth))
+                count = min(num_beams, total)
                 assert found.num_valid.tolist() == [count]
-                ranked = zip(found.scores[0].tolist(), found.parent[0].tolist(), found.code[0].tolist(), strict=True)
-                dead = [(NOTHING, 0, 0)] * (num_beams - count)
-                assert [*ranked] == truth[:count] + dead
-                assert not found.lo[:, 0, count:].any()
-                assert not found.hi[:, 0, count:].any()
-                for slot, (_, parent, code) in enumerate(truth[:count]):
-                    _reaches(one, found, slot, parent, code)
+                parent, code = np.divmod(truth[:count], one.size)
+                assert found.parent[0].tolist() == [*parent.tolist(), *[0] * (num_beams - count)]
+                assert found.code[0].tolist() == [*code.tolist(), *[0] * (num_beams - count)]
+                assert found.scores[0, :count].tolist() == scores_PV[parent, code].tolist()
+                assert (found.scores[0, count:] == NOTHING).all()
+                check_ranges(one, found, parent, code)
 
 
-def _reaches(one: Round, found: Beams, slot: int, parent: int, code: int) -> None:
-    """The ranges of a beam are the leaves of its parent's range that have its code."""
-    somewhere = False
+def check_ranges(one: Round, found: Beams, parent: np.ndarray, code: np.ndarray) -> None:
+    """The ranges of a beam are the leaves of its parent's range that have its code, and it has one somewhere."""
+    count = len(code)
+    lo_SK, hi_SK = found.lo[:, 0], found.hi[:, 0]
+    assert not lo_SK[:, count:].any()
+    assert not hi_SK[:, count:].any()
+    assert (hi_SK > lo_SK)[:, :count].any(axis=0).all()
     for s, segment in enumerate(one.version.segments):
-        lo, hi = int(found.lo[s, 0, slot]), int(found.hi[s, 0, slot])
-        if lo < hi:
-            somewhere = True
-            assert one.lo_SP[s, parent] <= lo < hi <= one.hi_SP[s, parent]
-            assert (segment.trie.codes_at(np.arange(lo, hi))[:, 1] == code).all()
-    assert somewhere
+        codes_M2 = segment.trie.codes_at(np.arange(segment.trie.num_leaves))
+        for k in np.flatnonzero(hi_SK[s] > lo_SK[s])[:20]:  # of thousands, some
+            first, last = one.lo_SP[s, parent[k]], one.hi_SP[s, parent[k]]
+            own = first + np.flatnonzero(codes_M2[first:last, 1] == code[k])
+            assert own.tolist() == [*range(lo_SK[s, k], hi_SK[s, k])]
 
 
 def test_a_row_that_cannot_win_is_not_read() -> None:
     codes = np.array([(parent, code) for parent in range(3) for code in range(10)])
     trie = Trie.build(codes, (3, 10))
     firsts = np.array([[0, 10, 20]])
-    everything = [[*range(10)]] * 3
     requests = request_filters(trie, 1, None, None)
-    one = Round(version=Version.of(trie), requests=requests, lo_SP=firsts, hi_SP=firsts + 10, legal=everything, size=10)
+    legal_PV = np.ones((3, 10), np.bool_)
+    one = Round(version=Version.of(trie), requests=requests, lo_SP=firsts, hi_SP=firsts + 10, legal_PV=legal_PV)
     logits_PV = np.zeros((3, 10), np.float32)
     logits_PV[2] = np.nan
     scores_P = np.array([0.0, -1.0, -50.0], np.float32)
