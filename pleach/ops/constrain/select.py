@@ -121,5 +121,10 @@ def least_of_groups(row, base, lse, child_codes, k, scratch):
             best = value if value > best else best
         scratch[group] = key_of(base + (best - lse), 0)
     least = kth_largest(scratch, groups, k)
+    score = score_of(least)
+    if score == np.float32(-np.inf):
+        return score
+    if score == np.float32(0.0):
+        return np.float32(-1e-37)  # one key less would be -0.0, which equals 0.0
     # One key less in the score's bits is the next smaller float32: what ties with the k-th is still let in.
-    return score_of(least - (np.uint64(1) << np.uint64(32))) if score_of(least) > np.float32(-np.inf) else np.float32(-np.inf)
+    return score_of(least - (np.uint64(1) << np.uint64(32)))
