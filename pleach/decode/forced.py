@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pleach.errors import LogitsError
 from pleach.index import Version
-from pleach.ops.backend import to_numpy
+from pleach.ops.backend import to_kind_of
 from pleach.ops.constrain import RequestFilter
 
 __all__ = ["SuffixFn", "SuffixReplay", "Suffixes"]
@@ -91,15 +91,34 @@ class SuffixReplay:
             raise LogitsError(
                 f"suffix_fn returned the logits of {len(logits_T)} levels: expected {num_rounds}, one for each code"
             )
-        self._logits_T = [to_numpy(one) for one in logits_T]
+        self._logits_T = logits_T
         self._round = 0
-        self._origin_BK: NDArray[np.int64] | None = None  # the beam of the pass that each beam now descends from
+        self._origin_BK: Any = None  # the beam of the pass that each beam now descends from
 
-    def __call__(self, codes_BK: Any, parents_BK: Any) -> NDArray[Any]:
+    def __call__(self, codes_BK: Any, parents_BK: Any) -> Any:
         logits_BKV = self._logits_T[self._round]
         self._round += 1
         if self._round == 1:  # the pass has already followed these parents
             return logits_BKV
-        parents = to_numpy(parents_BK)
-        self._origin_BK = parents if self._origin_BK is None else np.take_along_axis(self._origin_BK, parents, axis=1)
-        return logits_BKV[np.arange(len(logits_BKV))[:, None], self._origin_BK]
+        self._origin_BK = self.origins(parents_BK)
+        return _of_beams(logits_BKV, self._origin_BK)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every round of the pass was asked for."""
+        return self._round == len(self._logits_T)
+
+    @property
+    def last(self) -> Any:
+        """The answer for the last round, if every beam of the pass is still its own parent."""
+        return self._logits_T[-1]
+
+    def origins(self, parents_BK: Any) -> Any:
+        """The beams of the pass that these beams of the newest round descend from: parents, to a model that goes on."""
+        return parents_BK if self._origin_BK is None else _of_beams(self._origin_BK, parents_BK)
+
+
+def _of_beams(array_BK: Any, beams_BK: Any) -> Any:
+    """array_BK[b, beams_BK[b, k]] for every b and k, in numpy or in torch as the array is."""
+    beams_BK = to_kind_of(beams_BK, array_BK)
+    return array_BK[to_kind_of(np.arange(len(beams_BK))[:, None], array_BK), beams_BK]

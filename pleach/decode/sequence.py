@@ -12,10 +12,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from pleach.decode.forced import SuffixFn
+from pleach.decode.jump import Jump, Lookahead
 from pleach.decode.search import StepFn, check_logits
 from pleach.errors import ArgumentError, LogitsError
 from pleach.index.automaton import Automaton
-from pleach.ops.backend import to_kind_of, to_numpy
+from pleach.ops.backend import to_numpy
 from pleach.ops.constrain import Beams, Scoring, automata
 from pleach.ops.head import Costs, States, cpu
 
@@ -29,7 +31,7 @@ class SequenceResult:
     tokens: for each request one int64 array for each beam, best first, `num_valid[b]` of them, without the end code. scores:
     float32 (B, K), summed log-probabilities, that of the end code included; -inf beyond num_valid. finished: bool (B, K),
     whether the sequence came to its end; where not, max_tokens cut it off, and it can still be completed. rounds: calls of the
-    model.
+    model. rounds_saved: how many more there would have been without jumps over forced chains.
     """
 
     tokens: list[list[NDArray[np.int64]]]
@@ -37,6 +39,7 @@ class SequenceResult:
     finished: NDArray[np.bool_]
     num_valid: NDArray[np.int64]
     rounds: int
+    rounds_saved: int = 0
 
 
 class SequenceSearch:
@@ -81,6 +84,7 @@ class SequenceSearch:
         *,
         head: NDArray[np.float32] | Any | None = None,
         costs: Costs | None = None,
+        suffix_fn: SuffixFn | None = None,
     ) -> SequenceResult:
         """Decode a batch.
 
@@ -90,7 +94,20 @@ class SequenceSearch:
         (B, K, D), and the head is multiplied for legal codes alone, by the cheapest way (`ops.head`; with scoring "full" it
         sees every code, but no table of B x K x V is written). costs: what `ops.head.cpu.calibrate` measured here.
 
-        Cost: at most max_tokens calls of step_fn; fewer where all beams have ended. Raises ArgumentError, LogitsError.
+        suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
+        with every beam as its own: given, the search jumps over forced chains (`Jump`), with the same answer. While all live
+        beams of the batch stand on chains, it asks once for the codes that they just took and those that follow, up to where
+        the first of them has a choice; step_fn then goes on from the beams of that pass. So unlike that of `BeamSearch`, it may
+        be called in the midst of a search. With scoring "allowed" chains are certain and only the last of the T is looked at;
+        where nothing is left to decide it is not even called, unless the model excludes forced codes by logits of -inf (then
+        do without suffix_fn).
+
+        Only automata that have `chains` are jumped over: sequences and choices by default, patterns and schemas after
+        `compress()`. Forced *tokens* cannot change what is found. Forced *text* (`Automaton.forced_bytes`) is another matter:
+        written down and tokenised again it makes the model go on from tokens that it might not have chosen, so that its answers
+        change; that is never done here.
+
+        Cost: at most max_tokens calls of the model; fewer where all beams have ended. Raises ArgumentError, LogitsError.
         """
         chosen = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(chosen) != batch_size:
@@ -102,31 +119,36 @@ class SequenceSearch:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
         lo_SBK, hi_SBK = automata.roots(languages)
         scores_BK = np.zeros((batch_size, 1), np.float32)
-        tokens_BKT = np.zeros((batch_size, 1, 0), np.int64)
         num_valid_B = np.ones(batch_size, np.int64)
-        codes_BK = parents_BK = sample = None
-        final_B = np.array([one.num_states for one in chosen])
-        rounds = 0
-        while rounds < self.max_tokens:
-            answer = step_fn(codes_BK, parents_BK)
-            sample = answer if sample is None else sample
-            beams = self._round(languages, rounds, (lo_SBK, hi_SBK, scores_BK), answer, head, costs)
-            rounds += 1
+        final_B1 = np.array([one.num_states for one in chosen])[:, None]
+        taken: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # codes and parents of each token
+        codes_BK = parents_BK = None
+        model = Lookahead(step_fn, suffix_fn)
+        while len(taken) < self.max_tokens:
+            jump = Jump.of(languages, (lo_SBK, hi_SBK), self.max_tokens - len(taken)) if model.can_jump else None
+            if jump is not None and self.scoring == "allowed":
+                taken += jump.tokens
+                lo_SBK, hi_SBK = jump.lo_SBK, jump.hi_SBK
+                if not jump.decides:
+                    break
+                answer = model.behind(jump, codes_BK, parents_BK)
+            else:
+                answer = model.ask(codes_BK, parents_BK, jump)
+            beams = self._round(languages, len(taken), (lo_SBK, hi_SBK, scores_BK), answer, head, costs)
             lo_SBK, hi_SBK, scores_BK, num_valid_B = beams.lo, beams.hi, beams.scores, beams.num_valid
-            followed = np.take_along_axis(tokens_BKT, beams.parent[..., None], 1)
-            tokens_BKT = np.concatenate([followed, beams.code[..., None]], 2)
-            codes_BK, parents_BK = (to_kind_of(array, sample) for array in (beams.code, beams.parent))
-            if bool(((lo_SBK[0] == final_B[:, None]) | (hi_SBK[0] == 0)).all()):
+            codes_BK, parents_BK = beams.code, beams.parent
+            taken.append((codes_BK, parents_BK))
+            if bool(((lo_SBK[0] == final_B1) | (hi_SBK[0] == 0)).all()):
                 break
-        finished_BK = (lo_SBK[0] == final_B[:, None]) & (hi_SBK[0] > 0)
-        tokens = [
-            [
-                row[: np.flatnonzero(row == self.end_code)[0]] if ended else row
-                for row, ended in zip(rows[:count], ends, strict=False)
-            ]
-            for rows, ends, count in zip(tokens_BKT, finished_BK, num_valid_B.tolist(), strict=True)
-        ]
-        return SequenceResult(tokens=tokens, scores=scores_BK, finished=finished_BK, num_valid=num_valid_B, rounds=rounds)
+        finished_BK = (lo_SBK[0] == final_B1) & (hi_SBK[0] > 0)
+        return SequenceResult(
+            tokens=_tokens(taken, finished_BK, num_valid_B, self.end_code),
+            scores=scores_BK,
+            finished=finished_BK,
+            num_valid=num_valid_B,
+            rounds=model.calls,
+            rounds_saved=len(taken) - model.calls,
+        )
 
     def _round(
         self,
@@ -162,3 +184,24 @@ class SequenceSearch:
         states = States(row_R1=ragged[0], code_C=ragged[1], max_row=int(np.diff(ragged[0]).max(initial=0)))
         found = cpu.head(hidden_RD.reshape(-1, hidden_RD.shape[-1]), head, states, self.scoring, costs=costs)
         return automata.extend(languages, lo_SBK, scores_BK, ragged, found.logit_C, found.lse_R, num_beams=self.num_beams)
+
+
+def _tokens(
+    taken: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+    finished_BK: NDArray[np.bool_],
+    num_valid_B: NDArray[np.int64],
+    end_code: int,
+) -> list[list[NDArray[np.int64]]]:
+    """The codes of every beam, found by going back from beam to parent, without the end code."""
+    codes_TBK = np.empty((len(taken), *finished_BK.shape), np.int64)
+    beams_BK = np.tile(np.arange(finished_BK.shape[1]), (len(finished_BK), 1))
+    for t, (codes_BK, parents_BK) in reversed(list(enumerate(taken))):
+        codes_TBK[t] = np.take_along_axis(codes_BK, beams_BK, 1)
+        beams_BK = np.take_along_axis(parents_BK, beams_BK, 1)
+    return [
+        [
+            row[: np.flatnonzero(row == end_code)[0]] if ended else row
+            for row, ended in zip(codes_TBK[:, b, :count].T, finished_BK[b], strict=False)
+        ]
+        for b, count in enumerate(num_valid_B.tolist())
+    ]
