@@ -1,0 +1,192 @@
+"""A decode in fixed shapes is the search that BeamSearch and Rounds make, whatever stood in its buffers, and looks at no value."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pleach import BeamSearch, Trie
+from pleach.decode import SearchResult
+from pleach.decode.search import check_batch, collect_items, root_ranges
+from pleach.engine.device_index import TorchIndex, TritonIndex
+from pleach.engine.static import Bucket, StaticDecode
+from pleach.errors import LogitsError
+from pleach.index import Segment, Version
+from pleach.model import ModelConfig, TokenTable, Transformer, Vocabulary
+from pleach.model.device_rounds import DeviceRounds, attend
+
+SIZES = (6, 40, 5)
+
+
+def new_model(seed: int, vocabulary: Any, **sizes: Any) -> Transformer:
+    config = ModelConfig(
+        vocab_size=vocabulary.size,
+        **{
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+            "initializer_range": 0.4,
+        }
+        | sizes,
+    )
+    return Transformer(config, vocabulary, generator=torch.Generator().manual_seed(seed)).eval()
+
+
+def new_version(rng: np.random.Generator, num_items: int = 300, num_delta: int = 0) -> Version:
+    def table(size: int) -> np.ndarray:
+        first = np.minimum(rng.geometric(0.4, size) - 1, SIZES[0] - 1)
+        return np.stack([first, rng.integers(0, SIZES[1], size) // (1 + first), rng.integers(0, SIZES[2], size)], axis=1)
+
+    base = Trie.build(table(num_items), SIZES, np.arange(num_items))
+    segments = [Segment(trie=base, live=base.filter(rng.random(num_items) < 0.9))]
+    if num_delta:
+        segments.append(Segment(trie=Trie.build(table(num_delta), SIZES, np.arange(num_items, num_items + num_delta))))
+    return Version(segments=tuple(segments), number=num_delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A batch: ragged prompts, a filter and denied items of each request."""
+
+    tokens_BT: np.ndarray
+    lengths_B: np.ndarray
+    filters: list[Any]
+    deny: list[Any]
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, version: Version, vocabulary: Any, batch: int, longest: int) -> "Asked":
+        histories = []
+        for _ in range(batch):
+            count = int(rng.integers(0, (longest - 1) // len(SIZES) + 1))
+            histories.append(np.stack([rng.integers(0, size, count) for size in SIZES], axis=1))
+        tokens_BT, lengths_B = vocabulary.prompts(histories)
+        num_items = sum(segment.trie.num_items for segment in version.segments)
+        filters, deny = [], []
+        for _ in range(batch):
+            share = rng.choice([0.0, 0.02, 0.3, 1.0, np.nan])
+            parts = [segment.trie.filter(rng.random(segment.trie.num_items) < share) for segment in version.segments]
+            filters.append(None if np.isnan(share) else version.filter_of(parts))
+            deny.append(rng.choice(num_items, 9).tolist() if rng.random() < 0.5 else None)
+        return cls(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=filters, deny=deny)
+
+
+def searched(model: Transformer, version: Version, asked: Asked, width: int, scoring: Any) -> SearchResult:
+    """What BeamSearch and Rounds find."""
+    rounds = model.start(torch.from_numpy(asked.tokens_BT), torch.from_numpy(asked.lengths_B))
+    search = BeamSearch(version, num_beams=width, scoring=scoring)
+    return search.run(rounds.step_fn, batch_size=len(asked.lengths_B), filters=asked.filters, deny=asked.deny)
+
+
+def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[[], None] | None = None) -> SearchResult:
+    """What a static decode finds."""
+    requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
+    assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
+    (run or decode.run)()
+    found = decode.found(len(requests), len(version.segments))
+    ranges = found.lo_SBK, found.hi_SBK
+    return collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, decode.bucket.width)
+
+
+def same(one: SearchResult, other: SearchResult) -> None:
+    assert one.num_valid.tolist() == other.num_valid.tolist()
+    np.testing.assert_allclose(one.scores, other.scores, atol=2e-5)
+    for row, (mine, its) in enumerate(zip(one.item_ids, other.item_ids, strict=True)):
+        swapped = np.flatnonzero(mine != its)  # where two scores are equal to the last digits
+        np.testing.assert_allclose(one.scores[row, swapped], other.scores[row, swapped], atol=2e-5)
+        assert len(swapped) <= 2
+        equal = np.flatnonzero(mine == its)
+        assert np.array_equal(one.codes[row, equal], other.codes[row, equal])
+
+
+def poison(tensors: Sequence[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 2**40)
+
+
+def new_decode(
+    model: Transformer, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Any = attend, **room: int
+) -> StaticDecode:
+    index = kind(version, "cpu", **room)
+    return StaticDecode(DeviceRounds(model, attention), index, bucket, index.filters(bucket.batch))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
+    rng = np.random.default_rng([seed, 5])
+    vocabulary: Any = Vocabulary(codebook_sizes=SIZES)
+    if seed % 3 == 2:  # tokens anywhere in a large vocabulary
+        tokens = rng.permutation(np.arange(3, 99))[: sum(SIZES)]
+        levels = tuple(tuple(level.tolist()) for level in np.split(tokens, np.cumsum(SIZES)[:-1]))
+        vocabulary = TokenTable(tokens_per_level=levels, size=100, pad=0, bos=1, eos=2)
+    model = new_model(seed, vocabulary)
+    version = new_version(rng, num_delta=40 * (seed % 2))
+    scoring: Any = ("full", "allowed")[seed // 2 % 2]
+    bucket = Bucket(batch=4, length=32, width=int(rng.choice([1, 7, 64])), scoring=scoring)
+    decode = new_decode(model, version, bucket, delta_leaves=64 * (seed % 4 == 0))
+    for batch in (4, 1, 3):
+        asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
+        poison((*decode.inputs, *decode.outputs))
+        same(decoded(decode, version, asked), searched(model, version, asked, bucket.width, scoring))
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_replayed_with_other_inputs_it_is_a_fresh_run(scoring: Any) -> None:
+    rng = np.random.default_rng(31)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model, version = new_model(1, vocabulary), new_version(rng, num_delta=20)
+    bucket = Bucket(batch=3, length=20, width=9, scoring=scoring)
+    decode = new_decode(model, version, bucket)
+    for _ in range(4):
+        asked = Asked.drawn(rng, version, vocabulary, int(rng.integers(1, 4)), 20)
+        again = decoded(decode, version, asked)
+        fresh = decoded(new_decode(model, version, bucket), version, asked)
+        assert again.scores.tobytes() == fresh.scores.tobytes()
+        assert np.array_equal(again.codes, fresh.codes)
+        poison((*decode.inputs, *decode.outputs))
+
+
+def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
+    """Traced as operations on tensors, with every input made new: what a graph would hold."""
+    rng = np.random.default_rng(8)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model, version = new_model(2, vocabulary), new_version(rng)
+    decode = new_decode(model, version, Bucket(batch=2, length=10, width=6, scoring="full"))
+    first, second = (Asked.drawn(rng, version, vocabulary, 2, 10) for _ in range(2))
+    decoded(decode, version, first)
+
+    def work(_: torch.Tensor) -> torch.Tensor:
+        decode.run()
+        return decode.num_valid_B
+
+    traced = make_fx(work, tracing_mode="real")(torch.zeros(1))
+    with torch.inference_mode():
+        same(decoded(decode, version, second, lambda: traced(torch.zeros(1))), searched(model, version, second, 6, "full"))
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("num_delta", [0, 30])
+def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
+    """Tensors without contents have nothing to look at: an item(), a nonzero() or a shape that depends on data raises."""
+    rng = np.random.default_rng(4)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model, version = new_model(3, vocabulary), new_version(rng, num_delta=num_delta)
+    bucket = Bucket(batch=2, length=12, width=8, scoring=scoring)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        new_decode(model, version, bucket).run()
+
+        def looks(*arguments: torch.Tensor) -> torch.Tensor:
+            assert float(arguments[0].sum()) >= 0
+            return attend(*arguments)
+
+        with pytest.raises(DataDependentOutputException):
+            new_decode(model, version, bucket, attention=looks).run()
