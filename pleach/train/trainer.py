@@ -24,7 +24,7 @@ from pleach.train.checkpoint import Checkpoint, Place, fingerprint
 from pleach.train.data import Histories, InteractionLog
 from pleach.train.evaluate import recall_on
 from pleach.train.objective import predict
-from pleach.train.parallel import DataParallel
+from pleach.train.parallel import DataParallel, like, whole
 from pleach.train.recipe import Precision, Recipe
 from pleach.train.split import Split
 from pleach.train.threads import torch_threads
@@ -117,6 +117,8 @@ class Trainer:
         )
         self._epoch = self._batches.epoch(0)
         self._dropout = torch.Generator(device=model.device)
+        if parallel is not None:
+            parallel.prepare(model)
         decayed = [weight for weight in model.parameters() if weight.ndim > 1]
         kept = [weight for weight in model.parameters() if weight.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
@@ -137,22 +139,24 @@ class Trainer:
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
         """Train until the budget is used up; the model then holds the best (or the last) weights, in evaluation mode.
 
-        checkpoint: a directory, written anew every `every_s` seconds and when Ctrl-C stops the run.
+        checkpoint: a directory, written anew every `every_s` seconds and when Ctrl-C stops the run (a sharded run then keeps
+        the last one: its processes stop at different places). Of several processes all name it, and the first one writes.
         Raises TrainingError when the loss is no longer a number.
         """
-        self._now = saved = self._clock()
+        self._now, saved = self._clock(), self.place.seconds
         try:
             while not self.ended:
                 moment = self.step()
                 self._validate_if_due()
                 if progress is not None:
                     progress(replace(moment, recall=self.recall))
-                if checkpoint is not None and self._now - saved >= every_s:
-                    self.checkpoint().save(checkpoint)
-                    saved = self._clock()
+                if checkpoint is not None and self.place.seconds - saved >= every_s:  # the same on every process
+                    self._save(checkpoint)
+                    saved = self.place.seconds
         except KeyboardInterrupt:
-            if checkpoint is not None and self._whole:  # weights and place agree; else the last minute's checkpoint stands
-                self.checkpoint().save(checkpoint)
+            # Where weights and place do not agree, or others would have to help, the last minute's checkpoint stands.
+            if checkpoint is not None and self._whole and not self._sharded:
+                self._save(checkpoint)
             raise
         if self._best:
             self.model.load_state_dict(self._best)
@@ -207,12 +211,12 @@ class Trainer:
         return torch.stack(losses_L).sum() + found.penalty
 
     def checkpoint(self) -> Checkpoint:
-        """This moment of the run (copies of the weights and of AdamW's moments)."""
-        tensors = {f"weights/{name}": weight.detach().clone() for name, weight in self.model.named_parameters()}
+        """This moment of the run (copies of the weights and of AdamW's moments); sharded, all processes make it together."""
+        tensors = {f"weights/{name}": whole(weight.detach()).clone() for name, weight in self.model.named_parameters()}
         for name, weight in self.model.named_parameters():
             moments = self._optimizer.state.get(weight, {})
-            tensors |= {f"{kind}/{name}": moment.clone() for kind, moment in moments.items()}
-        tensors |= {f"best/{name}": weight for name, weight in self._best.items()}
+            tensors |= {f"{kind}/{name}": whole(moment).clone() for kind, moment in moments.items()}
+        tensors |= {f"best/{name}": whole(weight) for name, weight in self._best.items()}
         return Checkpoint(
             place=self.place,
             recipe=self.recipe,
@@ -229,18 +233,39 @@ class Trainer:
         named = dict(self.model.named_parameters())
         if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in named.items()}:
             raise CheckpointError("the checkpoint's weights are not those of this model: train from the start")
-        device = self.model.device
         with torch.no_grad():
             for name, weight in named.items():
-                weight.copy_(weights[name])
-        for kind in ("step", "exp_avg", "exp_avg_sq"):
+                weight.copy_(like(weights[name], weight))
+        for kind in ("exp_avg", "exp_avg_sq"):
             for name, moment in checkpoint.of(kind).items():
-                self._optimizer.state[named[name]][kind] = moment.to(device)
-        self._best = {name: weight.to(device) for name, weight in best.items()}
+                self._optimizer.state[named[name]][kind] = like(moment, named[name])
+        for name, steps in checkpoint.of("step").items():
+            self._optimizer.state[named[name]]["step"] = steps.to(self.model.device)
+        self._best = {name: like(weight, named[name]) for name, weight in best.items()}
         self.place, self.bf16 = checkpoint.place, checkpoint.bf16
         self.recall = self.place.best_recall if self.place.best_recall >= 0 else None
         self._epoch = self._batches.epoch(self.place.epoch)
         self._now = self._clock()
+
+    def whole_model(self) -> AnyModel:
+        """The model itself; for a sharded run one like it that is not, with the same weights, in evaluation mode.
+
+        All processes have to ask for it together.
+        """
+        if not self._sharded:
+            return self.model
+        model = new_model(self.model.config, self.model.vocabulary, device=self.model.device)
+        model.load_state_dict({name: whole(weight.detach()) for name, weight in self.model.named_parameters()})
+        return model.eval()
+
+    @property
+    def _sharded(self) -> bool:
+        return self._parallel is not None and self._parallel.shard
+
+    def _save(self, directory: str | Path) -> None:
+        checkpoint = self.checkpoint()
+        if self._parallel is None or self._parallel.rank == 0:
+            checkpoint.save(directory)
 
     def _update(self, items_BT: Tensor, users_B: Tensor | None, rate: float, weight: float) -> None:
         step = self.place.step
@@ -250,11 +275,13 @@ class Trainer:
         self.model.train()
         loss = self.loss(items_BT, self._without_some(users_B)) * weight
         self._optimizer.zero_grad()
-        loss.backward()
-        if self._parallel is not None:
+        if self._parallel is None:
+            loss.backward()
+        else:
+            self._parallel.backward(loss)
             self._parallel.sum_gradients(self.model.parameters())
             loss = self._parallel.sum_of(loss)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm))
         if not bool(torch.isfinite(loss + norm)):
             raise TrainingError(
                 f"at step {step:,} the loss is {loss.item():g} and the norm of its gradient {norm.item():g}: "
@@ -277,17 +304,17 @@ class Trainer:
 
     def _advance(self, loss: float) -> None:
         """The next batch; the next epoch after the last one."""
-        place, now = self.place, self._clock()
+        place, elapsed = self.place, self._clock() - self._now
         if self._parallel is not None:
-            now = self._now + self._parallel.latest(now - self._now, self.model.device)
+            elapsed = self._parallel.latest(elapsed, self.model.device)
         batch, epoch = place.batch + 1, place.epoch
         if batch == len(self._epoch):
             batch, epoch = 0, epoch + 1
             self._epoch = self._batches.epoch(epoch)
         mean = loss if place.step == 0 else 0.98 * place.loss + 0.02 * loss
-        seconds = place.seconds + (now - self._now)
+        seconds = place.seconds + elapsed
         self.place = replace(place, step=place.step + 1, epoch=epoch, batch=batch, seconds=seconds, loss=mean)
-        self._now = now
+        self._now += elapsed
 
     def _validate_if_due(self) -> None:
         """Measure recall when the next of the evenly spaced places in the last half of the budget is reached."""
@@ -296,7 +323,7 @@ class Trainer:
             return
         self.model.eval()
         with torch_threads(self.recipe.threads):
-            self.recall = self._validate(self.model)
+            self.recall = self._validate(self.whole_model())
         self.place = replace(self.place, next_validation=number + 1, worse=self.place.worse + 1)
         if self.recall > self.place.best_recall:
             self.place = replace(self.place, best_recall=self.recall, best_share=self.share, worse=0)
@@ -339,7 +366,7 @@ def train(
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
     if directory is None:
         trainer.run(progress=progress)
-        return model
+        return trainer.whole_model()
     directory = Path(directory)
     saved = directory / "checkpoint"
     if not resume and (parallel is None or parallel.rank == 0):
@@ -347,7 +374,8 @@ def train(
     elif resume and Checkpoint.exists(saved):
         trainer.resume(Checkpoint.load(saved))
     writes = parallel is None or parallel.rank == 0
-    trainer.run(progress=progress, checkpoint=saved if writes else None)
+    trainer.run(progress=progress, checkpoint=saved)
+    model = trainer.whole_model()
     if not writes:
         return model
     model.save_pretrained(directory / "model")
