@@ -225,7 +225,7 @@ class Transaction:
         try:
             if self._end_code is not None and not isinstance(codes, np.ndarray):
                 codes = SequenceTable.of(codes, self._end_code, len(self._sizes) - 1)[:]
-            table, sizes = check_codes(np.asarray(codes), self._sizes)
+            table, sizes = check_codes(codes, self._sizes)
         except CodesError:
             raise
         except ValueError as error:  # ragged

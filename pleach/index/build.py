@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,10 @@ MAX_ITEMS = 2**32 - 1
 
 def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
     """The codebook sizes as ints, or a CodesError that says what is wrong."""
-    sizes = tuple(int(size) for size in codebook_sizes)
+    try:
+        sizes = tuple(index(size) for size in codebook_sizes)
+    except TypeError:
+        raise CodesError(f"codebook_sizes={codebook_sizes!r}: expected whole numbers, one for each level") from None
     if not 1 <= len(sizes) <= MAX_LEVELS:
         raise CodesError(f"codebook_sizes has {len(sizes)} levels: expected 1 to {MAX_LEVELS}, one size for each level")
     for level, size in enumerate(sizes):
@@ -43,10 +47,15 @@ def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def check_codes(codes: NDArray[np.integer], codebook_sizes: Sequence[int]) -> tuple[NDArray[np.integer], tuple[int, ...]]:
+def check_codes(
+    codes: NDArray[np.integer] | Sequence[Sequence[int]], codebook_sizes: Sequence[int]
+) -> tuple[NDArray[np.integer], tuple[int, ...]]:
     """The table as a 2-D integer array and the codebook sizes as ints, or a CodesError that says what is wrong."""
-    table = np.asarray(codes)
     sizes = check_sizes(codebook_sizes)
+    try:
+        table = np.asarray(codes)
+    except ValueError:
+        raise CodesError(f"codes has rows of different lengths: expected {len(sizes)} codes in each") from None
     if table.size == 0 and table.ndim <= 2:
         table = np.empty((0, len(sizes)), np.int64)
     if table.ndim != 2 or table.shape[1] != len(sizes):

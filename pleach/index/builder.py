@@ -82,7 +82,7 @@ class TrieBuilder:
         Cost: one read of the codes, and a sort whenever the memory is full. Raises CodesError and ItemIdError, after which the
         chunk is as if it had not been given (whether ids are distinct is found by `finish`), and IndexFileError (a full disk).
         """
-        table_nL, sizes = check_codes(np.asarray(codes), self.sizes)
+        table_nL, sizes = check_codes(codes, self.sizes)
         size = len(table_nL)
         if self.end_code is not None:
             check_ends(table_nL, sizes, self.end_code)
@@ -181,7 +181,9 @@ class TrieBuilder:
             order_n = sort_rows(piece.words_Pn, threads_for(len(piece.rows_n), self._threads))
             assembly.append(piece.words_Pn, order_n)
             order_N[at : assembly.num_rows] = piece.rows_n[order_n]
-            tell(f"merging {len(self._runs)} runs", 0.1 + 0.8 * assembly.num_rows / num_items)
+            tell(
+                f"merging {len(self._runs)} run{'s' if len(self._runs) > 1 else ''}", 0.1 + 0.8 * assembly.num_rows / num_items
+            )
         return assembly.finish(order_N)
 
     def _allocator(self) -> Allocate:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -131,6 +133,24 @@ def test_an_integer_asked_of_string_ids_is_unknown() -> None:
 def test_a_table_that_is_not_one_is_refused(codes: object, sizes: list[int], message: str) -> None:
     with pytest.raises(CodesError, match=message):
         Trie.build(np.array(codes), sizes)
+
+
+@pytest.mark.parametrize(
+    ("codes", "sizes", "message"),
+    [
+        ([[0, 1], [2]], [4, 4], "rows of different lengths: expected 2 codes"),
+        ([[0]], [4.5], r"codebook_sizes=\[4.5\]: expected whole numbers"),
+        ([[0]], ["4"], "expected whole numbers"),
+        ([[0]], [[4]], "expected whole numbers"),
+        ([[0]], 4, "codebook_sizes=4: expected whole numbers"),
+        ([[0]], None, "codebook_sizes=None: expected whole numbers"),
+        (None, [4], r"shape \(\)"),
+        ("01", [4], r"shape \(\)"),
+    ],
+)
+def test_what_is_no_table_and_no_sizes_is_refused_by_name(codes: Any, sizes: Any, message: str) -> None:
+    with pytest.raises(CodesError, match=message):
+        Trie.build(codes, sizes)
 
 
 @pytest.mark.parametrize(
