@@ -222,14 +222,9 @@ class Transaction:
         return ids, keys
 
     def _check_codes(self, codes: NDArray[np.integer] | Sequence[Sequence[int]]) -> NDArray[np.unsignedinteger]:
-        try:
-            if self._end_code is not None and not isinstance(codes, np.ndarray):
-                codes = SequenceTable.of(codes, self._end_code, len(self._sizes) - 1)[:]
-            table, sizes = check_codes(codes, self._sizes)
-        except CodesError:
-            raise
-        except ValueError as error:  # ragged
-            raise CodesError(f"codes have to be a table of {len(self._sizes)} integers a row: {error}") from error
+        if self._end_code is not None and not isinstance(codes, np.ndarray):
+            codes = SequenceTable.of(codes, self._end_code, len(self._sizes) - 1)[:]
+        table, sizes = check_codes(codes, self._sizes)
         if self._end_code is not None:
             check_ends(table, sizes, self._end_code)
         for level, size in enumerate(sizes):

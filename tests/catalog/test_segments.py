@@ -103,7 +103,7 @@ BAD: dict[str, tuple[type[PleachError], str, Callable[[Any], object]]] = {
     "a code beyond its book": (CodesError, "row 1 has code 2 at level 1", lambda s: s.insert([ROW, [0, 2, 0]], ["x", "y"])),
     "a negative code": (CodesError, "code -1 at level 2", lambda s: s.replace([[0, 0, -1]], ["a"])),
     "too few levels": (CodesError, r"\(1, 2\): expected \(N, 3\)", lambda s: s.insert([[0, 0]], ["x"])),
-    "ragged codes": (CodesError, "a table of 3 integers a row", lambda s: s.insert([ROW, [0]], ["x", "y"])),
+    "ragged codes": (CodesError, "rows of different lengths: expected 3 codes", lambda s: s.insert([ROW, [0]], ["x", "y"])),
     "codes that are not whole": (CodesError, "dtype float64", lambda s: s.insert([[0.5, 0, 0]], ["x"])),
 }
 
