@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pleach.decode.forced import SuffixFn, SuffixReplay
 from pleach.decode.search import StepFn
 from pleach.index.automaton import Automaton
 from pleach.ops.backend import to_kind_of, to_numpy
+from pleach.ops.constrain import Beams
 from pleach.ops.constrain.automata import Languages
 
 __all__ = ["Jump", "Lookahead"]
@@ -43,12 +44,12 @@ class Jump:
     decides: bool
 
     @classmethod
-    def of(cls, languages: Languages, ranges: tuple[NDArray[np.int64], NDArray[np.int64]], most: int) -> Jump | None:
+    def of(cls, languages: Languages, beams: Beams[Any], most: int) -> Jump | None:
         """At most `most` codes; None where a beam has a choice, or its automaton no chains.
 
-        Cost: two look-ups a beam, and a few vector operations for each code and request of the jump.
+        Cost: two look-ups a beam, and a few vector operations for each code and request of the jump. Waits for a device.
         """
-        lo_SBK, hi_SBK = ranges
+        lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
         forks: list[int] = []  # how far requests are from their next choice
         longest = 0  # and from the end of the last of its sequences
         for automaton, states_K, live_K in zip(languages.automata, lo_SBK[0], (hi_SBK > lo_SBK)[0], strict=True):
@@ -84,6 +85,10 @@ class Jump:
         parents_BK = np.tile(np.arange(self.codes_BKT.shape[1]), (len(self.codes_BKT), 1))
         return [(self.codes_BKT[:, :, t], parents_BK) for t in range(self.codes_BKT.shape[2])]
 
+    def behind(self, beams: Beams[Any]) -> Beams[Any]:
+        """The same beams after the jump, where no score has changed; code and parent remain those of the last answer."""
+        return replace(beams, lo=to_kind_of(self.lo_SBK, beams.lo), hi=to_kind_of(self.hi_SBK, beams.hi))
+
     def given(self, codes_BK: Any) -> NDArray[np.int64]:
         """What the model reads in that pass: the codes that the beams just took, and those that follow, less the last."""
         return np.concatenate([to_numpy(codes_BK)[..., None], self.codes_BKT[..., : self.num_rounds - 1]], 2)
@@ -107,34 +112,35 @@ class Lookahead:
         """Whether the next question may be a pass: none before the first answer, or while one is being replayed."""
         return self._suffix_fn is not None and self._sample is not None and (self._replay is None or self._replay.is_over)
 
-    def ask(self, codes_BK: Any, parents_BK: Any, jump: Jump | None = None) -> Any:
+    def ask(self, beams: Beams[Any], jump: Jump | None = None) -> Any:
         """The answer for this round; given a jump, one pass has the answers for all its rounds."""
         if self._replay is not None and not self._replay.is_over:
-            return self._replay(codes_BK, parents_BK)
+            return self._replay(beams.code, beams.parent)
         if jump is not None and jump.num_rounds > 1:
-            self._replay = self._pass(jump, codes_BK, parents_BK)
-            return self._replay(codes_BK, parents_BK)
+            self._replay = self._pass(jump, beams)
+            return self._replay(beams.code, beams.parent)
         self.calls += 1
         if self._sample is None:
             self._sample = self._step_fn(None, None)
             return self._sample
-        parents_BK, self._replay = self._parents(parents_BK), None
-        return self._step_fn(to_kind_of(codes_BK, self._sample), parents_BK)
+        parents_BK, self._replay = self._parents(beams), None
+        return self._step_fn(to_kind_of(beams.code, self._sample), parents_BK)
 
-    def behind(self, jump: Jump, codes_BK: Any, parents_BK: Any) -> Any:
+    def behind(self, jump: Jump, beams: Beams[Any]) -> Any:
         """The answer for the round behind a jump, of which all others are certain."""
-        replay, self._replay = self._pass(jump, codes_BK, parents_BK), None
+        replay, self._replay = self._pass(jump, beams), None
         return replay.last
 
-    def _pass(self, jump: Jump, codes_BK: Any, parents_BK: Any) -> SuffixReplay:
+    def _pass(self, jump: Jump, beams: Beams[Any]) -> SuffixReplay:
         assert self._suffix_fn is not None
         self.calls += 1
-        given_BKT = to_kind_of(jump.given(codes_BK), self._sample)
-        return SuffixReplay(self._suffix_fn(given_BKT, self._parents(parents_BK)), jump.num_rounds)
+        given_BKT = to_kind_of(jump.given(beams.code), self._sample)
+        return SuffixReplay(self._suffix_fn(given_BKT, self._parents(beams)), jump.num_rounds)
 
-    def _parents(self, parents_BK: Any) -> Any:
+    def _parents(self, beams: Beams[Any]) -> Any:
         """As the model counts its beams: those of the last pass, where there was one."""
-        return to_kind_of(parents_BK if self._replay is None else self._replay.origins(parents_BK), self._sample)
+        parents_BK = beams.parent if self._replay is None else self._replay.origins(beams.parent)
+        return to_kind_of(parents_BK, self._sample)
 
 
 def _walk(

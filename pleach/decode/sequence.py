@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from pleach.decode.forced import SuffixFn
 from pleach.decode.jump import Jump, Lookahead
-from pleach.decode.search import StepFn, check_logits
-from pleach.errors import ArgumentError, LogitsError
+from pleach.decode.search import StepFn
+from pleach.decode.sequence_rounds import DeviceLanguages, HostRounds
+from pleach.errors import ArgumentError
 from pleach.index.automaton import Automaton
-from pleach.ops.backend import to_numpy
+from pleach.ops.backend import to_kind_of, to_numpy
 from pleach.ops.constrain import Beams, Scoring, automata
-from pleach.ops.head import Costs, States, cpu
+from pleach.ops.head import Costs
 
 __all__ = ["SequenceResult", "SequenceSearch"]
 
@@ -52,6 +53,9 @@ class SequenceSearch:
     the model's logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or
     over the legal ones ("allowed").
 
+    backend: "cpu" (numba; "auto" is that) or "triton": states, scores and logits stay on `device`. The automata are copied
+    there once and must be over one vocabulary. Answers differ in the last bits of scores.
+
     >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
     >>> result = search.run(step_fn)
     >>> result.tokens[0][0], result.finished[0, 0]
@@ -66,13 +70,23 @@ class SequenceSearch:
         num_beams: int = 4,
         max_tokens: int = 256,
         scoring: Scoring = "full",
+        backend: str = "auto",
+        device: Any = None,
     ) -> None:
         if num_beams < 1 or max_tokens < 1:
             raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
         if scoring not in get_args(Scoring):
             raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
         self._automata = (automaton,) if isinstance(automaton, Automaton) else tuple(automaton)
-        automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # what does not fit is said here
+        languages = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # what does not fit is said here
+        if backend not in ("auto", "cpu", "triton"):
+            raise ArgumentError(f"backend is {backend!r}: expected 'auto', 'cpu' or 'triton' for automata")
+        if (backend == "triton") != (device is not None):
+            raise ArgumentError(
+                f"backend is {backend!r} and device {device!r}: expected a device, such as 'cuda', for 'triton' alone"
+            )
+        self.backend = "cpu" if backend == "auto" else backend
+        self._device = DeviceLanguages(languages, device) if backend == "triton" else None
         self.end_code, self.num_codes = end_code, num_codes
         self.num_beams, self.max_tokens = num_beams, max_tokens
         self.scoring: Scoring = scoring
@@ -117,77 +131,44 @@ class SequenceSearch:
         languages = automata.bind(chosen, end_code=self.end_code, num_codes=self.num_codes)
         if head is not None and len(head) != self.num_codes:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
-        lo_SBK, hi_SBK = automata.roots(languages)
-        scores_BK = np.zeros((batch_size, 1), np.float32)
-        num_valid_B = np.ones(batch_size, np.int64)
-        final_B1 = np.array([one.num_states for one in chosen])[:, None]
-        taken: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # codes and parents of each token
-        codes_BK = parents_BK = None
+        if head is not None and self._device is not None:
+            raise ArgumentError("head is multiplied on the CPU: with backend 'triton' let step_fn return logits")
+        if self._device is None:
+            rounds = HostRounds(languages, self.num_beams, self.scoring, head, costs)
+        else:
+            rounds = self._device.rounds(languages, self.num_beams, self.scoring)
+        beams: Beams[Any] = rounds.roots()
+        final_B1 = to_kind_of(np.array([one.num_states for one in chosen])[:, None], beams.lo)
+        taken: list[tuple[Any, Any]] = []  # codes and parents of each token
         model = Lookahead(step_fn, suffix_fn)
         while len(taken) < self.max_tokens:
-            jump = Jump.of(languages, (lo_SBK, hi_SBK), self.max_tokens - len(taken)) if model.can_jump else None
+            jump = Jump.of(languages, beams, self.max_tokens - len(taken)) if model.can_jump else None
             if jump is not None and self.scoring == "allowed":
                 taken += jump.tokens
-                lo_SBK, hi_SBK = jump.lo_SBK, jump.hi_SBK
+                beams = jump.behind(beams)
                 if not jump.decides:
                     break
-                answer = model.behind(jump, codes_BK, parents_BK)
+                answer = model.behind(jump, beams)
             else:
-                answer = model.ask(codes_BK, parents_BK, jump)
-            beams = self._round(languages, len(taken), (lo_SBK, hi_SBK, scores_BK), answer, head, costs)
-            lo_SBK, hi_SBK, scores_BK, num_valid_B = beams.lo, beams.hi, beams.scores, beams.num_valid
-            codes_BK, parents_BK = beams.code, beams.parent
-            taken.append((codes_BK, parents_BK))
-            if bool(((lo_SBK[0] == final_B1) | (hi_SBK[0] == 0)).all()):
+                answer = model.ask(beams, jump)
+            beams = rounds.step(len(taken), beams, answer)
+            taken.append((beams.code, beams.parent))
+            if bool(((beams.lo[0] == final_B1) | (beams.hi[0] == 0)).all()):
                 break
-        finished_BK = (lo_SBK[0] == final_B1) & (hi_SBK[0] > 0)
+        finished_BK = to_numpy((beams.lo[0] == final_B1) & (beams.hi[0] > 0))
+        num_valid_B = to_numpy(beams.num_valid)
         return SequenceResult(
             tokens=_tokens(taken, finished_BK, num_valid_B, self.end_code),
-            scores=scores_BK,
+            scores=to_numpy(beams.scores),
             finished=finished_BK,
             num_valid=num_valid_B,
             rounds=model.calls,
             rounds_saved=len(taken) - model.calls,
         )
 
-    def _round(
-        self,
-        languages: automata.Languages,
-        number: int,
-        beams: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]],
-        answer: Any,
-        head: Any,
-        costs: Costs | None,
-    ) -> Beams[NDArray[Any]]:
-        lo_SBK, hi_SBK, scores_BK = beams
-        shape = (*lo_SBK.shape[1:], self.num_codes)
-        if head is None:
-            logits_BKV = check_logits(answer, number, shape)
-            return automata.step(
-                languages,
-                number,
-                lo_SBK,
-                hi_SBK,
-                scores_BK,
-                logits_BKV,
-                None,
-                num_beams=self.num_beams,
-                scoring=self.scoring,
-            )
-        hidden_RD = np.ascontiguousarray(to_numpy(answer), np.float32)
-        expected = (*shape[:2], head.shape[1])
-        if hidden_RD.shape != expected and (number > 0 or hidden_RD.shape != (shape[0], head.shape[1])):
-            raise LogitsError(
-                f"step_fn returned hidden states of shape {hidden_RD.shape} in round {number}: expected {expected}"
-            )
-        ragged = automata.legal(languages, lo_SBK, hi_SBK)
-        states = States(row_R1=ragged[0], code_C=ragged[1], max_row=int(np.diff(ragged[0]).max(initial=0)))
-        found = cpu.head(hidden_RD.reshape(-1, hidden_RD.shape[-1]), head, states, self.scoring, costs=costs)
-        return automata.extend(languages, lo_SBK, scores_BK, ragged, found.logit_C, found.lse_R, num_beams=self.num_beams)
-
 
 def _tokens(
-    taken: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+    taken: Sequence[tuple[Any, Any]],
     finished_BK: NDArray[np.bool_],
     num_valid_B: NDArray[np.int64],
     end_code: int,
@@ -196,8 +177,8 @@ def _tokens(
     codes_TBK = np.empty((len(taken), *finished_BK.shape), np.int64)
     beams_BK = np.tile(np.arange(finished_BK.shape[1]), (len(finished_BK), 1))
     for t, (codes_BK, parents_BK) in reversed(list(enumerate(taken))):
-        codes_TBK[t] = np.take_along_axis(codes_BK, beams_BK, 1)
-        beams_BK = np.take_along_axis(parents_BK, beams_BK, 1)
+        codes_TBK[t] = np.take_along_axis(to_numpy(codes_BK), beams_BK, 1)
+        beams_BK = np.take_along_axis(to_numpy(parents_BK), beams_BK, 1)
     return [
         [
             row[: np.flatnonzero(row == end_code)[0]] if ended else row
