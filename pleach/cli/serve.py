@@ -118,6 +118,10 @@ def serve(
         int,
         typer.Option("--prompt-store-mb", help="Memory for prompts seen lately, so that a longer one need not be read whole."),
     ] = 0,
+    graphs: Annotated[
+        bool, typer.Option("--graphs", help="With --device cuda: capture whole decodes at the start, and replay them.")
+    ] = False,
+    graph_mb: Annotated[int, typer.Option("--graph-mb", help="With --graphs: the memory that they may take.")] = 1024,
     watchdog: Annotated[
         float, typer.Option("--watchdog", help="Seconds after which a batch is lost and the server not ready.")
     ] = 30.0,
@@ -157,6 +161,8 @@ def serve(
         wait_s=wait_ms / 1e3,
         watchdog_s=watchdog,
         prompt_store_mb=prompt_store_mb,
+        graphs=graphs,
+        graph_mb=graph_mb,
         batching=batching,
         overlap=overlap,
         predict=predict,

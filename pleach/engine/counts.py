@@ -26,6 +26,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "failed": ("error", "out_of_memory"),
     "answered": ("in_time", "late"),
     "batches": ("full", "quota", "slack", "idle", "ending"),
+    "graphs": ("replayed", "no_bucket", "no_room", "version"),
     "batch_faults": ("error", "out_of_memory", "split", "wedged", "abandoned"),
 }
 
@@ -36,7 +37,8 @@ class Counts:
     Every request that is submitted ends up in one of the first five kinds, once.
 
     refused: requests that never waited. shed: those that did and were given up. cancelled: those that nobody waits for any
-    more. failed: those whose batch failed. answered: the rest. batches: by what closed them. batch_faults: what went wrong.
+    more. failed: those whose batch failed. answered: the rest. batches: by what closed them. graphs: batches that a graph ran,
+    and why others were run without one; none are counted where there are no graphs. batch_faults: what went wrong.
 
     >>> counts = Counts(); counts.add("refused", "queue_full"); counts.of("refused")["queue_full"]
     1

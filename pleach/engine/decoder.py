@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pleach.decode import BeamSearch, SearchResult
+from pleach.decode.search import check_batch, collect_items, root_ranges
+from pleach.engine.graph import Graphs
 from pleach.engine.job import Job
 from pleach.errors import ArgumentError
 from pleach.model import AnyVocabulary, PromptStore, Transformer, Workspace
@@ -73,12 +77,22 @@ class Decoder:
     model can use one, it has a workspace of its own, so that one batch after the other allocates nothing.
 
     store: prompts seen lately, which workers share; for models that can have a workspace (ArgumentError for others).
+    graphs: whole decodes captured ahead; what none of them can do is done as ever. worker: whose of them.
     """
 
-    def __init__(self, model: Model, clock: Callable[[], float], store: PromptStore | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        clock: Callable[[], float],
+        store: PromptStore | None = None,
+        *,
+        graphs: Graphs | None = None,
+        worker: int = 0,
+    ) -> None:
         if store is not None and not _can_reuse(model):
             raise ArgumentError("prompts can be kept for float32 models on a CPU only: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
+        self._graphs, self._worker = graphs, worker
         self.forget()
 
     def forget(self) -> None:
@@ -90,6 +104,10 @@ class Decoder:
         began = self._clock()
         num_beams, scoring, _ = jobs[0].key
         tokens_BT, lengths_B = self._model.vocabulary.prompts([job.prompt.codes for job in jobs])
+        if self._graphs is not None:
+            replayed = self._replayed(self._graphs, jobs, tokens_BT, lengths_B, began)
+            if replayed is not None:
+                return replayed
         device = self._model.device
         rounds = self._start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
         prefill_s = self._clock() - began
@@ -117,6 +135,26 @@ class Decoder:
         )
         constrain_s = self._clock() - began - prefill_s - rounds_s
         return Found(search=found, began=began, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
+
+    def _replayed(
+        self, graphs: Graphs, jobs: Sequence[Job], tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], began: float
+    ) -> Found | None:
+        """The whole search as one graph, counted as rounds; None where there is no graph for it."""
+        num_beams, scoring, _ = jobs[0].key
+        version = jobs[0].version
+        requests = check_batch(version, len(jobs), [job.chosen for job in jobs], [job.prompt.deny for job in jobs])
+        hi_SB = root_ranges(version, requests)[1][:, :, 0]
+        if all(job.is_over for job in jobs):
+            raise Abandoned
+        started = self._clock()
+        last = graphs.search(self._worker, version, tokens_BT, lengths_B, hi_SB, requests, width=num_beams, scoring=scoring)
+        if last is None:
+            return None
+        rounds_s = self._clock() - started
+        ranges = last.lo_SBK, last.hi_SBK
+        found = collect_items(version, requests, ranges, last.scores_BK, last.num_valid_B, num_beams)
+        constrain_s = self._clock() - began - rounds_s
+        return Found(search=found, began=began, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
 
     def _start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> ModelRounds:
         if self._workspace is not None and isinstance(self._model, Transformer):

@@ -127,8 +127,10 @@ class TorchIndex:
         beams, bad_BP = torch_ops.extend(
             arrays, bound, lo_SBP, hi_SBP, scores_BP, logits_BPV, num_beams=num_beams, scoring=scoring
         )
-        number_R = torch.arange(1, bad_BP.numel() + 1, device=bad_BP.device)
-        return beams, torch.where(bad_BP.flatten(), number_R, 0).amax()
+        none = bad_BP.numel() + 1
+        number_R = torch.arange(1, none, device=bad_BP.device)
+        first = torch.where(bad_BP.flatten(), number_R, none).amin()
+        return beams, torch.where(first == none, 0, first)
 
 
 class _TorchFilters:

@@ -18,6 +18,7 @@ from pleach.engine.batcher import Batcher
 from pleach.engine.capacity import BatchSize
 from pleach.engine.counts import Counts
 from pleach.engine.decoder import Decoder, Found, Model
+from pleach.engine.graph import Capturer, Graphs, graphs_for
 from pleach.engine.job import Job
 from pleach.engine.prompt import Reader
 from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
@@ -35,7 +36,7 @@ from pleach.errors import (
     UnknownRuleError,
 )
 from pleach.index import Trie, Version
-from pleach.model import PromptStore, load_model
+from pleach.model import PromptStore, Transformer, load_model
 
 __all__ = ["Engine", "name_of"]
 
@@ -56,7 +57,8 @@ class Engine:
     of it in the caller's own thread, for scripts and batches.
 
     catalogue: None serves without rules. limits: what one request may ask for. settings: how the engine runs (see Settings);
-    num_beams, max_batch, max_queue and timeout_s are short for fields of it. clock: seconds, monotonic.
+    num_beams, max_batch, max_queue and timeout_s are short for fields of it. clock: seconds, monotonic. capturer: what makes a
+    graph of a decode, where settings say `graphs`; None: torch's CUDA graphs, for a Transformer on a CUDA device.
 
     Raises CheckpointError if the model's codebooks are not the index's, ForeignFilterError if the catalogue was opened for
     another index, ArgumentError for settings that contradict the limits.
@@ -78,6 +80,7 @@ class Engine:
         max_queue: int | None = None,
         timeout_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        capturer: Callable[[], Capturer] | None = None,
     ) -> None:
         sizes = tuple(model.vocabulary.codebook_sizes)
         if sizes != trie.codebook_sizes:
@@ -100,7 +103,14 @@ class Engine:
                 f"max_beam_rows={self.settings.max_beam_rows:,} cannot hold a request of max_beams={self.limits.max_beams:,}: "
                 "raise the one or lower the other"
             )
+        if self.settings.graphs and not (isinstance(model, Transformer) and (capturer or model.device.type == "cuda")):
+            raise ArgumentError(
+                f"graphs are captured of a Transformer on a CUDA device, and this is a {type(model).__name__} on "
+                f"{model.device}: load it with device='cuda', or leave graphs out"
+            )
         self.model, self.trie, self.catalogue = model, trie, catalogue
+        self.graphs: Graphs | None = None
+        self._capturer = capturer
         self.counts = Counts()
         self.clock = clock
         self._still = Version.of(trie)
@@ -235,8 +245,13 @@ class Engine:
         self.warm_up()
         if self.settings.overlap:
             self._host = ThreadPoolExecutor(self.settings.host_threads, thread_name_prefix="pleach-host")
+        if self.settings.graphs and isinstance(self.model, Transformer):
+            longest = 1 + self.trie.num_levels * min(self.limits.max_history, self._reader.max_items)
+            self.graphs = graphs_for(
+                self.model, self.version, self.settings, longest=longest, counts=self.counts, capturer=self._capturer
+            )
         for number in range(self.settings.workers):
-            decoder = Decoder(self.model, self.clock, self.prompt_store)
+            decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
             self._workers.append(Worker(number, self._scheduler, decoder, self._deliver, self.counts, self.clock))
         self._scheduler.open()
         for worker in self._workers:

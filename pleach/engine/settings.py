@@ -28,6 +28,8 @@ class Settings:
     host_threads: threads that turn what was found into answers, beside the workers.
     prompt_store_mb: megabytes for the keys and values of prompts seen lately, so that a user who comes back with a longer
         history is read from where the last one ended (float32 models on a CPU). 0: none.
+    graphs: whole decodes are captured as CUDA graphs at the start, for num_beams and scoring "full", and batches that fit one
+        are replayed (see Graphs); for models on a CUDA device. graph_mb: megabytes that they may take, of all workers.
 
     batching, overlap, predict: False runs one request at a time, does the host's work in the workers, and refuses nothing for
         what the step-time model says.
@@ -47,6 +49,8 @@ class Settings:
     watchdog_s: float = 30.0
     host_threads: int = 2
     prompt_store_mb: int = 0
+    graphs: bool = False
+    graph_mb: int = 1024
     batching: bool = True
     overlap: bool = True
     predict: bool = True

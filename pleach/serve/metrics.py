@@ -22,6 +22,7 @@ _KINDS = {
     "failed": ("reason", "Requests whose batch failed"),
     "answered": ("when", "Requests answered, by their deadline"),
     "batches": ("closed", "Batches, by what closed them"),
+    "graphs": ("how", "Batches that a captured graph ran, and why others were run without one"),
     "batch_faults": ("kind", "What went wrong with batches"),
 }
 _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", "total")
@@ -139,6 +140,9 @@ class _State(Collector):
         for term, seconds in fit.seconds.items():
             terms.add_metric([term], seconds)
         yield terms
+        if (graphs := engine.graphs) is not None:
+            yield GaugeMetricFamily("pleach_graphs_captured", "Captured graphs of all workers", value=graphs.captured)
+            yield GaugeMetricFamily("pleach_graph_bytes", "Memory of captured graphs, the index aside", value=graphs.nbytes)
         if (store := engine.prompt_store) is not None:
             yield GaugeMetricFamily("pleach_prompt_store_bytes", "Keys and values of prompts seen lately", value=store.nbytes)
             yield CounterMetricFamily("pleach_prompt_store_hits", "Prompts whose beginning was known", value=store.hits)

@@ -36,6 +36,12 @@ def test_a_store_of_prompts_is_asked_for_in_megabytes(asked: Any):
     assert asked("--prompt-store-mb", "64")["settings"].prompt_store_mb == 64
 
 
+def test_graphs_are_asked_for_with_what_they_may_take(asked: Any):
+    assert not asked()["settings"].graphs
+    settings = asked("--device", "cuda", "--graphs", "--graph-mb", "512")["settings"]
+    assert (settings.graphs, settings.graph_mb) == (True, 512)
+
+
 def test_dials_reach_the_engine_in_its_own_units(asked: Any):
     given = asked("--slo-ms", "200", "--wait-ms", "5", "--max-body-kb", "2", "--no-overlap", "--max-beams", "64")
     settings = given["settings"]

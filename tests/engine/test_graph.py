@@ -1,0 +1,226 @@
+"""Which decodes are captured within a budget, which batches they run, what happens when the index changes, and what is counted.
+
+The capturer is a stand-in that replays by running: all but the capture itself is what a GPU's engine does.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from pleach.decode.search import check_batch, collect_items, root_ranges
+from pleach.engine import Counts, Engine, Request, Settings
+from pleach.engine.device_index import TorchIndex
+from pleach.engine.graph import Graphs, buckets_of
+from pleach.engine.static import Bucket, StaticDecode
+from pleach.errors import ArgumentError
+from pleach.model import Vocabulary
+from pleach.model.device_rounds import DeviceRounds
+from pleach.serve import create_app
+from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
+
+
+class Plain:
+    """Replays by running; every capture is written down."""
+
+    captured: list[Bucket]
+
+    def __init__(self, captured: list[Bucket]) -> None:
+        self.captured = captured
+        self.nbytes = None
+
+    def stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        decode.run()
+        self.captured.append(decode.bucket)
+        return decode.run
+
+    def wait(self) -> None:
+        pass
+
+
+class Rack:
+    """Graphs over a tiny model, and what they were asked to capture."""
+
+    def __init__(self, version: Version, max_bytes: int = 1 << 30, workers: int = 1, index: Any = TorchIndex) -> None:
+        self.captured: list[Bucket] = []
+        self.counts = Counts()
+        self.model = new_model(7, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1)
+        self.graphs = Graphs(
+            DeviceRounds(self.model),
+            version,
+            buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, width=6, scoring="full"),
+            bind=lambda version: index(version, "cpu"),
+            capturer=lambda: Plain(self.captured),
+            workers=workers,
+            max_bytes=max_bytes,
+            counts=self.counts,
+        )
+
+    def search(self, version: Version, asked: Asked, width: int = 6, scoring: Any = "full", worker: int = 0) -> bool:
+        """Whether a graph ran it; then it was right."""
+        requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
+        hi_SB = root_ranges(version, requests)[1][:, :, 0]
+        given = version, asked.tokens_BT, asked.lengths_B, hi_SB, requests
+        found = self.graphs.search(worker, *given, width=width, scoring=scoring)
+        if found is None:
+            return False
+        ranges = found.lo_SBK, found.hi_SBK
+        result = collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, width)
+        same(result, searched(self.model, version, asked, width, scoring))
+        return True
+
+    def asked(self, version: Version, batch: int = 2, longest: int = 20, seed: int = 0) -> Asked:
+        return Asked.drawn(np.random.default_rng(seed), version, self.model.vocabulary, batch, longest)
+
+
+@pytest.fixture
+def version() -> Version:
+    return new_version(np.random.default_rng(3), 80, 12)
+
+
+def test_buckets_are_what_a_batch_may_hold() -> None:
+    found = buckets_of(batch=6, tokens=400, beam_rows=40, longest=200, width=10, scoring="allowed")
+    assert {(one.batch, one.length) for one in found} == {
+        *((1, length) for length in (32, 64, 128, 200)),
+        *((2, length) for length in (32, 64, 128, 200)),
+        *((4, length) for length in (32, 64)),
+    }
+    assert all((one.width, one.scoring) == (10, "allowed") for one in found)
+
+
+def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_by_hand(version) -> None:
+    rack = Rack(version, workers=2)
+    assert [(one.batch, one.length) for one in rack.captured] == 2 * [(2, 30), (1, 30)]  # largest first; 3 x 30 > 64 tokens
+    assert rack.graphs.captured == 4
+    for worker in (0, 1):
+        assert rack.search(version, rack.asked(version, 1), worker=worker)
+        assert rack.search(version, rack.asked(version, 2), worker=worker)
+    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 0}
+    assert not rack.search(version, rack.asked(version, 3))
+    assert not rack.search(version, rack.asked(version), width=7)
+    assert not rack.search(version, rack.asked(version), scoring="allowed")
+    assert rack.counts.of("graphs")["no_bucket"] == 3
+
+
+def test_more_denied_items_than_there_is_room_for_run_by_hand() -> None:
+    version = new_version(np.random.default_rng(3), 2000)
+    rack = Rack(version)
+    asked = rack.asked(version, 1)
+    asked.deny[0], asked.filters[0] = np.arange(2000), None
+    assert not rack.search(version, asked)
+    assert rack.counts.of("graphs")["no_room"] == 1
+
+
+def test_the_budget_is_kept_and_what_does_not_fit_is_not_captured(version) -> None:
+    whole = Rack(version)
+    assert whole.graphs.nbytes > 0
+    exactly = Rack(version, max_bytes=whole.graphs.nbytes)
+    assert exactly.captured == whole.captured
+    less = Rack(version, max_bytes=whole.graphs.nbytes - 1)
+    assert less.captured == whole.captured[1:] or less.captured == whole.captured[:1]
+    assert less.graphs.nbytes < whole.graphs.nbytes
+    nothing = Rack(version, max_bytes=1000)
+    assert (nothing.captured, nothing.graphs.captured, nothing.graphs.nbytes) == ([], 0, 0)
+    assert not nothing.search(version, nothing.asked(version))
+    assert nothing.counts.of("graphs")["no_bucket"] == 1
+
+
+def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> None:
+    rack = Rack(version)
+    before = len(rack.captured)
+    new = shifted(version)
+    assert rack.search(version, rack.asked(version))
+    assert not rack.search(new, rack.asked(new))  # it is prepared beside the batches
+    assert rack.graphs.settle()
+    assert rack.search(new, rack.asked(new))
+    assert rack.search(new, rack.asked(new, seed=1))
+    assert not rack.search(version, rack.asked(version))  # a request that still holds the old one
+    assert rack.graphs.settle()
+    assert rack.search(new, rack.asked(new, seed=2))
+    assert len(rack.captured) == before
+    assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2}
+
+
+def test_a_version_of_other_sizes_is_captured_again(version) -> None:
+    rack = Rack(version)
+    before = list(rack.captured)
+    larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
+    assert not rack.search(larger, rack.asked(larger))
+    assert rack.graphs.settle()
+    assert rack.captured == 2 * before
+    assert rack.search(larger, rack.asked(larger))
+    assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1}
+
+
+def test_while_a_batch_runs_its_version_stays(version) -> None:
+    rack = Rack(version)
+    new = shifted(version)
+    entered, go_on = threading.Event(), threading.Event()
+    decode, run = rack.graphs._generation.lanes[0].decodes[-1]
+
+    def slow() -> None:
+        entered.set()
+        assert go_on.wait(20)
+        run()
+
+    rack.graphs._generation.lanes[0].decodes[-1] = (decode, slow)
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(rack.search(version, rack.asked(version))))
+    thread.start()
+    assert entered.wait(20)
+    assert not rack.search(new, rack.asked(new))
+    assert rack.graphs.settle()
+    assert not rack.search(new, rack.asked(new))  # it is ready, and waits for the batch
+    go_on.set()
+    thread.join(20)
+    assert answers == [True]
+    assert rack.search(new, rack.asked(new))
+
+
+def test_a_version_that_cannot_be_prepared_is_run_by_hand(version, caplog) -> None:
+    class Broken(TorchIndex):
+        def prepared(self, version: Version) -> Any:
+            raise MemoryError("no room")
+
+    rack = Rack(version, index=Broken)
+    new = shifted(version)
+    assert not rack.search(new, rack.asked(new))
+    assert rack.graphs.settle()
+    assert "batches run without them" in caplog.text
+    assert rack.search(version, rack.asked(version))
+
+
+def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalogue, engine) -> None:
+    captured: list[Bucket] = []
+    settings = Settings(graphs=True, num_beams=12, max_batch=2, workers=2)
+    drawn = Engine(shop.model, shop.trie, catalogue, settings=settings, capturer=lambda: Plain(captured))
+    requests = [
+        Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, deny_item_ids=("é7",), num_items=6, num_beams=12)
+        for count in (0, 3, 9)
+        for rules in ((), ("cheap",), ("none",))
+    ]
+    with TestClient(create_app(drawn)) as client:
+        found = [one.result(30) for one in [drawn.submit(request) for request in requests]]
+        drawn.submit(Request(num_items=3, num_beams=9)).result(30)
+        page = client.get("/metrics").text
+    for result, plain in zip(found, engine.recommend(requests), strict=True):
+        assert result.item_ids == plain.item_ids
+        np.testing.assert_allclose(result.scores, plain.scores, atol=1e-5)
+    counted = drawn.counts.of("graphs")
+    assert counted["replayed"] >= 5
+    assert counted["no_bucket"] == 1
+    assert f'pleach_graphs_total{{how="replayed"}} {counted["replayed"]}.0' in page
+    assert f"pleach_graphs_captured {len(captured)}.0" in page
+    assert len(captured) == 2 * 4  # for each worker 1 and 2 requests of up to 32 and 37 tokens
+
+
+def test_graphs_are_for_a_gpu(shop) -> None:
+    with pytest.raises(ArgumentError, match="a Transformer on a CUDA device, and this is a Transformer on cpu"):
+        Engine(shop.model, shop.trie, settings=Settings(graphs=True))
