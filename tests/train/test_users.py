@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from pleach.engine import Engine, Request
 from pleach.errors import ArgumentError, CheckpointError
 from pleach.index import Trie
-from pleach.model import EncoderDecoder, TokenTable, Vocabulary, load_model, new_model, vocabulary_from_dict
+from pleach.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
 from pleach.train.batches import Batches
 from pleach.train.checkpoint import Checkpoint, fingerprint
 from pleach.train.evaluate import evaluate
@@ -214,3 +215,22 @@ def test_a_history_as_long_as_the_model_has_room_for_leaves_room_for_a_user():
     prompts = trainer.model.vocabulary.prompts([history], [1])
     trainer.model.eval().start(*(torch.as_tensor(array) for array in prompts)).step_fn()
     assert trainer.model.config.max_position_embeddings == TINY.model_config(TINY.vocabulary(SIZES)).max_position_embeddings
+
+
+def test_the_engine_asks_for_nobody_with_a_history_as_long_as_fits(monkeypatch: pytest.MonkeyPatch):
+    model, codes = trainer_of().model.eval(), all_codes()
+    ids = np.array([f"i{item:02}" for item in range(len(codes))])
+    seen: list[list[int]] = []
+    start = Transformer.start
+
+    def watched(self: Transformer, tokens_BT: torch.Tensor, *rest: object, **named: object) -> object:
+        seen.extend(tokens_BT.tolist())
+        return start(self, tokens_BT, *rest, **named)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(Transformer, "start", watched)
+    engine = Engine(model, Trie.build(codes, SIZES, ids))
+    results = engine.recommend([Request(history=tuple(ids.tolist()), num_items=5), Request(num_items=5)])
+    assert [len(result.item_ids) for result in results] == [5, 5]
+    newest = VOCABULARY.tokens(codes[-USERS.max_items :]).ravel().tolist()
+    assert [VOCABULARY.bos, VOCABULARY.no_user, *newest] in seen
+    assert all(row[1] == VOCABULARY.no_user for row in seen)
