@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pleach.errors import LogitsError
 from pleach.index import Version
-from pleach.ops.backend import to_kind_of
+from pleach.ops.backend import to_kind_of, to_numpy
 from pleach.ops.constrain import RequestFilter
 
 __all__ = ["SuffixFn", "SuffixReplay", "Suffixes"]
@@ -120,5 +120,6 @@ class SuffixReplay:
 
 def _of_beams(array_BK: Any, beams_BK: Any) -> Any:
     """array_BK[b, beams_BK[b, k]] for every b and k, in numpy or in torch as the array is."""
+    array_BK = array_BK if hasattr(array_BK, "detach") else to_numpy(array_BK)
     beams_BK = to_kind_of(beams_BK, array_BK)
     return array_BK[to_kind_of(np.arange(len(beams_BK))[:, None], array_BK), beams_BK]
