@@ -193,6 +193,7 @@ class TritonIndex:
     def __init__(self, version: Version, device: torch.device | str) -> None:
         self._ops = import_module("pleach.ops.constrain.triton")
         self._device = device
+        self._tries = [segment.trie for segment in version.segments]
         self._arrays: Any = self._roomy(self._ops.bind(version, device))
 
     @property
@@ -204,10 +205,14 @@ class TritonIndex:
         return sum(tensor.nbytes for one in self._flat(self._arrays) for tensor in one.tensors)
 
     def prepared(self, version: Version) -> Any:
-        return self._ops.bind(version, self._device)
+        tries, columns = [segment.trie for segment in version.segments], [*zip(*self._arrays.levels, strict=True)]
+        for s, trie in enumerate(tries):
+            if s >= len(columns) or trie is not self._tries[s]:  # the others stay where they are
+                columns[s : s + 1] = [tuple(one for (one,) in self._ops.bind(trie, self._device).levels)]
+        return tries, replace(self._arrays, levels=tuple(zip(*columns[: len(tries)], strict=True)))
 
     def fits(self, arrays: Any) -> bool:
-        mine, its = self._flat(self._arrays), self._flat(arrays)
+        mine, its = self._flat(self._arrays), self._flat(arrays[1])
         return len(mine) == len(its) and all(
             (one.layout, one.width) == (other.layout, other.width)
             and all(bucket(len(new)) == len(old) for old, new in zip(one.tensors, other.tensors, strict=True))
@@ -215,9 +220,11 @@ class TritonIndex:
         )
 
     def take(self, arrays: Any) -> None:
-        for one, other in zip(self._flat(self._arrays), self._flat(arrays), strict=True):
+        self._tries = arrays[0]
+        for one, other in zip(self._flat(self._arrays), self._flat(arrays[1]), strict=True):
             for old, new in zip(one.tensors, other.tensors, strict=True):
-                old[: len(new)].copy_(new)
+                if old is not new:
+                    old[: len(new)].copy_(new)
 
     def filters(self, batch: int) -> _TritonFilters:
         return _TritonFilters(self._ops, self._arrays, batch)

@@ -71,6 +71,7 @@ class CudaCapturer:
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         """Run it once, so that kernels are compiled and libraries loaded; then once more, recorded."""
+        self.wait()  # what it reads was written on another stream
         with self.stream():
             decode.run()
         self.wait()
@@ -120,8 +121,9 @@ class Graphs:
         no_room     more denied items than a machine has room for
         version     another version of the index: it is being brought in, or it is an older one that a request still holds
 
-    A new version of equal sizes is copied over the old one between two batches, and no graph is captured again. One of other
-    sizes is captured again in a thread of its own. Until either is done, its batches run by hand.
+    Deletions change filters alone, and nothing has to be done. Another new version of equal sizes is copied over the old one
+    between two batches, and no graph is captured again. One of other sizes is captured again, in a thread of its own. Until
+    either is done, its batches run by hand.
 
     buckets: tried from the largest on, each captured where it fits the rest of the budget: trays and filters, and what all
     decodes of a worker need in between, which they share. max_bytes: of all workers together, the index aside. bind: an index
@@ -216,7 +218,7 @@ class Graphs:
             generation = self._generation
             if generation is None:
                 return None
-            if version is not generation.version:
+            if not _of_equal_tries(version, generation.version):
                 if self._ready is not None and self._ready[0] is version and not generation.users:
                     with generation.lanes[0].capturer.stream():
                         generation.index.take(self._ready[1])
@@ -268,7 +270,10 @@ class Graphs:
         lanes = [_Lane(capturer=self._capturer()) for _ in range(self._workers)]
         for lane in lanes:
             for bucket in self._buckets:
-                self._add(lane, index, bucket, end_code)
+                try:
+                    self._add(lane, index, bucket, end_code)
+                except (MemoryError, torch.OutOfMemoryError) as error:
+                    log.warning("no memory to capture %s: %s", bucket, error)
             lane.decodes.reverse()
         generation = _Generation(index=index, version=version, lanes=lanes)
         total, wanted = sum(len(lane.decodes) for lane in lanes), len(lanes) * len(self._buckets)
@@ -342,6 +347,12 @@ def buckets_of(*, batch: int, tokens: int, beam_rows: int, longest: int, width: 
         for length in lengths
         if one * length <= tokens and one * width <= beam_rows
     ]
+
+
+def _of_equal_tries(one: Version, other: Version) -> bool:
+    """What differs is at most which of their items are alive, and that is the filters' to say."""
+    pairs = zip(one.segments, other.segments, strict=False)
+    return len(one.segments) == len(other.segments) and all(mine.trie is its.trie for mine, its in pairs)
 
 
 def _cost(bucket: Bucket) -> tuple[int, int]:

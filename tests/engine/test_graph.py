@@ -18,6 +18,7 @@ from pleach.engine.device_index import TorchIndex
 from pleach.engine.graph import Graphs, buckets_of
 from pleach.engine.static import Bucket, StaticDecode
 from pleach.errors import ArgumentError
+from pleach.index import Segment
 from pleach.model import Vocabulary
 from pleach.model.device_rounds import DeviceRounds
 from pleach.serve import create_app
@@ -27,16 +28,16 @@ from tests.engine.test_static import SIZES, Asked, Version, new_model, new_versi
 class Plain:
     """Replays by running; every capture is written down."""
 
-    captured: list[Bucket]
-
-    def __init__(self, captured: list[Bucket]) -> None:
-        self.captured = captured
+    def __init__(self, captured: list[Bucket], most: int = 1 << 30) -> None:
+        self.captured, self.most = captured, most
         self.nbytes = None
 
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        if decode.bucket.padded_tokens > self.most:
+            raise MemoryError(f"{decode.bucket.padded_tokens} tokens are too many")
         decode.run()
         self.captured.append(decode.bucket)
         return decode.run
@@ -48,7 +49,9 @@ class Plain:
 class Rack:
     """Graphs over a tiny model, and what they were asked to capture."""
 
-    def __init__(self, version: Version, max_bytes: int = 1 << 30, workers: int = 1, index: Any = TorchIndex) -> None:
+    def __init__(
+        self, version: Version, max_bytes: int = 1 << 30, workers: int = 1, index: Any = TorchIndex, most: int = 1 << 30
+    ) -> None:
         self.captured: list[Bucket] = []
         self.counts = Counts()
         self.model = new_model(7, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1)
@@ -57,7 +60,7 @@ class Rack:
             version,
             buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, width=6, scoring="full"),
             bind=lambda version: index(version, "cpu"),
-            capturer=lambda: Plain(self.captured),
+            capturer=lambda: Plain(self.captured, most),
             workers=workers,
             max_bytes=max_bytes,
             counts=self.counts,
@@ -132,6 +135,13 @@ def test_the_budget_is_kept_and_what_does_not_fit_is_not_captured(version) -> No
     assert nothing.counts.of("graphs")["no_bucket"] == 1
 
 
+def test_what_there_is_no_memory_for_is_left_out(version, caplog) -> None:
+    rack = Rack(version, most=30)
+    assert [(one.batch, one.length) for one in rack.captured] == [(1, 30)]
+    assert "no memory to capture Bucket(batch=2, length=30" in caplog.text
+    assert rack.search(version, rack.asked(version, 1))
+
+
 def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> None:
     rack = Rack(version)
     before = len(rack.captured)
@@ -146,6 +156,16 @@ def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> No
     assert rack.search(new, rack.asked(new, seed=2))
     assert len(rack.captured) == before
     assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2}
+
+
+def test_deletions_are_the_filters_to_say(version) -> None:
+    rack = Rack(version)
+    base, delta = version.segments
+    left = Segment(trie=base.trie, live=base.trie.filter(np.arange(base.trie.num_items) % 3 > 0))
+    new = Version(segments=(left, delta), number=version.number + 1)
+    assert rack.search(new, rack.asked(new))
+    assert rack.search(version, rack.asked(version))
+    assert rack.counts.of("graphs")["version"] == 0
 
 
 def test_a_version_of_other_sizes_is_captured_again(version) -> None:

@@ -195,6 +195,23 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
             new_decode(model, version, bucket, attention=looks).run()
 
 
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
+    rng = np.random.default_rng(6)
+    sizes, end = (7, 7, 7), 6
+    codes = rng.integers(0, end, (60, 3))
+    codes[np.arange(3) >= rng.integers(1, 3, 60)[:, None]] = end
+    version = Version.of(Trie.build(codes, sizes, end_code=end))
+    vocabulary = Vocabulary(codebook_sizes=sizes)
+    model = new_model(8, vocabulary)
+    index = TorchIndex(version, "cpu")
+    bucket = Bucket(batch=2, length=10, width=20, scoring=scoring)
+    decode = StaticDecode(DeviceRounds(model), index, bucket, index.filters(2), end_code=end)
+    tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
+    asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
+    same(decoded(decode, version, asked), searched(model, version, asked, 20, scoring))
+
+
 class Touched(TorchDispatchMode):
     """Which kinds of device the tensors of each operation are on."""
 
@@ -267,6 +284,11 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     index.take(arrays)
     asked = Asked.drawn(rng, second, vocabulary, 2, 8)
     same(decoded(decode, second, asked), searched(model, second, asked, 3, "full"))
+    kept = Version(segments=(second.segments[0], shifted(second).segments[1]))  # the base stays, the delta does not
+    arrays = index.prepared(kept)
+    assert index.fits(arrays)
+    index.take(arrays)
+    same(decoded(decode, kept, asked := Asked.drawn(rng, kept, vocabulary, 2, 8)), searched(model, kept, asked, 3, "full"))
     assert index.fits(index.prepared(other)) == (kind is TorchIndex)  # a room once made for a delta stays
     assert not index.fits(index.prepared(new_version(rng, 3000, 12)))
 
