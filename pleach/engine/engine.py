@@ -16,9 +16,10 @@ from pleach.catalog import Catalogue, Expression
 from pleach.catalog.rules import RuleSource
 from pleach.engine.batcher import Batcher
 from pleach.engine.capacity import BatchSize
+from pleach.engine.capturer import Capturer
 from pleach.engine.counts import Counts
 from pleach.engine.decoder import Decoder, Found, Model
-from pleach.engine.graph import Capturer, Graphs, graphs_for
+from pleach.engine.graph import Graphs, graphs_for
 from pleach.engine.job import Job
 from pleach.engine.prompt import Reader
 from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings

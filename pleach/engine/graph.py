@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pleach.engine.capturer import Capturer, CudaCapturer
 from pleach.engine.counts import Counts
 from pleach.engine.device_index import DeviceFilters, DeviceIndex, TorchIndex, TritonIndex
 from pleach.engine.settings import Settings
@@ -28,62 +29,11 @@ from pleach.model import Transformer
 from pleach.model.device_rounds import DeviceRounds, attend
 from pleach.ops.constrain import RequestFilter, Scoring
 
-__all__ = ["Capturer", "CudaCapturer", "Graphs", "buckets_of", "graphs_for"]
+__all__ = ["Graphs", "buckets_of", "graphs_for"]
 
 log = logging.getLogger("pleach.engine")
 
 _SHORTEST = 32  # tokens of the smallest bucket
-
-
-class Capturer(Protocol):
-    """How a decode becomes something to replay; one for each worker."""
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes that captures took so far, trays aside; None where nobody can tell (then they are estimated)."""
-        ...
-
-    def stream(self) -> AbstractContextManager[Any]:
-        """Around all that a worker does with its decodes."""
-        ...
-
-    def capture(self, decode: StaticDecode) -> Callable[[], None]: ...
-
-    def wait(self) -> None:
-        """Until the device has done what it was told."""
-        ...
-
-
-class CudaCapturer:
-    """torch.cuda's graphs, of one stream, which share their memory between them: one replay at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._taken = device, 0
-        self._stream = torch.cuda.Stream(device)
-        self._pool: Any = torch.cuda.graph_pool_handle()
-
-    @property
-    def nbytes(self) -> int:
-        return self._taken
-
-    def stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream)
-
-    def capture(self, decode: StaticDecode) -> Callable[[], None]:
-        """Run it once, so that kernels are compiled and libraries loaded; then once more, recorded."""
-        self.wait()  # what it reads was written on another stream
-        with self.stream():
-            decode.run()
-        self.wait()
-        before = torch.cuda.memory_reserved(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            decode.run()
-        self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
-        return graph.replay
-
-    def wait(self) -> None:
-        torch.cuda.synchronize(self._device)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -3,17 +3,21 @@
 The capturer is a stand-in that replays by running: all but the capture itself is what a GPU's engine does.
 """
 
+import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from pleach.decode.search import check_batch, collect_items, root_ranges
 from pleach.engine import Counts, Engine, Request, Settings
+from pleach.engine.capturer import CudaCapturer
 from pleach.engine.device_index import TorchIndex
 from pleach.engine.graph import Graphs, buckets_of
 from pleach.engine.static import Bucket, StaticDecode
@@ -244,3 +248,32 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalogue, en
 def test_graphs_are_for_a_gpu(shop) -> None:
     with pytest.raises(ArgumentError, match="a Transformer on a CUDA device, and this is a Transformer on cpu"):
         Engine(shop.model, shop.trie, settings=Settings(graphs=True))
+
+
+def test_torch_is_asked_for_a_graph_in_the_right_order(version, monkeypatch) -> None:
+    """torch.cuda's functions replaced by ones that note who called them, with the arguments that the real ones take."""
+    told: list[str] = []
+    real = inspect.signature(torch.cuda.graph.__init__)
+
+    @contextmanager
+    def graph(*arguments: Any, **named: Any) -> Any:
+        bound = real.bind(None, *arguments, **named)
+        told.append(f"begin {bound.arguments['pool']} {bound.arguments['stream']} {bound.arguments['capture_error_mode']}")
+        yield
+        told.append("end")
+
+    reserved = iter([100, 160])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "own")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append("wait"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(reserved))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: told.append("replay")))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    capturer = CudaCapturer(torch.device("cuda"))
+    decode: Any = SimpleNamespace(run=lambda: told.append("run"))
+    replay = capturer.capture(decode)
+    assert told == ["wait", "run", "wait", "begin pool own thread_local", "run", "end"]
+    assert capturer.nbytes == 60
+    replay()
+    assert told[-1] == "replay"
