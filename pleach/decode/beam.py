@@ -107,7 +107,7 @@ class BeamSearch:
                 if suffixes is not None and self.scoring == "allowed":
                     lo_SBK, hi_SBK = suffixes.ranges
                     num_valid_B = np.minimum(num_valid_B, min(self.widths[level:]))
-                    rounds_saved = self.version.num_levels - level
+                    rounds_saved = suffixes.num_rounds(level)
                     break
                 if suffixes is not None and (num_rounds := suffixes.num_rounds(level)) > 1:
                     forced_BKT = backends.to_kind_of(suffixes.codes_BKL[:, :, level - 1 : level - 1 + num_rounds], sample)

@@ -137,6 +137,8 @@ def test_sequences_are_scored_until_the_longest_ends() -> None:
         search, model = BeamSearch(trie, 4), Model()
         assert_equal(search.run(model, filters=kept, suffix_fn=model.suffix_fn), search.run(Model(), filters=kept))
         assert asked.pop() == num_codes
+        certain = BeamSearch(trie, 4, scoring="allowed").run(model, filters=kept, suffix_fn=model.suffix_fn)
+        assert (certain.rounds_saved, asked) == (num_codes, [])
 
 
 def test_a_suffix_function_that_answers_too_little_is_named() -> None:
