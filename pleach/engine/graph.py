@@ -98,6 +98,7 @@ class Graphs:
         self._lock = threading.Condition()
         self._ready: tuple[Version, Any] | None = None  # arrays that wait for a moment without a batch
         self._coming: Version | None = None
+        self._failed: Version | None = None
         self._generation: _Generation | None = self._captured(version)
 
     @property
@@ -167,6 +168,7 @@ class Graphs:
         with self._lock:
             generation = self._generation
             if generation is None:
+                self._bring_in(None, version)
                 return None
             if not _of_equal_tries(version, generation.version):
                 if self._ready is not None and self._ready[0] is version and not generation.users:
@@ -180,31 +182,26 @@ class Graphs:
             generation.users += 1
             return generation
 
-    def _bring_in(self, generation: _Generation, version: Version) -> None:
-        """Begin to, unless it is older than what is there, or another one is on its way."""
-        ahead = max(generation.version.number, -1 if self._ready is None else self._ready[0].number)
-        if version.number < ahead or (self._coming is not None and self._ready is None):
+    def _bring_in(self, generation: _Generation | None, version: Version) -> None:
+        """Begin to, unless it is older than what is there, or failed before, or another one is on its way."""
+        known = [generation and generation.version, self._ready and self._ready[0]]
+        ahead = max((one.number for one in known if one is not None), default=0)
+        if version.number < ahead or version is self._failed or (self._coming is not None and self._ready is None):
             return
         self._coming, self._ready = version, None
         threading.Thread(target=self._prepare, args=(generation, version), name="pleach-graphs", daemon=True).start()
 
-    def _prepare(self, generation: _Generation, version: Version) -> None:
+    def _prepare(self, generation: _Generation | None, version: Version) -> None:
         ready, again = None, None
         try:
-            with generation.lanes[0].capturer.stream():
-                arrays = generation.index.prepared(version)
-            generation.lanes[0].capturer.wait()
-            if generation.index.fits(arrays):
-                ready = version, arrays
-                return
-            with self._lock:  # its memory is free before the next one's is taken
-                self._lock.wait_for(lambda: not generation.users)
-                self._generation = None
-            log.info("the index has other sizes: graphs are captured again, batches run without them meanwhile")
-            del arrays
-            generation.lanes.clear()
-            again = self._captured(version)
+            if generation is not None:
+                ready = self._beside(generation, version)
+                if ready is None:
+                    self._give_up(generation)
+            if ready is None:
+                again = self._captured(version)
         except Exception:
+            self._failed = version
             log.exception("graphs cannot be brought to version %d of the index: batches run without them", version.number)
         finally:
             with self._lock:
@@ -212,6 +209,21 @@ class Graphs:
                 if ready is None:
                     self._coming, self._generation = None, again or self._generation
                 self._lock.notify_all()
+
+    def _beside(self, generation: _Generation, version: Version) -> tuple[Version, Any] | None:
+        """A version's arrays, on the device; None where they do not fit over those that are there."""
+        with generation.lanes[0].capturer.stream():
+            arrays = generation.index.prepared(version)
+        generation.lanes[0].capturer.wait()
+        return (version, arrays) if generation.index.fits(arrays) else None
+
+    def _give_up(self, generation: _Generation) -> None:
+        """Free the memory of all graphs before that of the next ones is taken."""
+        log.info("the index has other sizes: graphs are captured again, batches run without them meanwhile")
+        with self._lock:
+            self._lock.wait_for(lambda: not generation.users)
+            self._generation = None
+        generation.lanes.clear()
 
     def _captured(self, version: Version) -> _Generation:
         """Everything anew, for each worker as much as its part of the budget holds."""

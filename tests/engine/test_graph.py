@@ -217,8 +217,33 @@ def test_a_version_that_cannot_be_prepared_is_run_by_hand(version, caplog) -> No
     new = shifted(version)
     assert not rack.search(new, rack.asked(new))
     assert rack.graphs.settle()
-    assert "batches run without them" in caplog.text
+    assert not rack.search(new, rack.asked(new))  # once is enough
+    assert caplog.text.count("batches run without them") == 1
     assert rack.search(version, rack.asked(version))
+
+
+def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) -> None:
+    class Fickle(TorchIndex):
+        made = 0
+
+        def __init__(self, version: Version, device: str) -> None:
+            Fickle.made += 1
+            if Fickle.made == 2:
+                raise RuntimeError("a fault of the device")
+            super().__init__(version, device)
+
+    rack = Rack(version, index=Fickle)
+    larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
+    for _ in range(2):
+        assert not rack.search(larger, rack.asked(larger))
+        assert rack.graphs.settle()
+    assert caplog.text.count("cannot be brought to version 99") == 1
+    assert rack.graphs.captured == 0
+    after = Version(segments=larger.segments, number=100)
+    assert not rack.search(after, rack.asked(after))
+    assert rack.graphs.settle()
+    assert rack.search(after, rack.asked(after))
+    assert rack.search(larger, rack.asked(larger))  # of the same tries
 
 
 def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalogue, engine) -> None:
