@@ -179,6 +179,8 @@ class Graphs:
                 else:
                     self._bring_in(generation, version)
                     return None
+            elif version.number > generation.version.number:
+                generation.version = version  # so that nothing holds the one before
             generation.users += 1
             return generation
 
