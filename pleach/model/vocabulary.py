@@ -93,7 +93,8 @@ class Vocabulary:
         """The token of each user id, int64; None is `no_user`. ArgumentError without user tokens, or for what is no id.
 
         An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), and several users share a token. Of a user that
-        training has not seen, the token says what it says of those who share it. (TIGER, implementation details, after Weinberger et al., 2009.)
+        training has not seen, the token says what it says of those who share it. (TIGER, implementation details, after
+        Weinberger et al., 2009.)
 
         >>> Vocabulary(codebook_sizes=(4, 4), num_users=10).user_tokens(["ann", "bob", None]).tolist()
         [19, 14, 11]
