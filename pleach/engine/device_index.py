@@ -24,6 +24,7 @@ from pleach.ops.constrain.room import bucket
 
 __all__ = ["DeviceFilters", "DeviceIndex", "TorchIndex", "TritonIndex"]
 
+_DELTA = 1 << 13  # elements of each of a delta's arrays at least, so that it may grow from nothing
 _MAX_DENIED = 256  # of a request: room in every graph; a batch with more runs eagerly
 Requests = Sequence[tuple[RequestFilter, ...]]
 
@@ -53,7 +54,7 @@ class DeviceIndex(Protocol):
         ...
 
     def fits(self, arrays: Any) -> bool:
-        """Whether these arrays have the sizes of what is there."""
+        """Whether these arrays fit into the room of those that are there."""
         ...
 
     def take(self, arrays: Any) -> None:
@@ -188,7 +189,10 @@ class _TorchFilters:
 
 
 class TritonIndex:
-    """See DeviceIndex. Each array has room up to the next power of two; a delta where there was none does not fit."""
+    """See DeviceIndex. Each array has room up to the next power of two, those of a delta for some thousand leaves.
+
+    A delta where there was none does not fit, and neither does a level that has come to be laid out in another way.
+    """
 
     def __init__(self, version: Version, device: torch.device | str) -> None:
         self._ops = import_module("pleach.ops.constrain.triton")
@@ -215,7 +219,7 @@ class TritonIndex:
         mine, its = self._flat(self._arrays), self._flat(arrays[1])
         return len(mine) == len(its) and all(
             (one.layout, one.width) == (other.layout, other.width)
-            and all(bucket(len(new)) == len(old) for old, new in zip(one.tensors, other.tensors, strict=True))
+            and all(len(new) <= len(old) for old, new in zip(one.tensors, other.tensors, strict=True))
             for one, other in zip(mine, its, strict=True)
         )
 
@@ -254,13 +258,13 @@ class TritonIndex:
         return [one for pair in arrays.levels for one in pair]
 
     def _roomy(self, arrays: Any) -> Any:
-        def roomy(one: Any) -> Any:
-            tensors = tuple(tensor.new_zeros(bucket(len(tensor))) for tensor in one.tensors)
+        def roomy(one: Any, segment: int) -> Any:
+            tensors = tuple(tensor.new_zeros(bucket(len(tensor), _DELTA if segment else 1)) for tensor in one.tensors)
             for room, tensor in zip(tensors, one.tensors, strict=True):
                 room[: len(tensor)].copy_(tensor)
             return replace(one, tensors=tensors)
 
-        return replace(arrays, levels=tuple(tuple(roomy(one) for one in pair) for pair in arrays.levels))
+        return replace(arrays, levels=tuple(tuple(roomy(one, s) for s, one in enumerate(pair)) for pair in arrays.levels))
 
 
 class _TritonFilters:
