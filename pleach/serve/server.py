@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ from pleach.serve.metrics import Metrics
 from pleach.serve.signals import HangUp
 
 log = logging.getLogger("pleach.serve")
+
+# A worker asks for the interpreter again after every kernel. While requests pour in, the loop that reads them keeps it for as
+# long as this each time; at Python's 5 ms a flood of refusals would double the time of a batch.
+_SWITCH_S = 5e-4
+_KEEP_ALIVE_S = 75  # longer than balancers keep theirs, so that it is never us who close a connection that is about to be used
 
 
 def _say(line: str) -> None:
@@ -63,7 +69,13 @@ class Server:
         app = create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s)
         # By then the engine has answered or refused everybody; what is cut off later is only slow to read.
         patience_s = math.ceil(grace_s) + 2
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=patience_s)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="on",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=patience_s,
+        )
         self._uvicorn = _Draining(config, self._started, lambda: engine.stop(grace_s))
 
     def run(self) -> None:
@@ -71,7 +83,7 @@ class Server:
 
         Raises LogitsError for a model that cannot answer, before anything is answered.
         """
-        with self._socket, self._signals():
+        with self._socket, self._signals(), _switching(_SWITCH_S):
             self.engine.warm_up()
             self._uvicorn.run(sockets=[self._socket])
 
@@ -111,6 +123,17 @@ class Server:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def _switching(seconds: float) -> Generator[None]:
+    """Let threads of this process take turns at the interpreter more often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
