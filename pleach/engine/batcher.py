@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pleach.engine.capacity import BatchSize, Capacity
 from pleach.errors import ArgumentError, OverloadedError
@@ -12,6 +12,7 @@ from pleach.errors import ArgumentError, OverloadedError
 __all__ = ["Batch", "Batcher", "Closed", "Waiting"]
 
 Work = TypeVar("Work")
+Guest = TypeVar("Guest")
 Closed = Literal["full", "quota", "slack", "idle", "ending"]
 
 _FOREVER = float("inf")
@@ -102,7 +103,36 @@ class Batcher(Generic[Work]):
         free_in_s: float = 0.0,
         workers: int = 1,
     ) -> Waiting[Work]:
-        """Put work into the queue. free_in_s: until a worker is free, 0 if one is idle.
+        """Put work into the queue, at its `place`. Raises OverloadedError."""
+        one = self.place(
+            work,
+            key=key,
+            tokens=tokens,
+            width=width,
+            now=now,
+            deadline=deadline,
+            free_in_s=free_in_s,
+            workers=workers,
+        )
+        if one.latest <= now + 2 * self._guard_s:  # it is let in against the estimate: only its deadline makes it late
+            one = replace(one, latest=deadline)
+        insort(self._groups.setdefault(key, []), one, key=_order)
+        self._length += 1
+        return one
+
+    def place(
+        self,
+        work: Guest,
+        *,
+        key: Hashable,
+        tokens: int = 1,
+        width: int = 1,
+        now: float = 0.0,
+        deadline: float = _FOREVER,
+        free_in_s: float = 0.0,
+        workers: int = 1,
+    ) -> Waiting[Guest]:
+        """Where work would wait, if it were let in. free_in_s: until a worker is free, 0 if one is idle.
 
         Raises OverloadedError where the queue is full ("queue_full"), or where what is ahead of it would make it late
         ("deadline_unreachable"); when to come again follows from the same estimate. Who comes while nothing waits and a worker
@@ -135,10 +165,6 @@ class Batcher(Generic[Work]):
                     reason="deadline_unreachable",
                     retry_after_s=now + needed - deadline,
                 )
-        if one.latest <= now + 2 * self._guard_s:  # it is let in against the estimate: only its deadline makes it late
-            one = replace(one, latest=deadline)
-        insort(self._groups.setdefault(key, []), one, key=_order)
-        self._length += 1
         return one
 
     def remove(self, one: Waiting[Work]) -> bool:
@@ -239,14 +265,14 @@ class Batcher(Generic[Work]):
             full = True
         return chosen, size, full or not self.capacity.holds(size.joined(1))
 
-    def _needed(self, one: Waiting[Work], free_in_s: float, workers: int) -> float:
+    def _needed(self, one: Waiting[Any], free_in_s: float, workers: int) -> float:
         """Seconds until an answer to `one`: what is ahead of it, spread over the workers, and the batch that it joins."""
         ahead = self._seconds_ahead(one)
         together = len(self._groups.get(one.key, ())) + 1
         own = self._pieces(together, one.tokens, one.width)[1]
         return free_in_s + ahead / workers + own
 
-    def _seconds_ahead(self, one: Waiting[Work] | None) -> float:
+    def _seconds_ahead(self, one: Waiting[Any] | None) -> float:
         """Seconds of one worker for what waits with less slack than `one`, or for all that waits."""
         seconds = 0.0
         for group in self._groups.values():

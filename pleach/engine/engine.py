@@ -20,7 +20,7 @@ from pleach.engine.capturer import Capturer
 from pleach.engine.counts import Counts
 from pleach.engine.decoder import Decoder, Found, Model
 from pleach.engine.graph import Graphs, graphs_for
-from pleach.engine.job import Job
+from pleach.engine.job import Job, JobKey
 from pleach.engine.prompt import Reader
 from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
 from pleach.engine.scheduler import Load, Scheduler
@@ -32,6 +32,7 @@ from pleach.errors import (
     CheckpointError,
     ForeignFilterError,
     ItemIdError,
+    OverloadedError,
     RequestError,
     UnavailableError,
     UnknownRuleError,
@@ -310,6 +311,31 @@ class Engine:
             raise
         return job.future
 
+    @property
+    def is_crowded(self) -> bool:
+        """Somebody waits, or no worker is free: `turned_away` may have something to say."""
+        return self._scheduler.is_crowded
+
+    def turned_away(self, request: Request, *, arrived: float | None = None) -> OverloadedError | None:
+        """What `submit` would raise for want of time or room, told from sizes alone; None: ask `submit`.
+
+        For whoever stands in front of a flood: no id is looked up and no rule joined, so that a refusal takes a quarter of the
+        time. Ids that the index does not know count like others. A request that is wrong is `submit`'s to refuse. Counts what
+        it turns away.
+        """
+        try:
+            self.limits.check(request)
+        except RequestError:
+            return None
+        version = self._still if self.catalogue is None else self.catalogue.rules.version
+        key: JobKey = self._width(request), request.scoring, id(version)
+        tokens = 1 + self.trie.num_levels * min(len(request.history), self._reader.max_items)
+        submitted = self.clock() if arrived is None else arrived
+        error = self._scheduler.turned_away(key, tokens=tokens, deadline=self._deadline(request, submitted))
+        if error is not None:
+            self.counts.add("refused", error.reason)
+        return error
+
     def recommend(self, requests: Iterable[Request]) -> list[Result]:
         """Answer requests in this thread, in batches, in their order; no worker is needed. Raises like `submit`.
 
@@ -353,11 +379,17 @@ class Engine:
             version=version,
             chosen=chosen,
             rules_generation=None if rules is None else rules.generation,
-            num_beams=max(request.num_beams or self.settings.num_beams, request.num_items),
+            num_beams=self._width(request),
             submitted=submitted,
             prepared=self.clock(),
-            deadline=submitted + (self.settings.deadline_s if request.deadline_s is None else request.deadline_s),
+            deadline=self._deadline(request, submitted),
         )
+
+    def _width(self, request: Request) -> int:
+        return max(request.num_beams or self.settings.num_beams, request.num_items)
+
+    def _deadline(self, request: Request, submitted: float) -> float:
+        return submitted + (self.settings.deadline_s if request.deadline_s is None else request.deadline_s)
 
     def _deliver(self, jobs: Sequence[Job], found: Found) -> None:
         """Long answers are written beside the worker, if they may be; short ones take less than handing them over."""

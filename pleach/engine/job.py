@@ -7,7 +7,9 @@ from pleach.engine.prompt import Prompt
 from pleach.engine.request import Request, Result, Scoring
 from pleach.index import Version, VersionFilter
 
-__all__ = ["Job"]
+__all__ = ["Job", "JobKey"]
+
+JobKey = tuple[int, Scoring, int]  # width, scoring, which version of the index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,7 +33,7 @@ class Job:
     future: "Future[Result]" = field(default_factory=Future)
 
     @property
-    def key(self) -> tuple[int, Scoring, int]:
+    def key(self) -> JobKey:
         """Requests with equal keys are one search. (A version that a job holds shares its id with no other.)"""
         return self.num_beams, self.request.scoring, id(self.version)
 

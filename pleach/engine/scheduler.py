@@ -10,7 +10,7 @@ from typing import Literal
 from pleach.engine.batcher import Batch, Batcher, Waiting
 from pleach.engine.capacity import BatchSize
 from pleach.engine.counts import Counts
-from pleach.engine.job import Job
+from pleach.engine.job import Job, JobKey
 from pleach.engine.settings import Settings
 from pleach.engine.steptime import Fit, StepTime
 from pleach.errors import OverloadedError, RequestError, UnavailableError
@@ -140,6 +140,32 @@ class Scheduler:
         # Weakly, because a future keeps its callbacks: job, future and place would hold one another after the answer.
         place = weakref.ref(waiting)
         job.future.add_done_callback(lambda future: self._forget(place()) if future.cancelled() else None)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Somebody waits, or no worker is free; may be a moment old."""
+        return len(self._batcher) > 0 or len(self._running) >= self._settings.workers
+
+    def turned_away(self, key: JobKey, *, tokens: int, deadline: float) -> OverloadedError | None:
+        """What `add` would raise now for want of time or room for a job of this size; None: nothing of that kind."""
+        with self._lock:
+            now = self._clock()
+            if self._state != "open" or self._is_lost() or deadline <= now:
+                return None
+            try:
+                self._batcher.place(
+                    None,
+                    key=key,
+                    tokens=tokens,
+                    width=key[0],
+                    now=now,
+                    deadline=deadline,
+                    free_in_s=self._free_in(now),
+                    workers=self._settings.workers,
+                )
+            except OverloadedError as error:
+                return error
+        return None
 
     def next_batch(self, worker: int) -> Batch[Job] | None:
         """What a worker runs next, as soon as there is something; None when there will be no more."""

@@ -15,6 +15,7 @@ from pleach.engine import Engine, Result, name_of
 from pleach.errors import ArgumentError, RequestError, UnavailableError
 from pleach.serve.body import ARRIVED, BoundedBody
 from pleach.serve.errors import add_error_answers
+from pleach.serve.gate import Gate
 from pleach.serve.metrics import GONE, Counted, Metrics
 from pleach.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
 
@@ -67,6 +68,7 @@ def create_app(
     app = FastAPI(title="pleach", description=_DESCRIPTION, version="1", lifespan=lifespan)
     add_error_answers(app, engine.counts)
 
+    app.add_middleware(Gate, engine=engine, path="/v1/recommend")
     app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s, counts=engine.counts, clock=engine.clock)
     app.add_middleware(Counted, metrics=metrics, path="/v1/recommend")
 
