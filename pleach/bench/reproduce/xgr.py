@@ -129,6 +129,10 @@ def tidy(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.tick_params(labelsize=8)
     axes.grid(True, color="#e3e6e4", lw=0.7)
     axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
