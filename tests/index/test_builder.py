@@ -185,7 +185,8 @@ def test_no_file_is_left_after_success_or_error(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     code = (
-        "import sys, numpy as np; from pleach.index.builder import TrieBuilder\n"
+        "import signal, sys, numpy as np; from pleach.index.builder import TrieBuilder\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "with TrieBuilder([60] * 4, memory_limit=3000, folder=sys.argv[1]) as builder:\n"
         "    while True:\n"
         "        builder.add(np.arange(4000).reshape(1000, 4) % 60)\n"
