@@ -181,9 +181,8 @@ class _TorchFilters:
         }
         for mine, its in pairs.values():
             if its.shape[0] == mine.shape[0] and its.shape != mine.shape:
-                mine.fill_(
-                    -1
-                )  # a shorter list of denied leaves, which ends with -1; filters that nobody names may hold anything
+                # A shorter list of denied leaves ends with -1; filters that nobody names may hold anything.
+                mine.fill_(-1)
             mine[tuple(slice(size) for size in its.shape)].copy_(its)
         return True
 

@@ -13,6 +13,16 @@ from pleach.serve.errors import answer
 ARRIVED = "pleach.arrived"  # of an ASGI scope: when the whole request was here, by the engine's clock
 
 
+def replaying(message: Message, receive: Receive) -> Receive:
+    """A `receive` that gives a message that was read already, and then what comes."""
+    messages = [message]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
 class BoundedBody:
     """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole.
 
@@ -45,12 +55,7 @@ class BoundedBody:
             return
 
         scope[ARRIVED] = self._clock()
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, replay, send)
+        await self._app(scope, replaying({"type": "http.request", "body": body, "more_body": False}, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None as soon as it is known to be too long."""

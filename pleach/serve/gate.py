@@ -1,11 +1,11 @@
 """The front door under a flood: who comes in vain is told so at once."""
 
 from pydantic import ValidationError
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pleach.engine import Engine
 from pleach.errors import OverloadedError, RequestError
-from pleach.serve.body import ARRIVED
+from pleach.serve.body import ARRIVED, replaying
 from pleach.serve.errors import refusal
 from pleach.serve.schema import RecommendBody
 
@@ -29,16 +29,12 @@ class Gate:
         if scope["type"] != "http" or scope["path"] != self._path or not self._engine.is_crowded:
             await self._app(scope, receive, send)
             return
-        messages = [await receive()]
-        error = self._error(messages[0].get("body", b""), scope.get(ARRIVED))
-        if error is not None:
+        message = await receive()
+        error = self._error(message.get("body", b""), scope.get(ARRIVED))
+        if error is None:
+            await self._app(scope, replaying(message, receive), send)
+        else:
             await refusal(error)(scope, receive, send)
-            return
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, replay, send)
 
     def _error(self, body: bytes, arrived: float | None) -> OverloadedError | None:
         try:
