@@ -6,6 +6,7 @@ Arrivals are open-loop: they come when they come, whether or not the server has 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from pleach.errors import ArgumentError
 
-__all__ = ["Answered", "Planned", "arrivals", "burst", "diurnal", "power_law", "read_trace", "steady", "summary"]
+__all__ = ["Answered", "Planned", "arrivals", "burst", "diurnal", "power_law", "read_trace", "served", "steady", "summary"]
 
 Floats = NDArray[np.float64]
 Rate = Callable[[Floats], Floats]  # requests a second at these seconds
@@ -121,6 +122,41 @@ def summary(answers: Sequence[Answered], *, seconds: float, slo_s: float) -> dic
         found["batch_size_mean"] = round(float(np.mean([one.body["batch_size"] for one in good])), 2)
         found["stages_ms"] = _stages(one.body["timings_ms"] for one in good)
     return found
+
+
+def served(
+    run: Callable[[Sequence[Any]], object],
+    times: NDArray[np.float64],
+    prompts: Sequence[Any],
+    *,
+    max_batch: int,
+    give_up_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Latencies of requests that arrive at these times, on a virtual clock. Stops once the queue is `give_up_s` behind.
+
+    Batches are formed of what has arrived, each is really run, and the clock moves by the seconds that this took. So waiting
+    costs nothing, a peer without a server of its own can be served, and all are served alike, in this process.
+    """
+    now, next_one, latencies = 0.0, 0, []
+    while next_one < len(times):
+        now = max(now, float(times[next_one]))
+        if now - float(times[next_one]) > give_up_s:
+            break
+        end = min(int(np.searchsorted(times, now, side="right")), next_one + max_batch)
+        began = clock()
+        run(prompts[next_one:end])
+        now += clock() - began
+        latencies += [now - float(at) for at in times[next_one:end]]
+        next_one = end
+    milliseconds = np.array(latencies) * 1e3
+    return {
+        "served": len(latencies),
+        "sent": len(times),
+        "gave_up": next_one < len(times),
+        "avg_ms": round(float(milliseconds.mean()), 2),
+        "p99_ms": round(float(np.percentile(milliseconds, 99)), 2),
+    }
 
 
 def _stages(timings: Iterable[dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -15,40 +15,36 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from pleach.bench import load
+from pleach.bench import engines, load
+from pleach.bench.engines import BEAMS, one_thread, shape_of
 from pleach.bench.load import Answered, Planned
 from pleach.bench.load_run import LoadRun
 from pleach.bench.load_server import Served, serving
-from pleach.bench.peers import per_beam_engine
-from pleach.bench.peers.hf_generate import HfGenerate
-from pleach.bench.rows import interleaved, spread
-from pleach.decode import BeamSearch, SearchResult
-from pleach.model import Rounds, Workspace, search_bytes
 
-__all__ = ["load_run", "measure_engine", "measure_long_prompts", "runs", "versus"]
+__all__ = ["load_run", "runs"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
-Prompts = Sequence[NDArray[np.int64]]
-BEAMS, SLO_S = 50, 0.2
+SLO_S = 0.2
 
 
 def runs(quick: bool, data: Path | None = None) -> Runs:
     """(parameters, measured) of each part. data: a directory of interactions, such as Amazon Beauty; None: the made shop."""
     with load_run(quick, data) as run, one_thread():
         for batch_size in (1, 4) if quick else (1, 4, 16):
-            yield measure_engine(run, batch_size, repeats=2 if quick else 8)
-        yield measure_equal_p99(run, quick)
-        for batch_size in (1,) if quick else (1, 4):
-            yield measure_long_prompts(run, batch_size, tokens=128 if quick else 512, repeats=2 if quick else 12)
+            yield engines.measure_engine(run, batch_size, repeats=2 if quick else 8)
+        yield engines.measure_equal_p99(run, quick)
+        tokens = 128 if quick else 512
+        for batch_size, workers in ((1, 2),) if quick else ((1, 1), (4, 1), (1, 2), (4, 2)):
+            yield engines.measure_long_prompts(run, batch_size, tokens, 2 if quick else 12, workers=workers)
+        rates = (1.0, 2.0) if quick else tuple(2.0 ** (half / 2) for half in range(-6, 11))
+        yield engines.measure_long_prompts_within(run, tokens, rates, 10 if quick else 100)
         yield from _over_http(run, quick)
 
 
@@ -61,173 +57,6 @@ def load_run(quick: bool, data: Path | None) -> Generator[LoadRun]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield LoadRun.make(Path(folder), data, items=600, users=300)
-
-
-@contextmanager
-def one_thread() -> Generator[None]:
-    """torch on one thread for the time being."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def measure_engine(run: LoadRun, batch_size: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Histories of the data, 50 beams: pleach, generate, copies, side by side in this process."""
-    rng = np.random.default_rng(batch_size)
-    batches = [run.prompts(rng, batch_size) for _ in range(repeats)]
-    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
-    search = BeamSearch(run.trie, BEAMS, scoring="allowed")
-    pleach, copied = engines(run, search)
-    same = 0
-    for prompts in batches[:2]:
-        mine, theirs = pleach(prompts), peer.recommend(prompts, BEAMS)
-        same += check_same(run, mine, *theirs)
-        np.testing.assert_allclose(copied(prompts).scores, mine.scores, atol=1e-3)
-    ways: dict[str, Callable[[Prompts], Any]] = {
-        "pleach": pleach,
-        "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS),
-        "per_beam_copies": copied,
-    }
-    measured = versus(ways, batches, batch_size)
-    tokens = int(np.mean([1 + prompt.size for prompts in batches for prompt in prompts]))
-    parameters = {"what": "engine", "data": run.path.name, "B": batch_size, "K": BEAMS, "prompt_tokens_mean": tokens}
-    return parameters | shape_of(run), {**measured, "identical_item_sets": same, "repeats": repeats}
-
-
-def measure_equal_p99(run: LoadRun, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Requests a second of pleach, in the largest batches whose p99 is no worse than that of generate, against generate's."""
-    repeats = 3 if quick else 20
-    rng = np.random.default_rng(99)
-    peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
-    pleach, _ = engines(run, BeamSearch(run.trie, BEAMS, scoring="allowed"))
-    sizes = {"pleach": (1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), "hf_generate": (1,) if quick else (1, 2)}
-    batches = {size: [run.prompts(rng, size) for _ in range(repeats)] for size in sizes["pleach"]}
-    run_of: dict[str, Callable[[Prompts], Any]] = {
-        "pleach": pleach,
-        "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS),
-    }
-    check_same(run, pleach(batches[1][0]), *peer.recommend(batches[1][0], BEAMS))
-    pleach(batches[max(batches)][0])
-    taken: dict[tuple[str, int], list[float]] = {(name, size): [] for name in sizes for size in sizes[name]}
-    for turn in range(repeats):
-        for (name, size), seconds in taken.items():
-            begin = time.perf_counter()
-            run_of[name](batches[size][turn])
-            seconds.append(time.perf_counter() - begin)
-    p99 = {at: float(np.percentile(seconds, 99)) for at, seconds in taken.items()}
-    rate = {at: at[1] / float(np.mean(seconds)) for at, seconds in taken.items()}
-    ratios: dict[str, Any] = {}
-    for size in sizes["hf_generate"]:
-        bound = p99["hf_generate", size]
-        as_good = [("pleach", mine) for mine in sizes["pleach"] if p99["pleach", mine] <= bound]
-        best = max(as_good, key=lambda at: rate[at], default=None)
-        ratios[f"generate in batches of {size}"] = {
-            "pleach_in_batches_of": None if best is None else best[1],
-            "throughput_over_generate": None if best is None else round(rate[best] / rate["hf_generate", size], 2),
-        }
-    measured = {
-        "p99_ms": {f"{name}, {size}": round(value * 1e3, 2) for (name, size), value in p99.items()},
-        "requests_per_s": {f"{name}, {size}": round(value, 2) for (name, size), value in rate.items()},
-        "at_equal_p99": ratios,
-        "repeats": repeats,
-    }
-    return {"what": "equal p99", "data": run.path.name, "K": BEAMS} | shape_of(run), measured
-
-
-def measure_long_prompts(
-    run: LoadRun, batch_size: int, tokens: int, repeats: int, num_beams: int = 128
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Prompts of so many tokens: the prompt once against a copy for each beam; the same answers, asserted."""
-    rng = np.random.default_rng(tokens)
-    levels = run.trie.num_levels
-    batches = [
-        [run.trie.codes_at(rng.integers(0, run.trie.num_leaves, tokens // levels)) for _ in range(batch_size)]
-        for _ in range(repeats)
-    ]
-    pleach, copied = engines(run, BeamSearch(run.trie, num_beams, scoring="allowed"))
-    mine, theirs = pleach(batches[0]), copied(batches[0])
-    np.testing.assert_allclose(theirs.scores, mine.scores, atol=1e-3)
-    check_same_sets(mine.item_ids, theirs.item_ids)
-    measured = versus({"pleach": pleach, "per_beam_copies": copied}, batches, batch_size)
-    sizes: dict[str, int] = {"prompt_tokens": tokens, "beams": num_beams, "rounds": levels - 1, "inflight": batch_size}
-    shared = search_bytes(run.model.config, **sizes)
-    per_beam = shared + search_bytes(run.model.config, **sizes | {"beams": 0}) * num_beams
-    parameters = {"what": "long prompts", "data": run.path.name, "B": batch_size, "K": num_beams, "prompt_tokens": tokens}
-    return parameters | shape_of(run), {**measured, "kv_bytes": {"pleach": shared, "per_beam_copies": per_beam}}
-
-
-def engines(run: LoadRun, search: BeamSearch) -> tuple[Callable[[Prompts], SearchResult], Callable[[Prompts], SearchResult]]:
-    """A whole search from histories: with the prompt once, and with a copy for each beam; each in its own workspace."""
-
-    def searched(start: Callable[[torch.Tensor, torch.Tensor], Rounds]) -> Callable[[Prompts], SearchResult]:
-        def answer(prompts: Prompts) -> SearchResult:
-            tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
-            rounds = start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
-            return search.run(rounds.step_fn, batch_size=len(prompts))
-
-        return answer
-
-    mine, theirs = Workspace(), Workspace()
-    return (
-        searched(lambda tokens, lengths: run.model.start(tokens, lengths, workspace=mine)),
-        searched(lambda tokens, lengths: per_beam_engine.start(run.model, tokens, lengths, theirs)),
-    )
-
-
-def check_same(run: LoadRun, mine: SearchResult, leaves_BK: NDArray[np.int64], scores_BK: NDArray[np.float32]) -> int:
-    """Assert that both found the same SIDs with the same scores; how many requests were compared.
-
-    Scores come from two programs in float32; where the last kept and the first left out are nearer than that, either is right.
-    """
-    np.testing.assert_allclose(np.sort(mine.scores, 1), np.sort(scores_BK, 1), atol=1e-3)
-    for row, leaves in enumerate(leaves_BK):
-        theirs = {tuple(sid) for sid in run.trie.codes_at(leaves).tolist()}
-        found = {tuple(sid) for sid in mine.codes[row, : mine.num_valid[row]].tolist()}
-        if found != theirs:
-            edge = float(mine.scores[row, mine.num_valid[row] - 1])
-            of_sid = dict(zip(map(tuple, run.trie.codes_at(leaves).tolist()), scores_BK[row].tolist(), strict=True))
-            assert all(abs(of_sid[sid] - edge) < 1e-3 for sid in theirs - found), "the peer found other items"
-    return len(leaves_BK)
-
-
-def check_same_sets(mine: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]) -> None:
-    """Assert equal item sets, but for one that is a tie at the last place."""
-    for one, other in zip(mine, theirs, strict=True):
-        assert len(set(one.tolist()) ^ set(other.tolist())) <= 2
-
-
-def versus(ways: dict[str, Callable[[Prompts], Any]], batches: Sequence[Prompts], batch_size: int) -> dict[str, Any]:
-    """Seconds of each way on the same batches, in turns; and ratios of its median to pleach's, paired by batch."""
-    for run in ways.values():
-        run(batches[0])
-    at = iter(batches[turn] for turn in range(len(batches)) for _ in ways)
-    taken = interleaved({name: lambda run=run: run(next(at)) for name, run in ways.items()}, len(batches))
-    pleach = np.array(taken["pleach"])
-    return {
-        "batch_ms": {name: spread(seconds, 1e-3) for name, seconds in taken.items()},
-        "batch_ms_worst": {name: round(max(seconds) * 1e3, 2) for name, seconds in taken.items()},
-        "requests_per_s": {name: round(batch_size / float(np.median(seconds)), 2) for name, seconds in taken.items()},
-        "over_pleach": {
-            name: round(float(np.median(np.array(seconds) / pleach)), 2) for name, seconds in taken.items() if name != "pleach"
-        },
-    }
-
-
-def shape_of(run: LoadRun) -> dict[str, Any]:
-    """The model and the catalogue, for a row."""
-    config = run.model.config
-    return {
-        "num_items": run.trie.num_items,
-        "levels": run.trie.num_levels,
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "key_heads": config.num_key_value_heads,
-        "threads": 1,
-    }
 
 
 def _over_http(run: LoadRun, quick: bool) -> Runs:

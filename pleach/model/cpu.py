@@ -31,7 +31,7 @@ from pleach.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from pleach.model.vocabulary import AnyVocabulary, Vocabulary
 from pleach.model.workspace import Workspace
 
-__all__ = ["CpuPasses", "Tile"]
+__all__ = ["CpuPasses", "Tile", "score_bound"]
 
 _Segment = tuple[int, int, int]  # a request, and its rows of a chunk: from, to
 Array = NDArray[Any]
@@ -52,6 +52,7 @@ class _Weights:
     after: Array
     query_norm: Array
     key_norm: Array
+    bound: np.float32
 
     @classmethod
     def of(cls, layer: Layer) -> _Weights:
@@ -62,7 +63,8 @@ class _Weights:
             matrix.weight.detach().t() for matrix in (*matrices, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
         before, after, query_norm, key_norm = (_array(norm) for norm in norms)
-        return cls(query, key, value, out, gate, up, down, before, after, query_norm, key_norm)
+        bound = score_bound(query_norm, key_norm)
+        return cls(query, key, value, out, gate, up, down, before, after, query_norm, key_norm, bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,13 +329,13 @@ class CpuPasses:
     def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
         """Rows against their prompts: sums of values, largest scores, sums of weights. step: 1 where each row sees one more."""
         config, scores = self._config, self._scores[1]
-        groups, ratio = config.num_key_value_heads, config.group_size
+        groups, ratio, bound = config.num_key_value_heads, config.group_size, self._layers[layer].bound
         keys_GEN, values_GNE = self._sides[layer]
         for tile in tiles:
             torch.bmm(tile.query, keys_GEN[:, :, tile.tokens], out=tile.scores)
             _, num_queries, length = tile.scores.shape
             loops.exponentials(
-                scores, groups, num_queries, length, tile.seen, step, ratio, chunk.top_GX, chunk.total_GX, tile.first
+                scores, groups, num_queries, length, tile.seen, step, ratio, bound, chunk.top_GX, chunk.total_GX, tile.first
             )
             torch.bmm(tile.scores, values_GNE[:, tile.tokens], out=tile.sums)
 
@@ -394,6 +396,17 @@ class CpuPasses:
             return [torch.empty(rows, size) for size in sizes]
         flat, _ = self._space.take("logits", rows * sum(sizes))
         return [part.view(rows, -1) for part in flat.split([rows * size for size in sizes])]
+
+
+def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:
+    """How large a score of a head can be, either way; infinity where that says too little to be of use.
+
+    A normed vector of E values has length sqrt(E) at most, times its norm's largest weight, and turning it to its position
+    keeps that: so no product of two, scaled by E^-0.5, leaves +-bound (Cauchy-Schwarz). Exponentials relative to the bound
+    are at least exp(-2 x bound), which float32 has to hold.
+    """
+    bound = np.sqrt(np.float32(query_norm_E.size)) * np.abs(query_norm_E).max() * np.abs(key_norm_E).max()
+    return np.float32(bound * 1.0001 if bound <= 40.0 else np.inf)
 
 
 def _array(norm: RMSNorm) -> Array:

@@ -139,28 +139,37 @@ def turn_beams(key_NX, value_NX, rows, positions_N, slots_N, shift, weight_E, ep
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def exponentials(scores, groups, rows, length, seen, step, ratio, top_GM, total_GM, first):
-    """Scores (groups, rows, length) at the front of `scores` become exp(score - the row's largest).
+def exponentials(scores, groups, rows, length, seen, step, ratio, bound, top_GM, total_GM, first):
+    """Scores (groups, rows, length) at the front of `scores` become exp(score - reference).
 
-    Row m sees the first seen + step x (m // ratio) keys, the others weigh nothing. The largest score and the sum go to column
-    first + m of top_GM and total_GM.
+    The reference is `bound` where that is finite: no score is larger, and none less than -bound (see `score_bound`). Else it
+    is the row's largest score, for which the row is read once more. Row m sees the first seen + step x (m // ratio) keys, the
+    others weigh nothing. Reference and sum go to column first + m of top_GM and total_GM.
     """
     least = np.float32(-87.0)
+    known = bound < np.float32(np.inf)
     for g in range(groups):
         for m in range(rows):
             begin = (g * rows + m) * length
             count = seen + step * (m // ratio)
             row = scores[begin : begin + count]
-            top = row[0]
-            for t in range(count):
-                top = row[t] if row[t] > top else top
             total = np.float32(0.0)
-            for t in range(count):
-                x = row[t] - top
-                x = least if x < least else x
-                x = _exp(x)
-                row[t] = x
-                total += x
+            if known:
+                top = bound
+                for t in range(count):
+                    x = _exp(row[t] - bound)
+                    row[t] = x
+                    total += x
+            else:
+                top = row[0]
+                for t in range(count):
+                    top = row[t] if row[t] > top else top
+                for t in range(count):
+                    x = row[t] - top
+                    x = least if x < least else x
+                    x = _exp(x)
+                    row[t] = x
+                    total += x
             for t in range(begin + count, begin + length):
                 scores[t] = np.float32(0.0)
             top_GM[g, first + m] = top

@@ -32,7 +32,7 @@ class Workspace:
     >>> rounds = model.start(tokens_BT, lengths_B, workspace=workspace)   # doctest: +SKIP
     """
 
-    def __init__(self, *, rows: int = 256, scores: int = 1 << 18) -> None:
+    def __init__(self, *, rows: int = 512, scores: int = 1 << 18) -> None:
         if rows < 1 or scores < 1:
             raise ArgumentError(f"rows={rows} and scores={scores} have to be at least 1")
         self.rows, self.scores = rows, scores

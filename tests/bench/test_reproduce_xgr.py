@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pleach.bench import load
 from pleach.bench.reproduce import xgr, xgr_kernels, xgr_latency, xgr_memory, xgr_scheduling
 from pleach.bench.reproduce.experiments import serving_figure
-from pleach.bench.reproduce.xgr import Asked, kept_serving_rows, served
+from pleach.bench.reproduce.xgr import Asked, kept_serving_rows
 
 
 def virtual(
@@ -22,7 +23,7 @@ def virtual(
         sizes.append(len(prompts))  # type: ignore[arg-type]
         now[0] += seconds
 
-    found = served(
+    found = load.served(
         run, np.array(times), list(range(len(times))), max_batch=max_batch, give_up_s=give_up_s, clock=lambda: now[0]
     )
     return found, sizes

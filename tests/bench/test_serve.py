@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pleach.bench import load, memory, serve
+from pleach.bench import engines, load, memory
 from pleach.bench.load_run import LoadRun
 from pleach.bench.load_server import serving
 from pleach.decode import BeamSearch
@@ -13,7 +13,7 @@ from pleach.decode import BeamSearch
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRun]:
-    with serve.one_thread():
+    with engines.one_thread():
         yield LoadRun.make(tmp_path_factory.mktemp("load"), items=300, users=120)
 
 
@@ -27,17 +27,29 @@ def test_histories_become_the_codes_of_their_items(run: LoadRun):
 
 
 def test_peers_are_measured_only_where_they_agree(run: LoadRun):
-    parameters, measured = serve.measure_engine(run, 2, repeats=2)
+    parameters, measured = engines.measure_engine(run, 2, repeats=2)
     assert parameters["K"] == 50
     assert measured["identical_item_sets"] == 4
     assert set(measured["over_pleach"]) == {"hf_generate", "per_beam_copies"}
     assert measured["over_pleach"]["hf_generate"] > 1
-    pleach, _ = serve.engines(run, BeamSearch(run.trie, 10, scoring="allowed"))
+    pleach, _ = engines.engines(run, BeamSearch(run.trie, 10, scoring="allowed"))
     prompts = run.prompts(np.random.default_rng(1), 1)
     mine = pleach(prompts)
     wrong = np.argsort(-np.arange(run.trie.num_leaves))[None, :10]
     with pytest.raises(AssertionError):
-        serve.check_same(run, mine, wrong, mine.scores - 1)
+        engines.check_same(run, mine, wrong, mine.scores - 1)
+
+
+def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
+    for workers in (1, 2):
+        parameters, measured = engines.measure_long_prompts(run, 1, 40, repeats=2, workers=workers, num_beams=16)
+        assert parameters["threads"] == workers
+        assert measured["over_pleach"]["per_beam_copies"] > 0
+        assert measured["kv_bytes"]["per_beam_copies"] > 4 * measured["kv_bytes"]["pleach"]
+    for slo_s, lasting in ((1e-6, 0.0), (1e3, 4.0)):
+        _, measured = engines.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
+        assert measured["lasting_per_s"] == {"pleach": lasting, "per_beam_copies": lasting}
+        assert measured["pleach_over_copies"] == (1 if lasting else None)
 
 
 def test_a_server_answers_load_from_a_second_process(run: LoadRun):

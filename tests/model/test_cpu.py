@@ -6,12 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from pleach.decode import BeamSearch
 from pleach.errors import ArgumentError
 from pleach.index import Trie
 from pleach.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, loops, search_bytes
+from pleach.model.cpu import score_bound
+from pleach.model.qwen3 import Attention
 from tests.model.test_rounds import check_a_search, prompts
 
 MakeModel = Callable[..., Transformer]
@@ -156,7 +160,7 @@ def test_exponentials_are_accurate_and_hide_what_is_not_seen():
     scores = rng.uniform(-60, 20, (2, 6, 50)).astype(np.float32)
     flat = scores.reshape(-1).copy()
     top, total = np.zeros((2, 8), np.float32), np.zeros((2, 8), np.float32)
-    loops.exponentials(flat, 2, 6, 50, 10, 1, 2, top, total, 1)
+    loops.exponentials(flat, 2, 6, 50, 10, 1, 2, np.float32(np.inf), top, total, 1)
     found = flat.reshape(scores.shape)
     for row in range(6):
         seen = scores[:, row, : 10 + row // 2].astype(np.float64)
@@ -165,6 +169,50 @@ def test_exponentials_are_accurate_and_hide_what_is_not_seen():
         np.testing.assert_allclose(total[:, 1 + row], expected.sum(-1), rtol=1e-6)
         np.testing.assert_array_equal(top[:, 1 + row], seen.max(-1).astype(np.float32))
         assert (found[:, row, 10 + row // 2 :] == 0).all()
+
+
+def test_exponentials_from_a_bound_are_those_from_the_largest_score():
+    rng = np.random.default_rng(1)
+    bound = np.float32(40)
+    scores = rng.uniform(-40, 40, (1, 4, 30)).astype(np.float32)
+    scores[0, 0], scores[0, 1] = -40, 40
+    flat = scores.reshape(-1).copy()
+    top, total = np.full((1, 4), np.nan, np.float32), np.full((1, 4), np.nan, np.float32)
+    loops.exponentials(flat, 1, 4, 30, 30, 0, 1, bound, top, total, 0)
+    truth = np.exp(scores.astype(np.float64) - 40)
+    np.testing.assert_allclose(flat.reshape(scores.shape), truth, rtol=4e-6)
+    np.testing.assert_allclose(total, truth.sum(-1), rtol=1e-6)
+    assert (top == bound).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((8, 32, 128)), st.floats(0.01, 12))
+def test_no_score_leaves_its_bound(seed: int, size: int, spread: float):
+    rng = np.random.default_rng(seed)
+    query_norm, key_norm = (rng.normal(0, spread, size).astype(np.float32) for _ in range(2))
+    bound = score_bound(query_norm, key_norm)
+    assert bound <= 40.1 or np.isinf(bound)
+    vector = np.zeros((4, size))  # all of it in one place, where the norms are largest: nothing comes nearer
+    vector[:2, np.abs(query_norm * key_norm).argmax()] = 1e3
+    vector[2:] = rng.normal(size=(2, size))
+    normed = vector / np.sqrt((vector**2).mean(-1, keepdims=True))
+    scores = (normed * query_norm) @ (normed * key_norm).T * size**-0.5
+    assert np.abs(scores).max() <= bound
+
+
+def test_norms_that_allow_large_scores_give_no_bound(make_model: MakeModel, generator: torch.Generator):
+    assert np.isinf(score_bound(np.full(32, 9, np.float32), np.ones(32, np.float32)))
+    assert np.isinf(score_bound(np.full(32, np.nan, np.float32), np.ones(32, np.float32)))
+    model = make_model(Vocabulary(codebook_sizes=(8, 8)))
+    prompt = prompts(model, generator)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.q_norm.weight.fill_(30.0)
+    tokens_BT, lengths_B = prompt
+    hidden_BTD = model(tokens_BT, lengths_B)
+    last = hidden_BTD[torch.arange(len(lengths_B)), lengths_B - 1]
+    torch.testing.assert_close(model.start(*prompt).step_fn(None, None), model.head(last, 0), rtol=1e-4, atol=1e-4)
 
 
 def test_the_gate_is_silu_for_every_float():

@@ -87,7 +87,8 @@ class PerBeamPasses(CpuPasses):
             torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
             top, top_array = self._space.take("copied top", rows * groups, ratio)
             total, total_array = self._space.take("copied total", rows * groups, ratio)
-            loops.exponentials(self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, top_array, total_array, 0)
+            bound = self._layers[layer].bound
+            loops.exponentials(self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0)
             sums = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
             tile.sums.copy_(sums.transpose(0, 1).flatten(1, 2))
             columns = slice(tile.first, tile.first + rows * ratio)

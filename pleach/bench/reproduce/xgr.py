@@ -1,23 +1,15 @@
-"""What the figures of the xGR paper have in common: rows kept of each run, and serving on a virtual clock.
-
-On a virtual clock requests arrive at drawn times, batches are formed of what has arrived, and each batch is really run; the
-clock then moves by the seconds that this took. So waiting costs nothing, a peer without a server of its own can be served, and
-all are served alike, in this process, on one thread. Over real HTTP `bench serve` and figure 18 measure pleach alone.
-"""
+"""What the figures of the xGR paper have in common: rows kept of each run, and how they are shown."""
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +23,6 @@ __all__ = [
     "ServingFigure",
     "kept_serving_rows",
     "paper_says",
-    "served",
     "style",
     "table",
     "tidy",
@@ -83,37 +74,6 @@ def kept_serving_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Ro
         if row["parameters"]["experiment"] == name and row["parameters"]["quick"] == quick:
             last[json.dumps(row["parameters"], sort_keys=True)] = row
     return list(last.values())
-
-
-def served(
-    run: Callable[[Sequence[Any]], object],
-    times: NDArray[np.float64],
-    prompts: Sequence[Any],
-    *,
-    max_batch: int,
-    give_up_s: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Any]:
-    """Latencies of requests that arrive at these times, on a virtual clock. Stops once the queue is `give_up_s` behind."""
-    now, next_one, latencies = 0.0, 0, []
-    while next_one < len(times):
-        now = max(now, float(times[next_one]))
-        if now - float(times[next_one]) > give_up_s:
-            break
-        end = min(int(np.searchsorted(times, now, side="right")), next_one + max_batch)
-        began = clock()
-        run(prompts[next_one:end])
-        now += clock() - began
-        latencies += [now - float(at) for at in times[next_one:end]]
-        next_one = end
-    milliseconds = np.array(latencies) * 1e3
-    return {
-        "served": len(latencies),
-        "sent": len(times),
-        "gave_up": next_one < len(times),
-        "avg_ms": round(float(milliseconds.mean()), 2),
-        "p99_ms": round(float(np.percentile(milliseconds, 99)), 2),
-    }
 
 
 def style(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from pleach.bench import serve
+from pleach.bench import engines
 from pleach.bench.attention import Shape, bytes_of, drawn
 from pleach.bench.peers.per_beam_attention import BeamCopies
 from pleach.bench.reproduce.drawing import finish, new_figure
@@ -31,7 +31,7 @@ Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 def _points(asked: Asked) -> Points:
     beams_of = (16, 64) if asked.quick else (128, 256, 512)
     cases = ((1, 128),) if asked.quick else ((1, 512), (1, 1024), (2, 512))
-    with serve.one_thread():
+    with engines.one_thread():
         bandwidth = _bandwidth()
         for requests, tokens in cases:
             for beams in beams_of:

@@ -15,11 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from pleach.bench import load, serve
+from pleach.bench import engines, load, serve
 from pleach.bench.load_run import LoadRun
 from pleach.bench.peers.hf_generate import HfGenerate
 from pleach.bench.reproduce.drawing import finish, new_figure
-from pleach.bench.reproduce.xgr import Asked, Row, ServingFigure, paper_says, served, style, table, tidy
+from pleach.bench.reproduce.xgr import Asked, Row, ServingFigure, paper_says, style, table, tidy
 from pleach.decode import BeamSearch
 from pleach.index import Trie
 from pleach.model import ModelConfig, Transformer, Vocabulary
@@ -32,7 +32,7 @@ SLO_MS = 200.0
 
 def _points_13(asked: Asked) -> Points:
     """Every system at rising rates, until its p99 is far beyond the objective."""
-    with serve.load_run(asked.quick, asked.data) as run, serve.one_thread():
+    with serve.load_run(asked.quick, asked.data) as run, engines.one_thread():
         for beams in (16,) if asked.quick else (50, 128):
             for name, answer in _systems(run, beams, with_generate=beams <= 50).items():
                 answer(run.prompts(np.random.default_rng(0), 2))
@@ -42,18 +42,18 @@ def _points_13(asked: Asked) -> Points:
                     if not len(times):
                         continue
                     prompts = run.prompts(rng, len(times))
-                    measured = served(answer, times, prompts, max_batch=4 if asked.quick else 16, give_up_s=1.0)
+                    measured = load.served(answer, times, prompts, max_batch=4 if asked.quick else 16, give_up_s=1.0)
                     yield {"system": name, "beams": beams, "rate": rate, "data": _data(asked)}, measured
                     if measured["p99_ms"] > 3 * SLO_MS:
                         break
 
 
 def _systems(run: LoadRun, beams: int, with_generate: bool) -> dict[str, Callable[[Sequence[Any]], object]]:
-    pleach, copied = serve.engines(run, BeamSearch(run.trie, beams, scoring="allowed"))
+    pleach, copied = engines.engines(run, BeamSearch(run.trie, beams, scoring="allowed"))
     systems: dict[str, Callable[[Sequence[Any]], object]] = {"pleach": pleach, "per_beam_copies": copied}
     peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
     some = run.prompts(np.random.default_rng(3), 1)
-    serve.check_same(run, pleach(some), *peer.recommend(some, beams))
+    engines.check_same(run, pleach(some), *peer.recommend(some, beams))
     if with_generate:  # beyond, one batch of it takes longer than the whole figure
         systems["hf_generate"] = lambda prompts: peer.recommend(prompts, beams)
     return systems
@@ -110,7 +110,7 @@ def _points_19(asked: Asked) -> Points:
     trie = Trie.build(np.stack([rng.integers(0, size, 12_000) for size in sizes], 1), list(sizes))
     vocabulary = Vocabulary(codebook_sizes=sizes)
     rate = 2.0
-    with serve.one_thread():
+    with engines.one_thread():
         for layers, hidden in ((2, 64),) if asked.quick else ((2, 64), (4, 128), (6, 192)):
             config = ModelConfig(
                 vocab_size=vocabulary.size,
@@ -128,12 +128,12 @@ def _points_19(asked: Asked) -> Points:
                     length = 256 // len(sizes)
                     prompts = [trie.codes_at(rng.integers(0, trie.num_leaves, length)) for _ in times]
                     answer(prompts[:1])
-                    measured = served(answer, times, prompts, max_batch=4, give_up_s=20.0)
+                    measured = load.served(answer, times, prompts, max_batch=4, give_up_s=20.0)
                     yield {"system": name, "layers": layers, "hidden": hidden, "beams": beams, "rate": rate}, measured
 
 
 def _engines_only(run: LoadRun, beams: int) -> dict[str, Callable[[Sequence[Any]], object]]:
-    pleach, copied = serve.engines(run, BeamSearch(run.trie, beams, scoring="allowed"))
+    pleach, copied = engines.engines(run, BeamSearch(run.trie, beams, scoring="allowed"))
     some = [run.trie.codes_at(np.arange(5))]
     np.testing.assert_allclose(pleach(some).scores, copied(some).scores, atol=1e-3)
     return {"pleach": pleach, "per_beam_copies": copied}
