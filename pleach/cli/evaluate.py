@@ -17,6 +17,10 @@ def evaluate(
     part: Annotated[str, typer.Option("--part", help="test (each customer's last item) or valid (the one before).")] = "test",
     num_beams: Annotated[int, typer.Option("--beams", help="Beams of the search.")] = 20,
     scoring: Annotated[str, typer.Option("--scoring", help="full or allowed: how probabilities are normalised.")] = "full",
+    remove_seen: Annotated[
+        bool,
+        typer.Option("--remove-seen", help="Answer nothing that a customer already has; for shops where nobody buys twice."),
+    ] = False,
     users: Annotated[int | None, typer.Option("--users", help="Ask so many, drawn at random. [dim]All[/dim]")] = None,
     unconstrained: Annotated[
         int, typer.Option("--unconstrained", help="Ask so many of them again without the index, for comparison.")
@@ -69,6 +73,7 @@ def evaluate(
             part=which,
             num_beams=num_beams,
             scoring=how,
+            remove_seen=remove_seen,
             sample=users,
             seed=seed,
             text_vectors_ND=text_vectors(log.items, columns, dims=256, seed=seed) if columns else None,

@@ -72,6 +72,7 @@ def evaluate(
     num_beams: int = 20,
     scoring: Literal["full", "allowed"] = "full",
     max_items: int | None = None,
+    remove_seen: bool = False,
     sample: int | None = None,
     seed: int = 0,
     text_vectors_ND: NDArray[np.floating] | None = None,
@@ -83,10 +84,13 @@ def evaluate(
     """Rank the whole catalogue for each user by constrained beam search, and see where the held-out item comes.
 
     The standard protocol: one question a user, the history is everything before the held-out item (for the test the
-    validation item too), its last `max_items` items; every item of `trie` may be answered, items already seen included.
-    An item beyond the `num_beams` best SIDs counts as missed. Popularity is counted in the training part.
+    validation item too), its last `max_items` items; every item of `trie` may be answered. An item beyond the `num_beams`
+    best SIDs counts as missed. Popularity is counted in the training part.
 
     max_items: None takes as many as the model has room for, which is what it was trained on (`Recipe.max_items`).
+    remove_seen: nothing that is in a user's history (all of it) may be answered, by the model (a deny list for each request)
+    or by the baselines; an item that comes again is then missed. Published figures of SASRec and S3-Rec are with it, those of
+    generative models mostly without. The unconstrained search, which knows no items, keeps them.
     sample: ask that many users only, drawn by `seed`; None asks all. text_vectors_ND: a row for each of the log's items,
     for the text-nearest-neighbour baseline. unconstrained_users: how many of the users are also answered by a beam search
     without the trie, for its share of invalid SIDs and for the time of both; 0 leaves it out.
@@ -106,7 +110,9 @@ def evaluate(
         given = f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}, threads={threads}"
         raise ArgumentError(f"{given}: at least 1 each")
     questions = Questions.of(split, part, sample=sample, seed=seed)
-    ask = _Asking(model, trie, log, questions, num_beams=num_beams, scoring=scoring, max_items=max_items)
+    ask = _Asking(
+        model, trie, log, questions, num_beams=num_beams, scoring=scoring, max_items=max_items, remove_seen=remove_seen
+    )
     users = len(questions.users)
     compared_U = np.zeros(users, np.bool_)
     compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
@@ -122,7 +128,8 @@ def evaluate(
             if progress is not None:
                 progress(done, users)
     last_U = questions.histories.items_E[questions.histories.ptr_U1[1:] - 1]
-    neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, questions.targets_U)
+    targets_U, seen = questions.targets_U, questions.histories if remove_seen else None
+    neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, targets_U, seen=seen)
     return Report(
         part=part,
         users=users,
@@ -130,9 +137,10 @@ def evaluate(
         num_beams=num_beams,
         scoring=scoring,
         max_items=max_items,
+        seen="removed" if remove_seen else "kept",
         trie_version=trie.version,
         model=Scores.of(ask.ranks_U),
-        popularity=Scores.of(popularity_ranks(split.train, questions.targets_U, num_items=log.num_items)),
+        popularity=Scores.of(popularity_ranks(split.train, targets_U, num_items=log.num_items, seen=seen)),
         text_neighbours=None if neighbours is None else Scores.of(neighbours),
         unconstrained=ask.comparison(compared_U) if compared_U.any() else None,
         seconds=time.perf_counter() - begun,
@@ -167,9 +175,10 @@ class _Asking:
         num_beams: int,
         scoring: Literal["full", "allowed"],
         max_items: int,
+        remove_seen: bool = False,
     ) -> None:
         self._model, self._questions = model.eval(), questions
-        self._num_beams, self._max_items = num_beams, max_items
+        self._num_beams, self._max_items, self._remove_seen = num_beams, max_items, remove_seen
         self._item_ids = log.item_ids
         self._user_ids = log.user_ids[questions.users] if model.vocabulary.num_users else None
         self._codes_NL = trie.codes_of(log.item_ids)
@@ -189,17 +198,17 @@ class _Asking:
         tokens_BT, lengths_B = (torch.as_tensor(array, device=self._model.device) for array in prompts)
         if compared and not self._seconds:  # the first call of either search compiles or loads its kernels: not its time
             once = self._model.start(tokens_BT[:1], lengths_B[:1])
-            self._constrained(once, 1)
+            self._constrained(once, places[:1])
             self._unconstrained(once)
         if not compared:
-            self._note(places, self._constrained(self._model.start(tokens_BT, lengths_B), len(places)))
+            self._note(places, self._constrained(self._model.start(tokens_BT, lengths_B), places))
             return
         rounds = self._timed("prompt", lambda: self._model.start(tokens_BT, lengths_B))
         free_first = self._turns % 2 == 1
         self._turns += 1
         if free_first:
             self._note_free(places, self._timed("unconstrained", lambda: self._unconstrained(rounds)))
-        self._note(places, self._timed("constrained", lambda: self._constrained(rounds, len(places))))
+        self._note(places, self._timed("constrained", lambda: self._constrained(rounds, places)))
         if not free_first:
             self._note_free(places, self._timed("unconstrained", lambda: self._unconstrained(rounds)))
 
@@ -209,8 +218,9 @@ class _Asking:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
         return done
 
-    def _constrained(self, rounds: Rounds, batch_size: int) -> SearchResult:
-        return self._search.run(rounds.step_fn, batch_size=batch_size)
+    def _constrained(self, rounds: Rounds, places: NDArray[np.int64]) -> SearchResult:
+        seen = [self._item_ids[self._questions.histories[place]] for place in places.tolist()] if self._remove_seen else None
+        return self._search.run(rounds.step_fn, batch_size=len(places), deny=seen)
 
     def _unconstrained(self, rounds: Rounds) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]

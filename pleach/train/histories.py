@@ -65,6 +65,13 @@ class Histories:
         """The user of each interaction."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths_U)
 
+    def pairs(self, users_B: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Every interaction of some users: at which place of `users_B` the user stands, and the item."""
+        lengths_B = self.lengths_U[users_B]
+        place_P = np.repeat(np.arange(len(users_B), dtype=np.int64), lengths_B)
+        first_P = np.repeat(np.cumsum(lengths_B) - lengths_B, lengths_B)
+        return place_P, self.items_E[self.ptr_U1[users_B][place_P] + np.arange(len(place_P)) - first_P]
+
     def where(self, keep_E: NDArray[np.bool_]) -> "Histories":
         """The same users with only the interactions marked in `keep_E` (users may become empty)."""
         before_E1 = np.concatenate([[0], np.cumsum(keep_E)])

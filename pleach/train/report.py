@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -40,7 +40,7 @@ class Report:
     """Scores of a model and of its baselines on one part of a split, and the conditions that they hold under.
 
     Every answer of the constrained search was checked against the table of SIDs: none was invalid, or there would be no
-    report. Items that the user has seen stay in the ranking, of the model and of the baselines.
+    report. seen: whether items of a user's history are kept in the ranking, of the model and of the baselines, or removed.
     """
 
     part: str
@@ -55,6 +55,7 @@ class Report:
     text_neighbours: Scores | None
     unconstrained: Unconstrained | None
     seconds: float
+    seen: Literal["kept", "removed"] = "kept"
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -98,7 +99,7 @@ class Report:
     @property
     def caption(self) -> str:
         """What the table does not say: validity, time and conditions, in a few sentences."""
-        lines = [f"Invalid items: 0 constrained{self._invalid()}. Seen items stay in the ranking."]
+        lines = [f"Invalid items: 0 constrained{self._invalid()}. Seen items are {self.seen}."]
         if (free := self.unconstrained) is not None:
             lines.append(
                 f"Rounds of {free.users:,} users: {free.constrained_s:.1f} s constrained, {free.unconstrained_s:.1f} s "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pleach.errors import ArgumentError, TrainingError
 from pleach.train.batches import Batches
 from pleach.train.evaluate import Questions
-from pleach.train.metrics import Scores
+from pleach.train.metrics import MISS, Scores
 from pleach.train.split import Split
 from pleach.train.threads import torch_threads
 
@@ -34,7 +34,8 @@ class SasRecRecipe:
     loss: "bce" is the paper's, one random item against each right one; "softmax" is the cross-entropy over all items, which
     learns in fewer passes (Klenitskiy and Vasilev, 2023). minutes, epochs: training ends at whichever comes first.
     Validation recall is measured every `validate_every` epochs on `validation_users` users; the best weights are kept, and
-    after `patience` measurements without a better one training stops.
+    after `patience` measurements without a better one training stops. remove_seen: in those, items of a user's history are no
+    answers, as behind the published figures; it is for logs where nobody takes an item twice.
     What differs from the original: batches hold histories of one length in place of padded ones (the sums are the same).
     """
 
@@ -51,6 +52,7 @@ class SasRecRecipe:
     validate_every: int = 5
     validation_users: int = 3000
     patience: int = 8
+    remove_seen: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -166,7 +168,7 @@ def fit_sasrec(
                     break
             epoch += 1
             if epoch % recipe.validate_every == 0 or share() >= 1:
-                recall = Scores.of(sasrec_ranks(model, asked)).recall_10.mean
+                recall = Scores.of(sasrec_ranks(model, asked, remove_seen=recipe.remove_seen)).recall_10.mean
                 worse += 1
                 if recall > best_recall:
                     best_recall, best_epoch, worse = recall, epoch, 0
@@ -179,8 +181,13 @@ def fit_sasrec(
 
 
 @torch.inference_mode()
-def sasrec_ranks(model: SasRec, questions: Questions, *, batch_users: int = 256) -> NDArray[np.int64]:
-    """The place of each question's item among all items, items already seen included. Equal scores go by item row."""
+def sasrec_ranks(
+    model: SasRec, questions: Questions, *, remove_seen: bool = False, batch_users: int = 256
+) -> NDArray[np.int64]:
+    """The place of each question's item among all items. Equal scores go by item row.
+
+    remove_seen: among the items that are not in the user's history; one that is there is a MISS.
+    """
     model.eval()
     ranks_U = np.empty(len(questions.users), np.int64)
     rows_N = torch.arange(model.items.num_embeddings)
@@ -193,10 +200,13 @@ def sasrec_ranks(model: SasRec, questions: Questions, *, batch_users: int = 256)
             items_BT = histories.items_E[histories.ptr_U1[1:][some, None] + np.arange(-length, 0)]
             state_BD = model(torch.as_tensor(items_BT, dtype=torch.int64))[:, -1]
             scores_BN = state_BD @ model.items.weight.T
+            if remove_seen:
+                place_P, item_P = (torch.as_tensor(rows, dtype=torch.int64) for rows in histories.pairs(some))
+                scores_BN[place_P, item_P] = -torch.inf
             right_B1 = torch.as_tensor(questions.targets_U[some], dtype=torch.int64)[:, None]
             own_B1 = scores_BN.gather(1, right_B1)
             before_BN = (scores_BN > own_B1) | ((scores_BN == own_B1) & (rows_N < right_B1))
-            ranks_U[some] = before_BN.sum(dim=1).numpy()
+            ranks_U[some] = before_BN.sum(dim=1).masked_fill(own_B1[:, 0] == -torch.inf, MISS).numpy()
     return ranks_U
 
 

@@ -33,6 +33,24 @@ def test_nearest_neighbours_equal_a_full_sort_of_random_vectors():
         assert rank == (MISS if item == target else order.index(target))
 
 
+def test_what_was_seen_is_no_answer_of_a_baseline():
+    rng = np.random.default_rng(2)
+    vectors = rng.standard_normal((20, 4)).astype(np.float32)
+    lengths = rng.integers(1, 9, 60)
+    ptr = np.concatenate([[0], np.cumsum(lengths)])
+    seen = Histories(ptr_U1=ptr, items_E=rng.integers(0, 20, ptr[-1]), times_E=np.arange(ptr[-1]))
+    last, targets = seen.items_E[ptr[1:] - 1], rng.integers(0, 20, 60)
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    nearest = neighbour_ranks(vectors, last, targets, seen=seen, chunk=7)
+    popular = popularity_ranks(seen, targets, num_items=20, seen=seen)
+    counts = np.bincount(seen.items_E, minlength=20)
+    for user, target in enumerate(targets):
+        mine = set(seen[user].tolist())
+        for ranks, score in ((nearest, units @ units[last[user]]), (popular, counts.astype(float))):
+            order = [row for row in sorted(range(20), key=lambda row: (-round(float(score[row]), 5), row)) if row not in mine]
+            assert ranks[user] == (MISS if target in mine else order.index(target))
+
+
 def test_vectors_that_are_no_numbers_are_refused():
     with pytest.raises(ArgumentError, match="finite"):
         neighbour_ranks(np.array([[1.0, np.nan]]), np.array([0]), np.array([0]))

@@ -130,6 +130,29 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     assert recall_on(trie, log, split, max_items=6, sample=30)(model) > 0.85
 
 
+def test_what_was_seen_is_no_answer_of_the_model(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    log, split, sids, trie = shop
+    model, ranks = model_of(), []
+    questions = Questions.of(split, "test")
+    for place, target in enumerate(questions.targets_U):
+        history = questions.histories[place]
+        scores = log_probabilities(model, sids.codes[history[-4:]], sids.codes)
+        above = set(np.flatnonzero(scores > scores[target]).tolist()) - set(history.tolist())
+        ranks.append(MISS if target in history else len(above))
+    vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
+    settings = {"num_beams": 60, "max_items": 4, "unconstrained_users": 5, "text_vectors_ND": vectors}
+    report = evaluate(model, trie, log, split, **settings, remove_seen=True, batch_users=7)
+    kept = evaluate(model, trie, log, split, **settings)
+    assert report.model == Scores.of(np.array(ranks)) != kept.model
+    assert (report.seen, kept.seen) == ("removed", "kept")
+    assert "removed" in report.caption
+    assert report.text_neighbours != kept.text_neighbours
+    assert report.popularity != kept.popularity
+    before = json.loads(kept.to_json())
+    del before["seen"]  # a report from before there was a choice
+    assert Report.from_json(json.dumps(before)) == kept
+
+
 def test_every_user_is_asked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
     seen: list[tuple[int, int]] = []

@@ -1,10 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from pleach.errors import ArgumentError
 from pleach.train.evaluate import Questions
-from pleach.train.metrics import Scores
+from pleach.train.metrics import MISS, Scores
 from pleach.train.sasrec import SasRec, SasRecRecipe, fit_sasrec, sasrec_ranks
 from pleach.train.split import Split, leave_one_out
 from tests.train.test_evaluate import walks
@@ -39,6 +41,28 @@ def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
         with torch.inference_mode():
             scores = (model(items)[0, -1] @ model.items.weight.T).numpy()
         assert ranks[place] == (scores > scores[questions.targets_U[place]]).sum()
+
+
+def test_what_was_seen_is_no_answer(split: Split):
+    model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
+    questions = Questions.of(split, "test")
+    again_U = questions.histories.items_E[questions.histories.ptr_U1[:-1]]  # the oldest item, every tenth time
+    targets_U = np.where(np.arange(len(again_U)) % 10, questions.targets_U, again_U)
+    questions = dataclasses.replace(questions, targets_U=targets_U)
+    ranks = sasrec_ranks(model, questions, remove_seen=True, batch_users=7)
+    kept = sasrec_ranks(model, questions)
+    for place in range(0, len(ranks), 5):
+        history, target = questions.histories[place], questions.targets_U[place]
+        items = torch.as_tensor(history[-6:].astype(np.int64))[None]
+        with torch.inference_mode():
+            scores = (model(items)[0, -1] @ model.items.weight.T).numpy()
+        if target in history:
+            assert ranks[place] == MISS
+            continue
+        above = np.flatnonzero(scores > scores[target])
+        assert ranks[place] == len(set(above.tolist()) - set(history.tolist())) <= kept[place]
+    assert (ranks == MISS).sum() >= len(ranks) / 10
+    assert ((ranks >= 0) & (ranks < kept)).any()
 
 
 def test_no_state_sees_what_comes_later():
