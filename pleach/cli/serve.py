@@ -17,7 +17,10 @@ DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, 
 def recommend(
     run: RunOption = Path("runs/shop"),
     history: Annotated[str, typer.Option("--history", help="Item ids, oldest first, with commas between them.")] = "",
-    user: Annotated[str, typer.Option("--user", help="Or a user of the log: everything that they took.")] = "",
+    user: Annotated[
+        str,
+        typer.Option("--user", help="Or a user of the log: everything that they took."),
+    ] = "",
     rules: Annotated[str, typer.Option("--rules", help="Names of rules.toml, all of which hold.")] = "",
     deny: Annotated[str, typer.Option("--deny", help="Item ids that must not come back.")] = "",
     num_items: Annotated[int, typer.Option("--items", help="How many items at most.")] = 10,
@@ -73,6 +76,7 @@ def recommend(
     taken = asking.history_of(here, user) if user else asking.ids_of(history, engine.trie)
     request = Request(
         history=tuple(taken),
+        user=user or None,
         num_items=num_items,
         rules=names,
         deny_item_ids=tuple(asking.ids_of(deny, engine.trie)),

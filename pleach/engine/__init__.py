@@ -5,7 +5,7 @@ from pleach.engine.capacity import BatchSize, Capacity
 from pleach.engine.counts import KINDS, Counts
 from pleach.engine.decoder import Model
 from pleach.engine.engine import Engine, name_of
-from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings
+from pleach.engine.request import ItemId, Limits, Request, Result, Scoring, Timings, UserId
 from pleach.engine.scheduler import Load
 from pleach.engine.settings import Settings
 from pleach.engine.steptime import Fit, StepTime
@@ -29,6 +29,7 @@ __all__ = [
     "Settings",
     "StepTime",
     "Timings",
+    "UserId",
     "Waiting",
     "name_of",
 ]

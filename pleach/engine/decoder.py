@@ -103,7 +103,9 @@ class Decoder:
         """Search for all jobs, which have equal keys. Raises Abandoned, LogitsError, and whatever the model raises."""
         began = self._clock()
         num_beams, scoring, _ = jobs[0].key
-        tokens_BT, lengths_B = self._model.vocabulary.prompts([job.prompt.codes for job in jobs])
+        vocabulary = self._model.vocabulary
+        users = [job.request.user for job in jobs] if vocabulary.num_users else None
+        tokens_BT, lengths_B = vocabulary.prompts([job.prompt.codes for job in jobs], users)
         if self._graphs is not None:
             replayed = self._replayed(self._graphs, jobs, tokens_BT, lengths_B, began)
             if replayed is not None:

@@ -116,7 +116,7 @@ class Engine:
         self.counts = Counts()
         self.clock = clock
         self._still = Version.of(trie)
-        self._reader = Reader(trie.num_levels, model.config.max_position_embeddings)
+        self._reader = Reader(trie.num_levels, model.config.max_position_embeddings, model.vocabulary.num_leading)
         self._scheduler = Scheduler(self.settings, clock, self.counts)
         self._workers: list[Worker] = []
         self._host: ThreadPoolExecutor | None = None
@@ -248,7 +248,7 @@ class Engine:
         if self.settings.overlap:
             self._host = ThreadPoolExecutor(self.settings.host_threads, thread_name_prefix="pleach-host")
         if self.settings.graphs and isinstance(self.model, Transformer):
-            longest = 1 + self.trie.num_levels * min(self.limits.max_history, self._reader.max_items)
+            longest = self._reader.tokens(min(self.limits.max_history, self._reader.max_items))
             self.graphs = graphs_for(
                 self.model, self.version, self.settings, longest=longest, counts=self.counts, capturer=self._capturer
             )
@@ -365,7 +365,7 @@ class Engine:
         chosen = None if rules is None or wanted is None else rules.filter(wanted)
         version = self._still if rules is None else rules.version
         prompt = self._reader.read(request, version)
-        tokens = 1 + prompt.codes.size
+        tokens = self._reader.tokens(len(prompt.codes))
         if tokens > self.settings.max_batch_tokens:
             raise RequestError(
                 f"the {len(prompt.codes):,} known items of the history are {tokens:,} tokens, and a batch holds up to "
@@ -434,6 +434,7 @@ class Engine:
             num_valid=num_valid,
             num_beams=job.num_beams,
             num_history_used=len(job.prompt.codes),
+            read_user=job.request.user is not None and self.model.vocabulary.num_users > 0,
             ignored_history=job.prompt.ignored_history,
             ignored_deny=job.prompt.ignored_deny,
             index_version=name_of(job.version),

@@ -28,14 +28,19 @@ class Prompt:
 class Reader:
     """Reads item ids the way an index knows them, and as many as one model can see.
 
-    max_positions: the model's; a prompt is `bos` and L tokens an item, and one more SID has to fit behind it.
+    max_positions: the model's; a prompt is `num_leading` tokens and L an item, and one more SID, of which nobody asks what
+    follows its last code, has to fit behind it.
     """
 
-    def __init__(self, num_levels: int, max_positions: int) -> None:
-        self._num_levels = num_levels
-        self.max_items = max_positions // num_levels - 1
+    def __init__(self, num_levels: int, max_positions: int, num_leading: int = 1) -> None:
+        self._num_levels, self._num_leading = num_levels, num_leading
+        self.max_items = (max_positions + 1 - num_leading) // num_levels - 1
         if self.max_items < 0:
             raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {num_levels} codes")
+
+    def tokens(self, num_items: int) -> int:
+        """Of a prompt with so many items of history."""
+        return self._num_leading + num_items * self._num_levels
 
     def read(self, request: Request, version: Version) -> Prompt:
         """Look the ids up in a version; unknown ones are set aside. The newest items of the history that fit the model stay.

@@ -9,6 +9,7 @@ import numpy as np
 from pleach.errors import ArgumentError, RequestError
 
 ItemId = int | str
+UserId = int | str
 Scoring = Literal["full", "allowed"]
 
 
@@ -17,6 +18,7 @@ class Request:
     """One question: what to show next to someone with this history, under these rules.
 
     history: item ids, oldest first; unknown ones are left out and reported.
+    user: whose history it is, for a model that has tokens for users; others do not look at it, and the result says so.
     num_items: how many items to answer at most; fewer come back when the rules allow no more.
     rules: names of rules of the catalogue; all of them hold.
     filter: an expression over such names that holds too, such as "(fresh | promo) - adult" (see RuleSet.filter).
@@ -31,6 +33,7 @@ class Request:
     """
 
     history: tuple[ItemId, ...] = ()
+    user: UserId | None = None
     num_items: int = 10
     rules: tuple[str, ...] = ()
     deny_item_ids: tuple[ItemId, ...] = ()
@@ -41,6 +44,7 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "history", _item_ids("history", self.history))
+        object.__setattr__(self, "user", None if self.user is None else _user(self.user))
         object.__setattr__(self, "deny_item_ids", _item_ids("deny_item_ids", self.deny_item_ids))
         object.__setattr__(self, "num_items", _positive("num_items", self.num_items))
         if self.num_beams is not None:
@@ -137,6 +141,7 @@ class Result:
     num_valid: n, at most num_items; less if the rules allow no more items (0: none).
     num_beams: the width that was used.
     num_history_used: how many items of the history the model saw: the known ones, the newest if all do not fit it.
+    read_user: whether the model was told whose history it is: one was given, and it has tokens for users.
     ignored_history, ignored_deny: ids as sent that the index does not know.
     index_version, rules_generation: which catalogue answered; the generation is None without a catalogue.
     batch_size: how many requests ran together.
@@ -148,6 +153,7 @@ class Result:
     num_valid: int
     num_beams: int
     num_history_used: int
+    read_user: bool
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
     index_version: str
@@ -172,6 +178,24 @@ def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise RequestError(f"{name} has to hold item ids (whole numbers or text), not {_shown(value)}")
     return ids
+
+
+def _user(value: Any) -> UserId:
+    user = value.item() if isinstance(value, np.generic) else value
+    if isinstance(user, bool) or not isinstance(user, int | str):
+        raise RequestError(f"user has to be an id (a whole number or text), not {_shown(user)}")
+    if isinstance(user, str) and not _is_whole(user):
+        raise RequestError(f"user has to be whole characters, not {_shown(user)}")
+    return user
+
+
+def _is_whole(text: str) -> bool:
+    """False for half a surrogate pair, which has no bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _seconds(name: str, value: Any) -> float:

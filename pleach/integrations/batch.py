@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pleach.engine import Engine, ItemId, Limits, Request, Result, Scoring
+from pleach.engine import Engine, ItemId, Limits, Request, Result, Scoring, UserId
 from pleach.errors import ArgumentError, DataError, RequestError
 from pleach.index import Trie
 
@@ -51,7 +51,8 @@ class Files:
 class Asked:
     """What every user of the table is asked for; the fields of a `Request`.
 
-    user_column: copied to the output. history_column: lists of item ids, oldest first; null is an empty history.
+    user_column: copied to the output; ids that a model with tokens for users reads. history_column: lists of item ids, oldest
+        first; null is an empty history.
     deny_column: None, or lists of item ids that must not come back. deny_history: neither must those of the history.
     """
 
@@ -69,10 +70,11 @@ class Asked:
         object.__setattr__(self, "rules", tuple(self.rules))
         self.request()
 
-    def request(self, history: tuple[ItemId, ...] = (), deny: tuple[ItemId, ...] = ()) -> Request:
+    def request(self, history: tuple[ItemId, ...] = (), deny: tuple[ItemId, ...] = (), user: UserId | None = None) -> Request:
         """The request of one user. Raises RequestError."""
         return Request(
             history=history,
+            user=user,
             deny_item_ids=(*deny, *history) if self.deny_history else deny,
             num_items=self.num_items,
             num_beams=self.num_beams,
@@ -245,15 +247,17 @@ class PartitionRunner:
         table = table.slice(partition.first, partition.rows)
         histories = table.column(asked.history_column).to_pylist()
         denied = [None] * len(histories) if asked.deny_column is None else table.column(asked.deny_column).to_pylist()
+        users = table.column(asked.user_column)
+        named = users.to_pylist() if self._engine.model.vocabulary.num_users else [None] * len(histories)
         requests: list[Request] = []
-        for row, (history, deny) in enumerate(zip(histories, denied, strict=True)):
+        for row, (history, deny, user) in enumerate(zip(histories, denied, named, strict=True)):
             try:
-                requests.append(asked.request(tuple(history or ()), tuple(deny or ())))
+                requests.append(asked.request(tuple(history or ()), tuple(deny or ()), user))
             except RequestError as error:
                 where = f"{partition.file}, row {partition.first + row} of row group {partition.row_group}"
                 raise DataError(f"{where}: {error}") from error
         results = self._engine.recommend(requests)
-        answers = self._table(table.column(asked.user_column), results)
+        answers = self._table(users, results)
         _write_whole(Path(self._job.out) / partition.output, lambda part: pq.write_table(answers, part))
         return Done(
             number=partition.number,

@@ -84,6 +84,11 @@ class Vocabulary:
         return self.num_specials + sum(self.codebook_sizes) + (self.num_users + 1 if self.num_users else 0)
 
     @property
+    def num_leading(self) -> int:
+        """How many tokens of a prompt stand before its history: `bos`, and the user's where there are such."""
+        return 2 if self.num_users else 1
+
+    @property
     def no_user(self) -> int:
         """The token of a prompt whose user is not given, or not to be told apart; ArgumentError without user tokens."""
         self._check_has_users()
@@ -272,6 +277,11 @@ class TokenTable:
         """Language models have no tokens of users."""
         return 0
 
+    @property
+    def num_leading(self) -> int:
+        """How many tokens of a prompt stand before its history: `bos`."""
+        return 1
+
     def prompts(
         self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
     ) -> tuple[Int64Array, Int64Array]:
@@ -353,7 +363,7 @@ def _prompts(
     vocabulary: AnyVocabulary, histories: Sequence[npt.ArrayLike], users_B: Int64Array | None = None
 ) -> tuple[Int64Array, Int64Array]:
     rows = [vocabulary.tokens(history).reshape(-1) for history in histories]
-    begin = 1 if users_B is None else 2
+    begin = vocabulary.num_leading
     lengths_B = np.array([begin + len(row) for row in rows], np.int64)
     tokens_BT = np.full((len(rows), int(lengths_B.max(initial=begin))), vocabulary.pad, np.int64)
     tokens_BT[:, 0] = vocabulary.bos

@@ -46,6 +46,11 @@ class RecommendBody(BaseModel):
         default_factory=list,
         description="Item ids, oldest first. Those that the index does not know are left out and reported.",
     )
+    user: Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)] | None = Field(
+        default=None,
+        description="Whose history it is. A model with tokens for users reads it, another does not look at it; `read_user` of "
+        "the answer says which.",
+    )
     num_items: int = Field(
         default=10,
         description="How many items to answer at most. Fewer come back when the rules allow no more.",
@@ -85,6 +90,7 @@ class RecommendBody(BaseModel):
             raise RequestError(f"scoring has to be 'full' or 'allowed', not {self.scoring[:60]!r}")
         return Request(
             history=tuple(self.history),
+            user=self.user,
             num_items=self.num_items,
             rules=tuple(self.rules),
             filter=self.filter,
@@ -116,6 +122,7 @@ class RecommendAnswer(BaseModel):
     num_valid: int = Field(description="How many items there are, `num_items` or fewer; 0 if the rules allow none.")
     num_beams: int = Field(description="The width of the search that was used.")
     num_history_used: int = Field(description="How many items of the history the model saw.")
+    read_user: bool = Field(description="Whether the model was told whose history it is.")
     ignored_history: list[ItemId] = Field(description="Ids of the history that the index does not know.")
     ignored_deny_item_ids: list[ItemId] = Field(description="Denied ids that the index does not know.")
     index_version: str
@@ -133,6 +140,7 @@ class RecommendAnswer(BaseModel):
             num_valid=result.num_valid,
             num_beams=result.num_beams,
             num_history_used=result.num_history_used,
+            read_user=result.read_user,
             ignored_history=list(result.ignored_history),
             ignored_deny_item_ids=list(result.ignored_deny),
             index_version=result.index_version,

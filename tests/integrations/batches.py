@@ -17,10 +17,10 @@ SIZES = (6, 5, 4)
 NUM_USERS = 40
 
 
-def make_shop(directory: Path, *, seed: int = 0, items: int = 50) -> Files:
+def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> Files:
     """A model, an index, a catalogue in which every third item is new, and a rule for those."""
     directory.mkdir(parents=True, exist_ok=True)
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    vocabulary = Vocabulary(codebook_sizes=SIZES, num_users=user_tokens)
     config = ModelConfig(
         vocab_size=vocabulary.size,
         hidden_size=16,
@@ -73,7 +73,7 @@ def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
     engine = Engine.load(job.files.model, job.files.index, job.files.catalogue, job.files.rules)
     assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
     for row, history in enumerate(histories):
-        (alone,) = engine.recommend([job.asked.request(tuple(history or ()))])
+        (alone,) = engine.recommend([job.asked.request(tuple(history or ()), user=1000 + row)])
         assert table.column("item_ids")[row].as_py() == list(alone.item_ids)
         np.testing.assert_allclose(table.column("scores")[row].as_py(), alone.scores, atol=1e-5)
         assert table.column("num_history_used")[row].as_py() == alone.num_history_used

@@ -36,6 +36,20 @@ def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: Files
     assert recommend_users(job) == []
 
 
+def test_a_model_with_tokens_for_users_reads_who_asks(tmp_path: Path):
+    files = make_shop(tmp_path / "shop", user_tokens=9)
+    histories = make_users(tmp_path / "users.parquet")
+    job = job_of(files, tmp_path)
+    recommend_users(job)
+    check_output(job, histories)
+    scores = pq.read_table(job.out).column("scores").to_pylist()
+    assert scores[3] != scores[4]  # two empty histories, two users
+    table = pq.read_table(tmp_path / "users.parquet")
+    pq.write_table(table.set_column(0, "user_id", pa.array([0.5] * NUM_USERS)), tmp_path / "users.parquet")
+    with pytest.raises(DataError, match="row 0 of row group 0: user has to be an id"):
+        recommend_users(dataclasses.replace(job, out=str(tmp_path / "other")))
+
+
 def test_a_directory_of_files_is_one_table(files: Files, tmp_path: Path):
     (tmp_path / "users.parquet").mkdir()
     first = make_users(tmp_path / "users.parquet" / "a.parquet")

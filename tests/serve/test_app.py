@@ -47,6 +47,17 @@ def test_an_answer_holds_allowed_items_and_says_how_it_came_about(client, first_
     assert set(stages) == {"prepare", "queue", "prefill", "rounds", "constrain", "postprocess"}
 
 
+def test_a_user_is_taken_and_whether_the_model_read_it_is_said(client):
+    named, plain = (client.post(URL, json={"history": [1001]} | user).json() for user in ({"user": "ann"}, {}))
+    assert named["read_user"] is plain["read_user"] is False  # this model has no tokens for users
+    assert named["item_ids"] == plain["item_ids"]
+    assert client.post(URL, json={"user": 1.5}).status_code == 422
+    assert client.post(URL, json={"user": True}).status_code == 422
+    bad = client.post(URL, content=b'{"user": "\\ud800"}', headers={"content-type": "application/json"})
+    assert bad.status_code == 422
+    assert "whole characters" in bad.json()["error"]["message"]
+
+
 def test_an_empty_body_asks_for_ten_items_for_a_newcomer(client):
     answer = client.post(URL, json={}).json()
     assert (answer["num_valid"], answer["num_history_used"]) == (10, 0)
@@ -337,7 +348,17 @@ def test_openapi_tells_fields_limits_example_and_errors(first_shop):
     document = TestClient(create_app(engine)).get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     fields = schemas["RecommendBody"]["properties"]
-    assert set(fields) == {"history", "num_items", "rules", "filter", "deny_item_ids", "num_beams", "scoring", "deadline_ms"}
+    assert set(fields) == {
+        "history",
+        "user",
+        "num_items",
+        "rules",
+        "filter",
+        "deny_item_ids",
+        "num_beams",
+        "scoring",
+        "deadline_ms",
+    }
     assert fields["deadline_ms"]["maximum"] == 60_000
     assert fields["filter"]["maxLength"] == 1000
     assert all(field["description"] for field in fields.values())

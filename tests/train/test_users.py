@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from pleach.decode import BeamSearch
 from pleach.engine import Engine, Request
-from pleach.errors import ArgumentError, CheckpointError
+from pleach.errors import ArgumentError, CheckpointError, RequestError
 from pleach.index import Trie
 from pleach.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
 from pleach.train.batches import Batches
@@ -215,6 +216,39 @@ def test_a_history_as_long_as_the_model_has_room_for_leaves_room_for_a_user():
     prompts = trainer.model.vocabulary.prompts([history], [1])
     trainer.model.eval().start(*(torch.as_tensor(array) for array in prompts)).step_fn()
     assert trainer.model.config.max_position_embeddings == TINY.model_config(TINY.vocabulary(SIZES)).max_position_embeddings
+
+
+def test_the_engine_asks_for_whom_a_request_names(monkeypatch: pytest.MonkeyPatch):
+    model, codes = trainer_of().model.eval(), all_codes()
+    ids = np.array([f"i{item:02}" for item in range(len(codes))])
+    engine = Engine(model, Trie.build(codes, SIZES, ids))
+    engine.warm_up()
+    history, users = ("i03", "i07"), ("ann", 7, "7", None)
+    results = engine.recommend([Request(history=history, user=user, num_items=20, num_beams=20) for user in users])
+    assert [result.read_user for result in results] == [True, True, True, False]
+    tokens_BT, lengths_B = VOCABULARY.prompts([codes[[3, 7]]] * 4, users)
+    search = BeamSearch(engine.trie, 20)
+    rounds = model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
+    truth = search.run(rounds.step_fn, batch_size=4)
+    for row, result in enumerate(results):
+        assert list(result.item_ids) == truth.item_ids[row].tolist()
+        np.testing.assert_allclose(result.scores, truth.scores[row], atol=1e-5)
+    assert results[1].scores == results[2].scores
+    assert results[0].scores != results[3].scores
+
+
+def test_a_model_without_users_does_not_look_at_them():
+    model, codes = trainer_of(TINY, user_ids=None).model.eval(), all_codes()
+    engine = Engine(model, Trie.build(codes, SIZES, np.arange(len(codes))))
+    named, plain = engine.recommend([Request(history=(3,), user="ann"), Request(history=(3,))])
+    assert not named.read_user
+    assert named.item_ids == plain.item_ids
+
+
+@pytest.mark.parametrize("user", [True, 1.5, ["ann"], b"ann", "\ud800"])
+def test_a_user_that_is_no_id_is_refused(user: object):
+    with pytest.raises(RequestError, match="user has to be"):
+        Request(user=user)  # type: ignore[arg-type]
 
 
 def test_the_engine_asks_for_nobody_with_a_history_as_long_as_fits(monkeypatch: pytest.MonkeyPatch):
