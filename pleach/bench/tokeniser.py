@@ -47,10 +47,7 @@ def runs(quick: bool, data: Path | None = None) -> Iterator[tuple[dict[str, Any]
             fit = fit_sids(items, None, vectors=vectors_ND, quantiser=config)
             seconds = {"wall_s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}
             parameters = {"part": "fit", "data": source, "items": len(ids), "dims": vectors_ND.shape[1], "method": method}
-            levels = [
-                {name: None if value != value else value for name, value in asdict(one).items()} for one in fit.report.levels
-            ]
-            measured = asdict(fit.report) | {"levels": levels} | {name: round(value, 2) for name, value in seconds.items()}
+            measured = asdict(fit.report) | {name: round(value, 2) for name, value in seconds.items()}
             yield {**parameters, "codebook_sizes": sizes, "repair": repair, "threads": 1}, measured
     for count in (100_000,) if quick else (100_000, 1_000_000, 10_000_000):
         yield _stream(count, dims=64)

@@ -79,7 +79,7 @@ class RunDirectory:
         report[step] = found
         self.path.mkdir(parents=True, exist_ok=True)
         part = self.report.with_suffix(".part")
-        part.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(self.report)
 
     def read_report(self) -> dict[str, Any]:
@@ -87,7 +87,8 @@ class RunDirectory:
         if not self.report.exists():
             return {}
         try:
-            report = json.loads(self.report.read_text(encoding="utf-8"))
+            # NaN is no JSON; runs made before 2026-11-22 may hold one.
+            report = json.loads(self.report.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         except ValueError as error:
             raise DataError(f"{self.report} is not JSON ({error}): delete it and run the steps again") from error
         if not isinstance(report, dict):

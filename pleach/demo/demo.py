@@ -137,4 +137,4 @@ class Demo:
 def _add_to_report(path: Path, found: dict[str, Any]) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     report["demo"] = found
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -100,7 +100,7 @@ class DeviceSearch:
 
     def codes(self, codes_BK: Tensor, parents_BK: Tensor) -> Tensor:
         """Logits (B, K, V) of the next level, after each beam took a code and found its parent among the beams before."""
-        self._ancestors_BKS = extend_ancestors(self._ancestors_BKS, parents_BK).contiguous()
+        self._ancestors_BKS = extend_ancestors(self._ancestors_BKS, parents_BK)
         tokens_BK = self._rounds.tokens_at(codes_BK, self._level)
         hidden_BKD = self._rounds.body(tokens_BK, (self._lengths_B + self._level)[:, None], self._attend_beams)
         self._level += 1

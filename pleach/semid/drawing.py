@@ -43,7 +43,7 @@ def draw_report(report: SidReport, table: SidTable) -> Figure:
     use.set_xlabel("codes, fullest first")
     use.set_ylabel("items")
     use.legend(fontsize=7, frameon=False)
-    unexplained = [level.unexplained for level in report.levels if not np.isnan(level.unexplained)]
+    unexplained = [level.unexplained for level in report.levels if level.unexplained is not None]
     left.bar(range(len(unexplained)), unexplained, color=_COLOURS[0])
     left.set_xticks(range(len(unexplained)))
     left.set_xlabel("after level")

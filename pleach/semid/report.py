@@ -25,14 +25,14 @@ class LevelReport:
     """One level: how many of its codes are used and how evenly.
 
     entropy is in bits; perplexity is the number of equally used codes of the same entropy.
-    unexplained: the share of the vectors' variance that is left after this level (NaN for a level that only tells apart).
+    unexplained: the share of the vectors' variance that is left after this level (None for a level that only tells apart).
     """
 
     codebook_size: int
     codes_used: int
     entropy: float
     perplexity: float
-    unexplained: float
+    unexplained: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class SidReport:
             "level    size    used  perplexity  bits  variance left",
         ]
         for number, level in enumerate(self.levels):
-            left = "-" if np.isnan(level.unexplained) else f"{level.unexplained:.3f}"
+            left = "-" if level.unexplained is None else f"{level.unexplained:.3f}"
             lines.append(
                 f"{number:5} {level.codebook_size:7,} {level.codes_used:7,} {level.perplexity:11.1f} {level.entropy:5.2f} "
                 f"{left:>14}"
@@ -102,7 +102,7 @@ def report_on(
     spread = float(((vectors_ND - vectors_ND.mean(axis=0)) ** 2).sum(dtype=np.float64))
     levels: list[LevelReport] = []
     for level, size in enumerate(codebook_sizes):
-        unexplained = float("nan")
+        unexplained: float | None = None
         if level < num_levels:
             left_ND = vectors_ND - quantiser.decode(encoded_NL[:, : level + 1])
             unexplained = float((left_ND**2).sum(dtype=np.float64)) / spread if spread else 0.0
@@ -151,7 +151,7 @@ def _nearest_rows(vectors_ND: NDArray[np.float32], rows: NDArray[np.int64], coun
     return np.argpartition(distance, count - 1, axis=1)[:, :count]
 
 
-def _level_report(codes_N: NDArray[np.int64], size: int, unexplained: float) -> LevelReport:
+def _level_report(codes_N: NDArray[np.int64], size: int, unexplained: float | None) -> LevelReport:
     shares = np.bincount(codes_N, minlength=size) / max(1, len(codes_N))
     used = shares[shares > 0]
     entropy = float(-(used * np.log2(used)).sum()) + 0.0

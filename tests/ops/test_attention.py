@@ -108,6 +108,7 @@ def test_ancestors_say_what_moving_would_have_brought() -> None:
         new = torch.randn(2, beams, 1, 4, generator=generator)
         moved, kept = torch.cat([moved, new], 2), torch.cat([kept, new], 2)
         ancestors = extend_ancestors(ancestors, parents)
+        assert ancestors.is_contiguous()
         followed = kept.gather(1, ancestors[..., None].expand(-1, -1, -1, 4))
         assert torch.equal(followed, moved)
 

@@ -33,7 +33,7 @@ def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor) -> Tensor
     """
     own_BK1 = torch.arange(parents_BK.shape[1], device=parents_BK.device).expand_as(parents_BK)[..., None]
     if ancestors_BKS is None:
-        return own_BK1
+        return own_BK1.contiguous()  # kernels read it by its strides
     before_BKS = ancestors_BKS.gather(1, parents_BK[..., None].expand(-1, -1, ancestors_BKS.shape[2]))
     return torch.cat((before_BKS, own_BK1), 2)
 

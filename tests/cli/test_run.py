@@ -1,0 +1,45 @@
+"""The directory of a run: what its steps leave in report.json."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pleach.cli.run import RunDirectory
+from pleach.errors import DataError
+
+
+def strict(text: str) -> dict[str, object]:
+    """JSON as other languages read it: NaN is none."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_steps_stand_beside_each_other_and_a_step_again_replaces_itself(tmp_path: Path):
+    run = RunDirectory(tmp_path / "run")
+    run.add_to_report("train", {"loss": 1.5})
+    run.add_to_report("evaluate", {"recall": 0.5})
+    run.add_to_report("train", {"loss": 1.25})
+    assert strict(run.report.read_text()) == {"train": {"loss": 1.25}, "evaluate": {"recall": 0.5}}
+    assert [path.name for path in run.path.iterdir()] == ["report.json"]
+
+
+def test_a_report_is_json_that_everybody_reads_even_one_that_held_nan(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.report.write_text('{"fit-sids": {"unexplained": NaN}}')
+    run.add_to_report("train", {"loss": 1.5})
+    assert strict(run.report.read_text()) == {"fit-sids": {"unexplained": None}, "train": {"loss": 1.5}}
+    with pytest.raises(ValueError, match="JSON"):
+        run.add_to_report("evaluate", {"recall": float("nan")})
+    assert "evaluate" not in run.read_report()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"text"'])
+def test_what_is_no_report_is_refused_by_name(tmp_path: Path, text: str):
+    run = RunDirectory(tmp_path)
+    run.report.write_text(text)
+    with pytest.raises(DataError, match=r"report\.json"):
+        run.add_to_report("train", {})
