@@ -52,8 +52,8 @@ class Batcher(Generic[Work]):
 
     Think of a ferry: those in the greatest hurry board first, those behind them who go the same way come along while there is
     room, and it leaves when it is full, when somebody has waited long enough (`wait_s`), or when somebody would be late
-    otherwise. Who cannot arrive in time is told so at the gate (`add` raises) or as soon as it is clear (`take`), never carried
-    for nothing.
+    otherwise. Who cannot arrive in time is told so at the gate (`place` raises) or as soon as it is clear (`take`), never
+    carried for nothing.
 
     capacity: of one batch. max_queue: how many may wait. wait_s: the quota of waiting for company; 0 takes what is there.
     guard_s: how long before the last moment a batch closes. budget_s: how long a batch may take, so that those behind it wait
@@ -91,32 +91,11 @@ class Batcher(Generic[Work]):
         """Prompt tokens that wait."""
         return sum(one.tokens for group in self._groups.values() for one in group)
 
-    def add(
-        self,
-        work: Work,
-        *,
-        key: Hashable,
-        tokens: int = 1,
-        width: int = 1,
-        now: float = 0.0,
-        deadline: float = _FOREVER,
-        free_in_s: float = 0.0,
-        workers: int = 1,
-    ) -> Waiting[Work]:
-        """Put work into the queue, at its `place`. Raises OverloadedError."""
-        one = self.place(
-            work,
-            key=key,
-            tokens=tokens,
-            width=width,
-            now=now,
-            deadline=deadline,
-            free_in_s=free_in_s,
-            workers=workers,
-        )
-        if one.latest <= now + 2 * self._guard_s:  # it is let in against the estimate: only its deadline makes it late
-            one = replace(one, latest=deadline)
-        insort(self._groups.setdefault(key, []), one, key=_order)
+    def add(self, one: Waiting[Work]) -> Waiting[Work]:
+        """Let work into the queue, at the place that `place` has just given it; returns the one that it waits at."""
+        if one.latest <= one.arrived + 2 * self._guard_s:  # let in against the estimate: only its deadline makes it late
+            one = replace(one, latest=one.deadline)
+        insort(self._groups.setdefault(one.key, []), one, key=_order)
         self._length += 1
         return one
 

@@ -346,7 +346,7 @@ class Engine:
         for first in range(0, len(jobs), _WINDOW):
             batcher: Batcher[Job] = Batcher(self.settings.capacity, max_queue=_WINDOW)
             for job in jobs[first : first + _WINDOW]:
-                batcher.add(job, key=job.key, tokens=job.tokens, width=job.num_beams)
+                batcher.add(batcher.place(job, key=job.key, tokens=job.tokens, width=job.num_beams))
             while (batch := batcher.take(0.0)[0]) is not None:
                 with self._alone:
                     found = self._own.run(batch.works)

@@ -5,7 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pleach.engine.batcher import Batch, Batcher, Waiting
 from pleach.engine.capacity import BatchSize
@@ -20,6 +20,7 @@ __all__ = ["Load", "Scheduler"]
 log = logging.getLogger("pleach.engine")
 
 State = Literal["new", "open", "draining", "closed"]
+Guest = TypeVar("Guest")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,16 +125,7 @@ class Scheduler:
             now = self._clock()
             if job.deadline <= now:
                 raise RequestError("the deadline passed before the request could wait: allow more time", reason="deadline_past")
-            waiting = self._batcher.add(
-                job,
-                key=job.key,
-                tokens=job.tokens,
-                width=job.num_beams,
-                now=now,
-                deadline=job.deadline,
-                free_in_s=self._free_in(now),
-                workers=self._settings.workers,
-            )
+            waiting = self._batcher.add(self._place(job, job.key, job.tokens, job.deadline, now))
             self._work.notify()
             if waiting.latest < self._due:
                 self._watch.notify()
@@ -153,19 +145,16 @@ class Scheduler:
             if self._state != "open" or self._is_lost() or deadline <= now:
                 return None
             try:
-                self._batcher.place(
-                    None,
-                    key=key,
-                    tokens=tokens,
-                    width=key[0],
-                    now=now,
-                    deadline=deadline,
-                    free_in_s=self._free_in(now),
-                    workers=self._settings.workers,
-                )
+                self._place(None, key, tokens, deadline, now)
             except OverloadedError as error:
                 return error
         return None
+
+    def _place(self, work: Guest, key: JobKey, tokens: int, deadline: float, now: float) -> Waiting[Guest]:
+        free_in_s, workers = self._free_in(now), self._settings.workers
+        return self._batcher.place(
+            work, key=key, tokens=tokens, width=key[0], now=now, deadline=deadline, free_in_s=free_in_s, workers=workers
+        )
 
     def next_batch(self, worker: int) -> Batch[Job] | None:
         """What a worker runs next, as soon as there is something; None when there will be no more."""

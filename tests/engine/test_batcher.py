@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pleach.engine import Batcher, BatchSize, Capacity
+from pleach.engine.batcher import Waiting
 from pleach.errors import ArgumentError, OverloadedError
 
 
@@ -15,6 +16,10 @@ def works(taken) -> tuple[list[str], list[str]]:
     return ([] if batch is None else batch.works), late
 
 
+def add(queue: Batcher, work, **asked) -> Waiting:
+    return queue.add(queue.place(work, **asked))
+
+
 def a_second_each(size: BatchSize) -> float:
     return float(size.requests)
 
@@ -22,35 +27,35 @@ def a_second_each(size: BatchSize) -> float:
 def test_the_first_decides_and_its_like_come_along_in_order():
     queue = batcher(3)
     for work in ("a1", "b1", "a2", "b2", "a3", "a4"):
-        queue.add(work, key=work[0])
+        add(queue, work, key=work[0])
     assert [works(queue.take(0.0)) for _ in range(4)] == [(["a1", "a2", "a3"], []), (["b1", "b2"], []), (["a4"], []), ([], [])]
 
 
 def test_the_shortest_slack_goes_first_whatever_came_first():
     queue = batcher(2)
     for work, deadline in (("a1", 9.0), ("a2", 5.0), ("b1", 3.0), ("a3", 7.0), ("b2", 99.0)):
-        queue.add(work, key=work[0], deadline=deadline)
+        add(queue, work, key=work[0], deadline=deadline)
     assert [works(queue.take(0.0))[0] for _ in range(3)] == [["b1", "b2"], ["a2", "a3"], ["a1"]]
 
 
 def test_slack_is_what_the_deadline_leaves_after_the_work():
     queue = batcher(1, likely=lambda size: size.tokens / 10)
-    queue.add("short", key=0, tokens=1, deadline=10.0)
-    queue.add("long", key=0, tokens=50, deadline=12.0)
+    add(queue, "short", key=0, tokens=1, deadline=10.0)
+    add(queue, "long", key=0, tokens=50, deadline=12.0)
     assert [works(queue.take(0.0))[0] for _ in range(2)] == [["long"], ["short"]]
 
 
 def test_late_work_is_put_aside_wherever_it_waits():
     queue = batcher(3)
     for work, deadline in (("a1", 5.0), ("b1", 1.0), ("a2", 2.0), ("a3", 9.0)):
-        queue.add(work, key=work[0], deadline=deadline)
+        add(queue, work, key=work[0], deadline=deadline)
     assert works(queue.take(2.0)) == (["a1", "a3"], ["b1", "a2"])
     assert len(queue) == 0
 
 
 def test_what_can_no_longer_be_done_in_time_is_late_before_its_deadline():
     queue = batcher(1, likely=a_second_each)
-    queue.add("a", key=0, deadline=5.0)
+    add(queue, "a", key=0, deadline=5.0)
     assert queue.late_at() == 4.0
     assert queue.shed(3.9) == []
     assert queue.shed(4.0) == ["a"]
@@ -58,13 +63,13 @@ def test_what_can_no_longer_be_done_in_time_is_late_before_its_deadline():
 
 def test_a_full_queue_refuses_and_has_room_again_after_a_batch():
     queue = batcher(1, max_queue=2, likely=a_second_each)
-    queue.add("1", key=0)
-    queue.add("2", key=0)
+    add(queue, "1", key=0)
+    add(queue, "2", key=0)
     with pytest.raises(OverloadedError, match="2 requests are waiting already") as refusal:
-        queue.add("3", key=0, free_in_s=0.5)
+        add(queue, "3", key=0, free_in_s=0.5)
     assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_full", 2.5)
     queue.take(0.0)
-    queue.add("3", key=0)
+    add(queue, "3", key=0)
     assert queue.clear() == ["2", "3"]
     assert len(queue) == 0
 
@@ -72,28 +77,28 @@ def test_a_full_queue_refuses_and_has_room_again_after_a_batch():
 def test_who_cannot_make_it_is_refused_at_the_gate_and_told_when_to_come_again():
     queue = batcher(1, likely=a_second_each)
     for _ in range(3):
-        queue.add("before", key=0, deadline=105.0, now=100.0)
-    queue.add("in time", key="other", deadline=105.2, now=100.0, free_in_s=0.5)
+        add(queue, "before", key=0, deadline=105.0, now=100.0)
+    add(queue, "in time", key="other", deadline=105.2, now=100.0, free_in_s=0.5)
     with pytest.raises(OverloadedError, match=r"about 5,500 ms .* deadline is in 5,400 ms") as refusal:
-        queue.add("late", key=0, deadline=105.4, now=100.0, free_in_s=0.5)
+        add(queue, "late", key=0, deadline=105.4, now=100.0, free_in_s=0.5)
     assert refusal.value.reason == "deadline_unreachable"
     assert refusal.value.retry_after_s == pytest.approx(0.1)
-    queue.add("two workers", key=0, deadline=105.4, now=100.0, free_in_s=0.5, workers=2)
-    queue.add("ahead of them all", key=0, deadline=102.0, now=100.0, free_in_s=0.5)
+    add(queue, "two workers", key=0, deadline=105.4, now=100.0, free_in_s=0.5, workers=2)
+    add(queue, "ahead of them all", key=0, deadline=102.0, now=100.0, free_in_s=0.5)
 
 
 def test_who_comes_while_nothing_is_done_is_let_in_and_not_shed_for_an_estimate():
     """An estimate that is far too high would otherwise refuse everybody, for ever: nothing would run that could correct it."""
     queue = batcher(1, likely=lambda size: 1e6)
-    queue.add("a", key=0, deadline=1.0)
+    add(queue, "a", key=0, deadline=1.0)
     assert queue.shed(0.99) == []
     assert works(queue.take(0.99)) == (["a"], [])
 
 
 def test_a_batch_waits_for_company_until_its_quota():
     queue = batcher(3, wait_s=2.0)
-    queue.add("1", key=0, now=1.0, deadline=50.0)
-    queue.add("2", key=0, now=2.0, deadline=40.0)
+    add(queue, "1", key=0, now=1.0, deadline=50.0)
+    add(queue, "2", key=0, now=2.0, deadline=40.0)
     assert queue.closes_at(2.0) == 3.0
     assert works(queue.take(2.9)) == ([], [])
     batch = queue.take(3.0)[0]
@@ -103,8 +108,8 @@ def test_a_batch_waits_for_company_until_its_quota():
 
 def test_a_full_batch_waits_for_nobody():
     queue = batcher(2, wait_s=2.0)
-    queue.add("1", key=0)
-    queue.add("2", key=0)
+    add(queue, "1", key=0)
+    add(queue, "2", key=0)
     assert queue.closes_at(0.0) == 0.0
     batch = queue.take(0.0)[0]
     assert batch is not None
@@ -113,7 +118,7 @@ def test_a_full_batch_waits_for_nobody():
 
 def test_a_batch_closes_when_slack_runs_out_before_the_quota():
     queue = batcher(3, wait_s=20.0, guard_s=0.1, likely=a_second_each)
-    queue.add("1", key=0, deadline=10.0)
+    add(queue, "1", key=0, deadline=10.0)
     assert queue.closes_at(0.0) == pytest.approx(8.9)
     assert works(queue.take(8.8)) == ([], [])
     batch = queue.take(8.95)[0]
@@ -123,7 +128,7 @@ def test_a_batch_closes_when_slack_runs_out_before_the_quota():
 
 def test_at_the_end_nothing_is_waited_for():
     queue = batcher(3, wait_s=20.0)
-    queue.add("1", key=0)
+    add(queue, "1", key=0)
     batch = queue.take(0.0, ending=True)[0]
     assert batch is not None
     assert batch.closed == "ending"
@@ -132,13 +137,13 @@ def test_at_the_end_nothing_is_waited_for():
 def test_a_batch_holds_no_more_tokens_padding_included_nor_beam_rows_than_fit():
     queue = batcher(10, tokens=100, beam_rows=50)
     for work, tokens in (("long", 30), ("longer", 60), ("short", 5), ("shorter", 4)):
-        queue.add(work, key=0, tokens=tokens, width=10)
+        add(queue, work, key=0, tokens=tokens, width=10)
     # long and longer would be 2 x 60 tokens; long, short and shorter are 3 x 30.
     batch = queue.take(0.0)[0]
     assert batch is not None
     assert (batch.works, batch.size.padded_tokens, batch.size.tokens) == (["long", "short", "shorter"], 90, 39)
     for number in range(7):
-        queue.add(str(number), key=0, tokens=1, width=20)
+        add(queue, str(number), key=0, tokens=1, width=20)
     assert works(queue.take(0.0))[0] == ["longer"]
     assert [len(works(queue.take(0.0))[0]) for _ in range(4)] == [2, 2, 2, 1]
 
@@ -146,17 +151,17 @@ def test_a_batch_holds_no_more_tokens_padding_included_nor_beam_rows_than_fit():
 def test_a_batch_takes_no_longer_than_its_budget_and_makes_nobody_late():
     queue = batcher(10, budget_s=3.0, likely=a_second_each)
     for number in range(5):
-        queue.add(str(number), key=0, deadline=100.0)
+        add(queue, str(number), key=0, deadline=100.0)
     assert works(queue.take(0.0))[0] == ["0", "1", "2"]
     queue = batcher(10, likely=a_second_each)
     for deadline in (4.5, 2.5, 100.0):
-        queue.add(f"due at {deadline}", key=0, deadline=deadline)
+        add(queue, f"due at {deadline}", key=0, deadline=deadline)
     assert works(queue.take(0.0))[0] == ["due at 2.5", "due at 4.5"]
 
 
 def test_what_was_cancelled_is_out_once():
     queue = batcher(3)
-    places = [queue.add(work, key=work[0], deadline=5.0) for work in ("a1", "a2", "b1")]
+    places = [add(queue, work, key=work[0], deadline=5.0) for work in ("a1", "a2", "b1")]
     assert queue.remove(places[0])
     assert not queue.remove(places[0])
     assert queue.remove(places[2])
@@ -200,8 +205,15 @@ def test_nobody_is_lost_nobody_comes_twice_and_no_batch_breaks_its_bounds(
             _, key, tokens, width, patience = event
             deadline = float("inf") if patience is None else float(now + patience)
             try:
-                place = queue.add(
-                    now, key=(key, width), tokens=tokens, width=width, now=float(now), deadline=deadline, free_in_s=now % 3
+                place = add(
+                    queue,
+                    now,
+                    key=(key, width),
+                    tokens=tokens,
+                    width=width,
+                    now=float(now),
+                    deadline=deadline,
+                    free_in_s=now % 3,
                 )
             except OverloadedError as refusal:
                 refused = (refusal.reason, refusal.retry_after_s >= 0)

@@ -90,9 +90,10 @@ def simulate(
             width = int(rng.choice([50, 128], p=[0.8, 0.2]))
             free_in = 0.0 if len(busy) < workers else max(0.0, min(busy.values()) - now)
             try:
-                queue.add(
+                place = queue.place(
                     now, key=width, tokens=tokens, width=width, now=now, deadline=now + SLO, free_in_s=free_in, workers=workers
                 )
+                queue.add(place)
             except OverloadedError:
                 found.refused += 1
         elif kind == "done":
