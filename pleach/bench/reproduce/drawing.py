@@ -36,12 +36,18 @@ STYLES = {
 }
 
 
-def new_figure(panels: int, *, width: float = 4.4, height: float = 4.6) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, with room for one legend below all of them."""
+def new_figure(
+    panels: int, *, width: float = 4.4, height: float = 4.6, columns: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Panels side by side, `columns` in a row (None: all of them), with room for one legend below."""
     matplotlib.use("agg")
-    figure = Figure(figsize=(width * panels, height), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    return figure, list(axes)
+    columns = panels if columns is None else min(columns, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in axes[panels:]:
+        spare.set_axis_off()
+    return figure, axes[:panels]
 
 
 def curve(

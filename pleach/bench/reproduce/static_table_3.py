@@ -176,7 +176,7 @@ def _show(console: Console, rows: list[Row]) -> None:
 
 def _draw(rows: list[Row]) -> Figure:
     groups = _groups(rows)
-    figure, panels = new_figure(len(groups), width=4.6, height=4.4)
+    figure, panels = new_figure(len(groups), width=4.6, height=3.6, columns=2)
     names = [name for name in METHODS if name not in ("unconstrained", "catalogue")]
     for number, (axes, ((data, share), group)) in enumerate(zip(panels, groups.items(), strict=True)):
         for offset, recall, colour in ((-0.2, "recall_1", "#1f7a4a"), (0.2, "recall_10", "#3b82b8")):
@@ -192,7 +192,7 @@ def _draw(rows: list[Row]) -> Figure:
         paper = paper_of(data, share)
         if "trie_full" in paper:
             axes.axvline(paper["trie_full"], color="#d9822b", ls="--", lw=1.2, label="STATIC's Recall@1, 10^9 parameters")
-        axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number == 0 else [""] * len(names))
+        axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number % 2 == 0 else [""] * len(names))
         axes.invert_yaxis()
         axes.set_xlabel("percent of users")
         axes.set_title(f"{data}, newest {share:.0%}", fontsize=10, loc="left")
