@@ -71,12 +71,13 @@ def test_fusion_adds_standardised_scores_and_ignores_scores_that_say_nothing():
     scores = {
         "dense": np.array([[1.0, 2.0, 3.0]], np.float32),
         "exact_allowed": np.array([[-900.0, -800.0, -700.0]], np.float32),
+        "text": np.array([[0.1, 0.0, -0.1]], np.float32),
         "text_faded": np.full((1, 3), 0.5, np.float32),
     }
     unit = np.array([-1, 0, 1]) * np.sqrt(1.5)
-    np.testing.assert_allclose(fuse(scores, Fusion(dense=1, model=2, text=4))[0], 3 * unit, rtol=1e-5)
+    np.testing.assert_allclose(fuse(scores, Fusion(dense=1, model=2, last=0.5, faded=4))[0], 2.5 * unit, rtol=1e-5)
     with pytest.raises(ArgumentError, match="not all 0"):
-        Fusion(dense=0, model=0, text=0)
+        Fusion(dense=0, model=0, last=0, faded=0)
 
 
 def test_places_go_by_score_and_then_by_row():
