@@ -403,10 +403,10 @@ def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:
 
     A normed vector of E values has length sqrt(E) at most, times its norm's largest weight, and turning it to its position
     keeps that: so no product of two, scaled by E^-0.5, leaves +-bound (Cauchy-Schwarz). Exponentials relative to the bound
-    are at least exp(-2 x bound), which float32 has to hold.
+    are at least exp(-2 x bound), which times a value has to be a normal float32.
     """
     bound = np.sqrt(np.float32(query_norm_E.size)) * np.abs(query_norm_E).max() * np.abs(key_norm_E).max()
-    return np.float32(bound * 1.0001 if bound <= 40.0 else np.inf)
+    return np.float32(bound * 1.0001 if bound <= 30.0 else np.inf)
 
 
 def _array(norm: RMSNorm) -> Array:
