@@ -226,7 +226,7 @@ class Engine:
     def _calibrate(self, some: tuple[ItemId, ...]) -> None:
         """Let the step-time model see small and large batches, for about a second at most."""
         width = self.settings.num_beams
-        fits = self.settings.max_batch_tokens // self.trie.num_levels - 1
+        fits = (self.settings.max_batch_tokens - self._reader.tokens(0)) // self.trie.num_levels
         longest = max(1, min(self.limits.max_history, self._reader.max_items, fits))
         capacity, over = self.settings.capacity, self.clock() + _CALIBRATION_S
         for most, items in ((1, 1), (1, longest), (4, 1), (4, longest), (capacity.requests, 1), (2, longest // 2)):
