@@ -8,14 +8,13 @@ the pages takes longer than filling them, and is no part of either method.
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pleach.bench.resident import peak_bytes
 from pleach.bench.step import L, V
 from pleach.bench.workloads import random_chunk, random_codes
 from pleach.index import Trie
@@ -66,7 +65,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
     with TrieBuilder([V] * L, memory_limit=50_000) as small:  # compile, or read the compiled code from its cache
         small.add(random_chunk(distribution, 200_000, V, L, seed, 0))
         small.finish()
-    before = _peak_bytes(anew=True)
+    before = peak_bytes(anew=True)
     with TrieBuilder([V] * L, memory_limit=memory_limit) as builder:
         adding, making = 0.0, 0.0
         cpu = time.process_time()
@@ -81,7 +80,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         trie = builder.finish()
         finishing = time.perf_counter() - start
         cpu = time.process_time() - cpu - making
-    peak = _peak_bytes()
+    peak = peak_bytes()
     sample = np.random.default_rng(seed).integers(0, len(trie), 1000)
     for begin in {int(row) // _CHUNK * _CHUNK for row in sample[:5]}:  # parity before speed, where a peer does not fit
         codes = random_chunk(distribution, min(_CHUNK, num_items - begin), V, L, seed, begin)
@@ -117,24 +116,16 @@ def _touch(nbytes: int) -> None:
     np.ones(nbytes, np.uint8)
 
 
-def _peak_bytes(anew: bool = False) -> int:
-    """The high-water mark since the process began, or since it was last asked for `anew`, where Linux lets us."""
-    if anew:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _build_ours(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
     import tempfile
 
     codes = random_codes(np.random.default_rng(seed), distribution, num_items, V, L)
     Trie.build(codes[:5000], [V] * L)  # compile, or read the compiled code from its cache
     Trie.build(codes[:200_000], [V] * L)
-    before = _peak_bytes(anew=True)
+    before = peak_bytes(anew=True)
     trie = Trie.build(codes, [V] * L)  # once for its peak
     result = trie.nbytes + trie.items.nbytes
-    peak = _peak_bytes() - before
+    peak = peak_bytes() - before
     del trie
     _touch(result + peak)
     begin = time.perf_counter()
@@ -162,9 +153,9 @@ def _build_static(distribution: str, num_items: int, seed: int) -> dict[str, Any
 
     codes = random_codes(np.random.default_rng(seed), distribution, num_items, V, L)
     build_arrays(codes[:5000], V)
-    before = _peak_bytes(anew=True)
+    before = peak_bytes(anew=True)
     index = StaticIndex.build(codes, V)
-    peak = _peak_bytes() - before
+    peak = peak_bytes() - before
     nbytes = index.nbytes
     del index
     _touch(peak)

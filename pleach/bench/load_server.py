@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pleach.bench.load import Answered, Planned
+from pleach.bench.resident import resident_bytes
 from pleach.errors import DataError
 
-__all__ = ["Served", "resident_bytes", "serving"]
+__all__ = ["Served", "serving"]
 
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 _READY_S, _STOP_S = 180.0, 40.0
@@ -73,13 +74,6 @@ def serving(run: Path, *options: str) -> Generator[Served]:
                     child.wait(_STOP_S)
                 except subprocess.TimeoutExpired:
                     child.kill()
-
-
-def resident_bytes(pid: int) -> tuple[int, int]:
-    """(now, peak) of a process, as Linux counts it."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    now, peak = (int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
-    return now, peak
 
 
 def _address(child: subprocess.Popen[bytes], log: Path) -> str:

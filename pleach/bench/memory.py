@@ -15,15 +15,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pleach.bench.load_server import resident_bytes
 from pleach.bench.peers import per_beam_engine
+from pleach.bench.resident import peak_bytes
 from pleach.decode import BeamSearch
 from pleach.index import Trie
 from pleach.model import ModelConfig, Rounds, Transformer, Vocabulary, Workspace, search_bytes
@@ -124,10 +123,9 @@ def probe(point: Point) -> dict[str, int]:
     held = np.cumsum([event.nbytes() for event in results.events() if event.name() == "[memory]"])
     del recorded, results
     run(16, 24, 2)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory begins anew
-    before = resident_bytes(os.getpid())[0]
+    before = peak_bytes(anew=True)
     run(point.beams, point.tokens, point.inflight)
-    return {"allocator": int(held.max()), "resident": resident_bytes(os.getpid())[1] - before}
+    return {"allocator": int(held.max()), "resident": peak_bytes() - before}
 
 
 def _in_a_process(point: Point) -> dict[str, int]:

@@ -9,7 +9,6 @@ One thread. The vectors of `fit` are those of `semid.embed` over `--data`, else 
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import pyarrow as pa
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from pleach.bench.resident import peak_bytes
 from pleach.semid.blocks import VectorBlocks
 from pleach.semid.embed import EmbeddingConfig, embed
 from pleach.semid.fit import Method, QuantiserConfig, Repair, fit_sids
@@ -99,14 +99,14 @@ def _stream_alone(path: Path) -> None:
     blocks = VectorBlocks.of(path)
     small = np.random.default_rng(0).normal(size=(4096, blocks.shape[1])).astype(np.float32)
     ResidualKMeans(codebook_sizes=(256,)).fit(small)  # libraries are loaded
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes(anew=True)
     begun = time.perf_counter()
     quantiser = ResidualKMeans(codebook_sizes=(256, 256, 256)).fit_blocks(blocks)
     fitted = time.perf_counter()
     for _ in quantiser.encode_blocks(blocks):
         pass
     encoded = time.perf_counter()
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    grown = peak_bytes() - before
     block = next(iter(blocks))
     left = float(((block - quantiser.decode(quantiser.encode(block))) ** 2).sum())
     spread = float(((block - block.mean(axis=0)) ** 2).sum())

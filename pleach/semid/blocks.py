@@ -53,10 +53,9 @@ class VectorBlocks:
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         """Blocks of at most `rows` rows, in order. DataError where one has NaN or infinite numbers."""
         for place in self.paths:
-            vectors = _mapped(place)
-            for start in range(0, len(vectors), self.rows):
-                with np.errstate(over="ignore"):
-                    block_nD = np.array(vectors[start : start + self.rows], np.float32)
+            for start in range(0, len(_mapped(place)), self.rows):
+                with np.errstate(over="ignore"):  # mapped anew, so that the pages of the blocks before are given back
+                    block_nD = np.array(_mapped(place)[start : start + self.rows], np.float32)
                 check_finite(block_nD, f"{place}, rows from {start:,} on,")
                 yield block_nD
 

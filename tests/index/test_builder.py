@@ -240,16 +240,16 @@ def test_a_limit_that_is_none_is_refused() -> None:
 
 def test_the_limit_holds() -> None:
     code = (
-        "import resource, numpy as np; from pleach.index.builder import TrieBuilder\n"
+        "import numpy as np; from pleach.bench.resident import peak_bytes; from pleach.index.builder import TrieBuilder\n"
         "def build(num_chunks, limit):\n"
         "    rng = np.random.default_rng(0)\n"
         "    with TrieBuilder([2048] * 8, memory_limit=limit, num_threads=1) as builder:\n"
         "        for _ in range(num_chunks): builder.add(rng.integers(0, 2048, (50_000, 8), np.uint16))\n"
         "        return builder.finish()\n"
         "build(2, 10**6)\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak_bytes(anew=True)\n"
         "trie = build(60, 20 * 10**6)\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, trie.nbytes + trie.items.nbytes)\n"
+        "print(peak_bytes() - before, trie.nbytes + trie.items.nbytes)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     peak, result = int(found[0]), int(found[1])
