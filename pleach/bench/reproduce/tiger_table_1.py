@@ -56,22 +56,21 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
     },
 }
 SOURCES = (
-    "Seen: what is in a user's history may be answered; not seen: it is removed from every list. The programs behind the "
-    "published SASRec and S3-Rec remove it; generative models are mostly reported without. Published: SASRec and S3-Rec as in "
-    "S3-Rec's Table 2 (Zhou et al., 2020), which TIGER's Table 1 repeats; TIGER's Table 1 "
+    "Seen items: what is in a user's history. The programs behind the published SASRec and S3-Rec remove them from every list; "
+    "papers on generative models mostly do not say. Published: SASRec and S3-Rec as in S3-Rec's Table 2 (Zhou et al., 2020), which TIGER's Table 1 repeats; TIGER's Table 1 "
     "(Rajput et al., 2023); GRID, its residual k-means and decoder-only rows (Ju et al., 2025)."
 )
 _FIGURES = ("recall_5", "ndcg_5", "recall_10", "ndcg_10")
 # With "_unseen": items of the user's history removed.
 _OURS = {
-    "pleach": "pleach, seen",
-    "pleach_unseen": "pleach, not seen",
-    "sasrec": "SASRec, trained here, seen",
-    "sasrec_unseen": "SASRec, trained here, not seen",
-    "text_neighbours": "nearest by text, seen",
-    "text_neighbours_unseen": "nearest by text, not seen",
-    "popularity": "most popular, seen",
-    "popularity_unseen": "most popular, not seen",
+    "pleach": "pleach, seen items kept",
+    "pleach_unseen": "pleach, seen items removed",
+    "sasrec": "SASRec, trained here, seen items kept",
+    "sasrec_unseen": "SASRec, trained here, seen items removed",
+    "text_neighbours": "nearest by text, seen items kept",
+    "text_neighbours_unseen": "nearest by text, seen items removed",
+    "popularity": "most popular, seen items kept",
+    "popularity_unseen": "most popular, seen items removed",
 }
 QUICK_USERS = 600
 
@@ -199,7 +198,7 @@ def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
 def _show(console: Console, rows: list[Row]) -> None:
     for data, group in _by_data(rows).items():
         at, measured = group[0]["parameters"], group[0]["measured"]
-        title = f"{data}: {at['users']:,} users, all items ranked, {at['num_beams']} beams, {len(group)} seeds; percent"
+        title = f"{data}: {at['users']:,} users, all items ranked, {at['num_beams']} beams, {len(group)} {'seed' if len(group) == 1 else 'seeds'}; percent"
         table = Table(title=title, title_justify="left")
         for name in ("", "Recall@5", "NDCG@5", "Recall@10", "NDCG@10"):
             table.add_column(name, justify="right" if name else "left")
