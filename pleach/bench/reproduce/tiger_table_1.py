@@ -57,8 +57,9 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
 }
 SOURCES = (
     "Seen items: what is in a user's history. The programs behind the published SASRec and S3-Rec remove them from every list; "
-    "papers on generative models mostly do not say. Published: SASRec and S3-Rec as in S3-Rec's Table 2 (Zhou et al., 2020), which TIGER's Table 1 repeats; TIGER's Table 1 "
-    "(Rajput et al., 2023); GRID, its residual k-means and decoder-only rows (Ju et al., 2025)."
+    "papers on generative models mostly do not say. Published: SASRec and S3-Rec as in S3-Rec's Table 2 (Zhou et al., 2020), "
+    "which TIGER's Table 1 repeats; TIGER's Table 1 (Rajput et al., 2023); GRID, its residual k-means and decoder-only rows "
+    "(Ju et al., 2025)."
 )
 _FIGURES = ("recall_5", "ndcg_5", "recall_10", "ndcg_10")
 # With "_unseen": items of the user's history removed.
@@ -198,7 +199,8 @@ def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
 def _show(console: Console, rows: list[Row]) -> None:
     for data, group in _by_data(rows).items():
         at, measured = group[0]["parameters"], group[0]["measured"]
-        title = f"{data}: {at['users']:,} users, all items ranked, {at['num_beams']} beams, {len(group)} {'seed' if len(group) == 1 else 'seeds'}; percent"
+        seeds = "1 seed" if len(group) == 1 else f"{len(group)} seeds"
+        title = f"{data}: {at['users']:,} users, all items ranked, {at['num_beams']} beams, {seeds}; percent"
         table = Table(title=title, title_justify="left")
         for name in ("", "Recall@5", "NDCG@5", "Recall@10", "NDCG@10"):
             table.add_column(name, justify="right" if name else "left")
