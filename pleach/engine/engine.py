@@ -329,7 +329,7 @@ class Engine:
             return None
         version = self._still if self.catalogue is None else self.catalogue.rules.version
         key: JobKey = self._width(request), request.scoring, id(version)
-        tokens = 1 + self.trie.num_levels * min(len(request.history), self._reader.max_items)
+        tokens = self._reader.tokens(min(len(request.history), self._reader.max_items))
         submitted = self.clock() if arrived is None else arrived
         error = self._scheduler.turned_away(key, tokens=tokens, deadline=self._deadline(request, submitted))
         if error is not None:
