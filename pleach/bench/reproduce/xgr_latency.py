@@ -161,7 +161,7 @@ def _show_19(console: Console, rows: list[Row]) -> None:
 def _draw_19(rows: list[Row]) -> Figure:
     found = {_key(row): row["measured"] for row in rows}
     models = list(dict.fromkeys((layers, hidden) for layers, hidden, _, _ in found))
-    figure, panels = new_figure(len(models), width=3.6, height=3.6)
+    figure, panels = new_figure(len(models), width=max(3.6, 7.2 / len(models)), height=3.6)
     for axes, (layers, hidden) in zip(panels, models, strict=True):
         for system in ("pleach", "per_beam_copies"):
             points = [(beams, one) for (la, hi, beams, who), one in found.items() if (la, hi, who) == (layers, hidden, system)]
