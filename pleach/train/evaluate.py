@@ -89,8 +89,8 @@ def evaluate(
 
     max_items: None takes as many as the model has room for, which is what it was trained on (`Recipe.max_items`).
     remove_seen: nothing that is in a user's history (all of it) may be answered, by the model (a deny list for each request)
-    or by the baselines; an item that comes again is then missed. Published figures of SASRec and S3-Rec are with it, those of
-    generative models mostly without. The unconstrained search, which knows no items, keeps them.
+    or by the baselines; an item that comes again is then missed. Published figures of SASRec and S3-Rec are with it; papers on
+    generative models mostly do not say. The unconstrained search, which knows no items, keeps them.
     sample: ask that many users only, drawn by `seed`; None asks all. text_vectors_ND: a row for each of the log's items,
     for the text-nearest-neighbour baseline. unconstrained_users: how many of the users are also answered by a beam search
     without the trie, for its share of invalid SIDs and for the time of both; 0 leaves it out.
