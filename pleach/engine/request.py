@@ -184,13 +184,15 @@ def _user(value: Any) -> UserId:
     user = value.item() if isinstance(value, np.generic) else value
     if isinstance(user, bool) or not isinstance(user, int | str):
         raise RequestError(f"user has to be an id (a whole number or text), not {_shown(user)}")
-    if isinstance(user, str) and not _is_whole(user):
+    if isinstance(user, str) and not is_whole(user):
         raise RequestError(f"user has to be whole characters, not {_shown(user)}")
     return user
 
 
-def _is_whole(text: str) -> bool:
-    """False for half a surrogate pair, which has no bytes."""
+def is_whole(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and which has no bytes: nothing could be answered with it."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

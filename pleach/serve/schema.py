@@ -10,20 +10,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pleach.catalog.expression import MAX_CHARACTERS
 from pleach.engine import ItemId, Limits, Request, Result
+from pleach.engine.request import is_whole
 from pleach.errors import RequestError
 
 
 def _whole_text(text: str) -> str:
-    # JSON can spell half of a surrogate pair, which is no text: nothing could be answered with it.
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("text has to be whole characters") from error
+    if not is_whole(text):
+        raise ValueError("text has to be whole characters")
     return text
 
 
-Ids = list[Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)]]
+Id = Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)]
+Ids = list[Id]
 
 
 class RecommendBody(BaseModel):
@@ -46,7 +44,7 @@ class RecommendBody(BaseModel):
         default_factory=list,
         description="Item ids, oldest first. Those that the index does not know are left out and reported.",
     )
-    user: Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)] | None = Field(
+    user: Id | None = Field(
         default=None,
         description="Whose history it is. A model with tokens for users reads it, another does not look at it; `read_user` of "
         "the answer says which.",

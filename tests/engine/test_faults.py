@@ -14,6 +14,7 @@ from pleach.errors import ArgumentError, OverloadedError, RequestError, Unavaila
 from tests.waiting import held, interrupted
 
 PATIENCE = 20
+WATCHDOG_S = 1  # a busy machine may be long over an honest batch
 
 
 def until(found) -> None:
@@ -133,24 +134,23 @@ def test_a_request_cancelled_while_it_runs_ends_before_the_next_round(shop, engi
 
 
 def test_a_request_cancelled_in_company_leaves_the_others_alone(shop, engine):
-    go, began = threading.Event(), threading.Event()
+    go, began, sizes = threading.Event(), threading.Event(), []
 
     def slow() -> None:
-        began.set()
-        assert go.wait(PATIENCE)
+        if sizes[-1] == 2:
+            began.set()
+            assert go.wait(PATIENCE)
 
-    with engine:
+    with engine, interrupted(shop.model, sizes.append, before_round=slow):
         with held(shop.model) as waits:
             first = engine.submit(Request())
             assert waits.wait(PATIENCE)
             gone, stays = one_batch(engine, 2)
-        first.result(PATIENCE)
-        with interrupted(shop.model, before_round=slow):
-            gone, stays = one_batch(engine, 2)
-            assert began.wait(PATIENCE)
-            gone.cancel()
-            go.set()
-            assert stays.result(PATIENCE).num_valid == 2
+        assert first.result(PATIENCE).num_valid == 10
+        assert began.wait(PATIENCE)
+        gone.cancel()
+        go.set()
+        assert stays.result(PATIENCE).num_valid == 2
     assert engine.counts.of("batch_faults")["abandoned"] == 0
 
 
@@ -220,7 +220,7 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
 
 
 def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_back(shop, catalogue, caplog):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(watchdog_s=0.15))
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(watchdog_s=WATCHDOG_S))
     with engine:
         assert engine.trouble is None
         with held(shop.model) as began:
@@ -228,7 +228,7 @@ def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_ba
             assert began.wait(PATIENCE)
             waiting = engine.submit(Request(num_beams=30))
             for future in (stuck, waiting):
-                with pytest.raises(UnavailableError, match=r"has not answered for more than 0.15 s") as refusal:
+                with pytest.raises(UnavailableError, match=r"has not answered for more than 1 s") as refusal:
                     future.result(PATIENCE)
                 assert refusal.value.reason == "wedged"
             assert engine.trouble is not None
@@ -243,7 +243,7 @@ def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_ba
 
 
 def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalogue):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2, watchdog_s=0.15))
+    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2, watchdog_s=WATCHDOG_S))
     with engine:
         first = threading.Event()
         go = threading.Event()
@@ -321,15 +321,14 @@ def test_each_switch_of_the_ablation_changes_no_answer(shop, catalogue, engine, 
 
 
 def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
-    engine = Engine(shop.model, shop.trie, settings=Settings(wait_s=0.3, max_batch=3))
+    engine = Engine(shop.model, shop.trie, settings=Settings(wait_s=1.5, max_batch=3))
     with engine:
-        began = time.monotonic()
         futures = [engine.submit(Request()) for _ in range(3)]
         assert [future.result(PATIENCE).batch_size for future in futures] == [3, 3, 3]
-        assert time.monotonic() - began < 0.3
+        assert futures[-1].result().timings.queue < 1.5
         futures = [engine.submit(Request()) for _ in range(2)]
         assert [future.result(PATIENCE).batch_size for future in futures] == [2, 2]
-        assert futures[0].result().timings.queue >= 0.29
+        assert futures[0].result().timings.queue >= 1.49
     batches = engine.counts.of("batches")
     assert (batches["full"], batches["quota"]) == (1, 1)
 

@@ -62,17 +62,14 @@ SOURCES = (
     "(Ju et al., 2025)."
 )
 _FIGURES = ("recall_5", "ndcg_5", "recall_10", "ndcg_10")
-# With "_unseen": items of the user's history removed.
-_OURS = {
-    "pleach": "pleach, seen items kept",
-    "pleach_unseen": "pleach, seen items removed",
-    "sasrec": "SASRec, trained here, seen items kept",
-    "sasrec_unseen": "SASRec, trained here, seen items removed",
-    "text_neighbours": "nearest by text, seen items kept",
-    "text_neighbours_unseen": "nearest by text, seen items removed",
-    "popularity": "most popular, seen items kept",
-    "popularity_unseen": "most popular, seen items removed",
+_NAMES = {
+    "pleach": "pleach",
+    "sasrec": "SASRec, trained here",
+    "text_neighbours": "nearest by text",
+    "popularity": "most popular",
 }
+_SEEN = {"": "kept", "_unseen": "removed"}  # items of the user's history, by the end of a method's name
+_OURS = {f"{name}{end}": f"{words}, seen items {how}" for name, words in _NAMES.items() for end, how in _SEEN.items()}
 QUICK_USERS = 600
 
 
@@ -153,8 +150,8 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
         questions = Questions.of(split, "test", sample=asked)
         methods: dict[str, Scores] = {}
-        for end, found in (("", report), ("_unseen", unseen)):
-            by_sasrec = sasrec_ranks(sasrec, questions, remove_seen=found is unseen)
+        for end, found in zip(_SEEN, (report, unseen), strict=True):
+            by_sasrec = sasrec_ranks(sasrec, questions, remove_seen=found.seen == "removed")
             methods |= {f"pleach{end}": found.model, f"sasrec{end}": Scores.of(by_sasrec), f"popularity{end}": found.popularity}
             if found.text_neighbours is not None:
                 methods[f"text_neighbours{end}"] = found.text_neighbours
