@@ -99,7 +99,7 @@ def test_a_client_that_goes_away_while_it_is_run_stops_the_rounds(first_shop):
 
 
 def test_deadlines_are_kept_or_refused_in_words_with_a_metric(first_shop):
-    engine = first_shop.engine()
+    engine = first_shop.engine(settings=Settings(predict=False))  # or a busy machine refuses 50 ms at the gate
     with serving(engine) as (_, client):
         assert client.post(URL, json={"deadline_ms": 20_000}).status_code == 200
         for deadline_ms in (0, -20.5):
