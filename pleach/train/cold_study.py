@@ -5,7 +5,7 @@ Shapes: U users, N items, C cold items, L levels, B users of a batch.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,20 @@ Progress = Callable[[str, float], None]
 class Fusion:
     """How much each standardised score counts in the hybrid.
 
-    dense: the retriever's. model: of the scoring "allowed", which was the better one alone. last, faded: of the text of the
-    last item, and of a history in which older items fade. The defaults were chosen on validation items
-    (`cold_split(part="valid")`) of three data sets at two shares, three seeds of the retriever each: docs/training.md.
+    dense: the retrievers', averaged. model: of the scoring "allowed", which was the better one alone. last, last_new: of the
+    text of the last item, where that is a known item, and where it is new itself: then its text is all that anybody knows of
+    it. faded: of the text of a history in which older items fade. The defaults were chosen on validation items
+    (`cold_split(part="valid")`) of three data sets at two shares: docs/training.md.
     """
 
     dense: float = 1.0
     model: float = 0.1
-    last: float = 0.05
+    last: float = 0.025
+    last_new: float = 0.3
     faded: float = 0.05
 
     def __post_init__(self) -> None:
-        weights = (self.dense, self.model, self.last, self.faded)
+        weights = (self.dense, self.model, self.last, self.last_new, self.faded)
         if min(weights) < 0 or sum(weights) == 0:
             raise ArgumentError(f"{self}: weights are at least 0, and not all 0")
 
@@ -75,19 +77,25 @@ class ColdStudy:
     """The settings of one study.
 
     recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; behaviour comes from training alone, cold items
-    borrow that of the nearest texts. dense: of the retriever over text. text_dims: of the text vectors that retriever and
-    neighbours use. num_beams: of every beam search (the paper's 20).
+    borrow that of the nearest texts. dense: of the retriever over text. retrievers: so many of them, of seeds one after the
+    other, are averaged for the hybrid; the first is also a method of its own. text_dims: of the text vectors that retriever
+    and neighbours use. num_beams: of every beam search (the paper's 20).
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(budget=Budget(epochs=8)))
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     quantiser: QuantiserConfig = field(default_factory=QuantiserConfig)
     dense: DenseRecipe = field(default_factory=DenseRecipe)
+    retrievers: int = 3
     fusion: Fusion = field(default_factory=Fusion)
     text_dims: int = 256
     num_beams: int = 20
     batch_users: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.retrievers < 1:
+            raise ArgumentError(f"retrievers={self.retrievers}: at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -95,7 +103,8 @@ class ColdResult:
     """Where each user's item came, by method: places in the list, MISS where it is not there.
 
     ranks: items that the user already has are no answers. ranks_seen_kept: the same where they are (the paper does not say
-    that it removes them). scores: (U, C) of the parts of the hybrid, to choose its weights by. seconds: by step.
+    that it removes them). scores: (U, C) of the parts of the hybrid, to choose its weights by. another_cold_U: users with
+    another cold item in their history; last_cold_U: those who took one last. seconds: by step.
     """
 
     report: ColdReport
@@ -103,6 +112,7 @@ class ColdResult:
     ranks_seen_kept: dict[str, NDArray[np.int64]]
     scores: dict[str, NDArray[np.float32]]
     another_cold_U: NDArray[np.bool_]
+    last_cold_U: NDArray[np.bool_]
     choice: SearchChoice
     seconds: dict[str, float]
 
@@ -115,15 +125,19 @@ class ColdResult:
         }
 
 
-def fuse(scores: dict[str, NDArray[np.float32]], fusion: Fusion) -> NDArray[np.float32]:
-    """The weighted sum of a user's scores, each standardised over the cold items (0 where all are equal)."""
-    total = np.zeros_like(scores["dense"])
-    weights = {"dense": fusion.dense, "exact_allowed": fusion.model, "text": fusion.last, "text_faded": fusion.faded}
-    for name, weight in weights.items():
-        values_UC = scores[name]
-        spread_U1 = values_UC.std(axis=1, keepdims=True)
-        total += weight * (values_UC - values_UC.mean(axis=1, keepdims=True)) / np.where(spread_U1 > 0, spread_U1, 1)
+def fuse(scores: dict[str, NDArray[np.float32]], last_cold_U: NDArray[np.bool_], fusion: Fusion) -> NDArray[np.float32]:
+    """The weighted sum (U, C) of a user's scores, each standardised over the cold items (0 where all are equal)."""
+    last_U1 = np.where(last_cold_U, fusion.last_new, fusion.last)[:, None]
+    parts = {"dense_averaged": fusion.dense, "exact_allowed": fusion.model, "text": last_U1, "text_faded": fusion.faded}
+    total = np.zeros(scores["text"].shape, np.float32)
+    for name, weight in parts.items():
+        total += (weight * _standardised(scores[name])).astype(np.float32)
     return total
+
+
+def _standardised(values_UC: NDArray[np.float32]) -> NDArray[np.float32]:
+    spread_U1 = values_UC.std(axis=1, keepdims=True)
+    return (values_UC - values_UC.mean(axis=1, keepdims=True)) / np.where(spread_U1 > 0, spread_U1, 1)
 
 
 def places_of(scores_UC: NDArray[np.floating], right_U: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -165,17 +179,14 @@ def study_cold_start(
         progress=None if progress is None else lambda moment: progress("training the model", moment.share)
     )
     note("model")
-    retriever = fit_dense(
-        split.train,
-        text_ND,
-        study.dense,
-        progress=None if progress is None else lambda done, _: progress("training the retriever", done / study.dense.epochs),
-    )
-    note("dense")
     cold, right_U, histories = split.cold_items, split.places_U, split.questions.histories
+    dense = [_retrieved(split, text_ND, study, number, progress) for number in range(study.retrievers)]
+    note("dense")
     last_U = histories.items_E[histories.ptr_U1[1:] - 1]
+    last_cold_U = np.isin(last_U, cold)
     scores = {
-        "dense": retriever.scores(histories, cold, max_items=study.dense.max_items),
+        "dense": dense[0],
+        "dense_averaged": np.mean(dense, axis=0),
         "text": text_ND[last_U] @ text_ND[cold].T,
         "text_faded": _faded(text_ND, split, study.dense.max_items),
     }
@@ -192,25 +203,42 @@ def study_cold_start(
     def ranked(scores_UC: NDArray[np.floating], *, seen_kept: bool = False) -> NDArray[np.int64]:
         return places_of(scores_UC if seen_kept else np.where(seen_UC, -np.inf, scores_UC), right_U)
 
+    hybrid_UC = fuse(scores, last_cold_U, study.fusion)
     random_UC = np.random.default_rng([study.seed, 11]).random(seen_UC.shape)
     ranks = asking.ranks | {
         "random": ranked(random_UC),
         **{name: ranked(scores_UC) for name, scores_UC in scores.items()},
-        "hybrid": ranked(fuse(scores, study.fusion)),
+        "hybrid": ranked(hybrid_UC),
     }
     return ColdResult(
         report=split.report,
         ranks={name: ranks[name] for name in METHODS},
         ranks_seen_kept=asking.ranks_seen_kept
         | {
-            **{name: ranked(scores_UC, seen_kept=True) for name, scores_UC in scores.items()},
-            "hybrid": ranked(fuse(scores, study.fusion), seen_kept=True),
+            **{name: ranked(scores_UC, seen_kept=True) for name, scores_UC in scores.items() if name in METHODS},
+            "hybrid": ranked(hybrid_UC, seen_kept=True),
         },
         scores=scores,
         another_cold_U=split.another_cold_U,
+        last_cold_U=last_cold_U,
         choice=asking.choice,
         seconds=seconds,
     )
+
+
+def _retrieved(
+    split: ColdSplit, text_ND: NDArray[np.float32], study: ColdStudy, number: int, progress: Progress | None
+) -> NDArray[np.float32]:
+    """Scores (U, C) of a retriever trained with the recipe's seed, moved on by `number`."""
+    recipe = replace(study.dense, seed=study.dense.seed + 1000 * number)  # studies of seeds 0, 1, 2 share none
+    what = f"training retriever {number + 1} of {study.retrievers}"
+    retriever = fit_dense(
+        split.train,
+        text_ND,
+        recipe,
+        progress=None if progress is None else lambda done, _: progress(what, done / recipe.epochs),
+    )
+    return retriever.scores(split.questions.histories, split.cold_items, max_items=recipe.max_items)
 
 
 def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fading: float = 0.8) -> NDArray[np.float32]:

@@ -34,6 +34,9 @@ pytestmark = [
 def cluster() -> Generator[Any]:
     """A Ray cluster on this machine, that nothing of this user's environment changes."""
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    # A busy machine may take longer to start a process than Ray waits before it kills and starts it again.
+    settings |= {f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S": "100" for name in ("READY", "HEALTH")}
+    settings["RAY_worker_register_timeout_seconds"] = "300"
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     with warnings.catch_warnings():

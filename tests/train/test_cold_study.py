@@ -25,6 +25,7 @@ STUDY = ColdStudy(
     embedding=EmbeddingConfig(text_dims=12, behaviour_dims=8),
     quantiser=QuantiserConfig(codebook_sizes=(8, 8)),
     dense=DenseRecipe(epochs=1, negatives=16, batch_items=128),
+    retrievers=2,
     num_beams=12,
     batch_users=17,
 )
@@ -69,15 +70,26 @@ def test_what_is_seen_is_no_answer_and_what_is_learnt_beats_chance(result: ColdR
 
 def test_fusion_adds_standardised_scores_and_ignores_scores_that_say_nothing():
     scores = {
-        "dense": np.array([[1.0, 2.0, 3.0]], np.float32),
-        "exact_allowed": np.array([[-900.0, -800.0, -700.0]], np.float32),
-        "text": np.array([[0.1, 0.0, -0.1]], np.float32),
-        "text_faded": np.full((1, 3), 0.5, np.float32),
+        "dense_averaged": np.array([[1.0, 2.0, 3.0]] * 2, np.float32),
+        "exact_allowed": np.array([[-900.0, -800.0, -700.0]] * 2, np.float32),
+        "text": np.array([[0.1, 0.0, -0.1]] * 2, np.float32),
+        "text_faded": np.full((2, 3), 0.5, np.float32),
     }
     unit = np.array([-1, 0, 1]) * np.sqrt(1.5)
-    np.testing.assert_allclose(fuse(scores, Fusion(dense=1, model=2, last=0.5, faded=4))[0], 2.5 * unit, rtol=1e-5)
+    fused = fuse(scores, np.array([False, True]), Fusion(dense=1, model=2, last=0.5, last_new=2, faded=4))
+    np.testing.assert_allclose(fused, [2.5 * unit, unit], rtol=1e-5)
     with pytest.raises(ArgumentError, match="not all 0"):
-        Fusion(dense=0, model=0, last=0, faded=0)
+        Fusion(dense=0, model=0, last=0, last_new=0, faded=0)
+
+
+def test_the_hybrid_averages_retrievers_and_the_first_is_a_method(result: ColdResult):
+    first, averaged = result.scores["dense"], result.scores["dense_averaged"]
+    assert first.shape == averaged.shape
+    assert not np.allclose(first, averaged)
+    with pytest.raises(ArgumentError, match="at least 1"):
+        ColdStudy(retrievers=0)
+    assert result.last_cold_U.any()
+    assert (result.another_cold_U | ~result.last_cold_U).all()
 
 
 def test_places_go_by_score_and_then_by_row():

@@ -60,6 +60,7 @@ def _study(run: LearningRun, seed: int) -> ColdStudy:
             embedding=EmbeddingConfig(text_dims=48, behaviour_dims=24),
             quantiser=QuantiserConfig(codebook_sizes=(32, 32)),
             dense=DenseRecipe(epochs=1, seed=seed, negatives=128),
+            retrievers=1,
             text_dims=96,
             seed=seed,
         )
@@ -100,6 +101,7 @@ def _row(
         "num_beams": study.num_beams,
         "budget": str(study.recipe.budget),
         "dense_epochs": study.dense.epochs,
+        "retrievers": study.retrievers,
         "fusion": asdict(study.fusion),
         "threads": study.recipe.threads,
         "note": run.note,
