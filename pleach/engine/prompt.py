@@ -47,19 +47,22 @@ class Reader:
 
         Raises ItemIdError where ids are numbers and the index's text, or the other way round.
         """
-        known, ignored_history = _split("history", request.history, version)
-        deny, ignored_deny = _split("deny_item_ids", request.deny_item_ids, version)
-        newest = known[max(0, len(known) - self.max_items) :]
-        codes = version.codes_of(newest) if newest else np.empty((0, self._num_levels), np.int64)  # type: ignore[arg-type]
+        known, segment_n, row_n, ignored_history = _split("history", request.history, version)
+        deny, _, _, ignored_deny = _split("deny_item_ids", request.deny_item_ids, version)
+        newest = slice(max(0, len(known) - self.max_items), None)
+        codes = version.codes_at(segment_n[newest], row_n[newest]) if known else np.empty((0, self._num_levels), np.int64)
         denied = np.array(deny) if deny else None
         return Prompt(codes=codes, deny=denied, ignored_history=ignored_history, ignored_deny=ignored_deny)
 
 
-def _split(name: str, ids: Sequence[ItemId], version: Version) -> tuple[list[ItemId], tuple[ItemId, ...]]:
-    """(known ids in their order, unknown ids in theirs)."""
+def _split(
+    name: str, ids: Sequence[ItemId], version: Version
+) -> tuple[list[ItemId], NDArray[np.int64], NDArray[np.int64], tuple[ItemId, ...]]:
+    """(known ids in their order, the segment and the row of each, unknown ids in their order)."""
     tables = [segment.trie.items for segment in version.segments if segment.trie.num_items]
-    if not tables:
-        return [], tuple(ids)
+    if not ids or not tables:
+        nowhere = np.empty(0, np.int64)
+        return [], nowhere, nowhere, tuple(ids)
     arrays = [table.ids for table in tables if table.ids is not None and table.ids.dtype.kind != "i"]
     wrong = [one for one in ids if isinstance(one, str) != bool(arrays)]
     if wrong:
@@ -68,9 +71,11 @@ def _split(name: str, ids: Sequence[ItemId], version: Version) -> tuple[list[Ite
         raise ItemIdError(f"{name} holds {_shown(wrong[0])}, but this index knows its items by {kind} such as {example!r}")
     max_bytes = max((array.dtype.itemsize for array in arrays), default=0)
     possible = [one for one in ids if _may_be_known(one, max_bytes)]
-    found = version.knows(possible)  # type: ignore[arg-type]
-    known = {one for one, there in zip(possible, found.tolist(), strict=True) if there}
-    return [one for one in possible if one in known], tuple(one for one in ids if one not in known)
+    segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]
+    found_n = segment_n >= 0
+    known = [one for one, there in zip(possible, found_n.tolist(), strict=True) if there]
+    of_known = set(known)
+    return known, segment_n[found_n], row_n[found_n], tuple(one for one in ids if one not in of_known)
 
 
 def _may_be_known(one: ItemId, max_bytes: int) -> bool:

@@ -11,6 +11,7 @@ from pleach.errors import ArgumentError, RequestError
 ItemId = int | str
 UserId = int | str
 Scoring = Literal["full", "allowed"]
+_PLAIN = frozenset((int, str))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +174,10 @@ def _names(values: Any) -> tuple[str, ...]:
 def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise RequestError(f"{name} has to be a list of item ids, not {_shown(values)}")
-    ids = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
+    ids = tuple(values)
+    if set(map(type, ids)) <= _PLAIN:
+        return ids
+    ids = tuple(value.item() if isinstance(value, np.generic) else value for value in ids)
     for value in ids:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise RequestError(f"{name} has to hold item ids (whole numbers or text), not {_shown(value)}")

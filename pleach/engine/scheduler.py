@@ -13,7 +13,7 @@ from pleach.engine.counts import Counts
 from pleach.engine.job import Job, JobKey
 from pleach.engine.settings import Settings
 from pleach.engine.steptime import Fit, StepTime
-from pleach.errors import OverloadedError, RequestError, UnavailableError
+from pleach.errors import OverloadedError, UnavailableError
 
 __all__ = ["Load", "Scheduler"]
 
@@ -116,15 +116,16 @@ class Scheduler:
             self._step_time.observe(size, seconds)
 
     def add(self, job: Job) -> None:
-        """Queue a job. Raises RequestError (its deadline has passed), OverloadedError, UnavailableError."""
+        """Queue a job. Raises OverloadedError, UnavailableError."""
         with self._lock:
             if self._state != "open":
                 raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
             if self._is_lost():
                 raise self._wedged()
             now = self._clock()
-            if job.deadline <= now:
-                raise RequestError("the deadline passed before the request could wait: allow more time", reason="deadline_past")
+            if job.deadline <= now:  # it was ahead when the request came: this took too long here
+                message = "the deadline passed before the request could wait: try again later"
+                raise OverloadedError(message, reason="deadline_unreachable", retry_after_s=self._free_in(now))
             waiting = self._batcher.add(self._place(job, job.key, job.tokens, job.deadline, now))
             self._work.notify()
             if waiting.latest < self._due:
@@ -142,7 +143,7 @@ class Scheduler:
         """What `add` would raise now for want of time or room for a job of this size; None: nothing of that kind."""
         with self._lock:
             now = self._clock()
-            if self._state != "open" or self._is_lost() or deadline <= now:
+            if self._state != "open" or self._is_lost():
                 return None
             try:
                 self._place(None, key, tokens, deadline, now)

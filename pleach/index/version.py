@@ -165,7 +165,10 @@ class Version:
 
     def codes_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The SID of each item, (n, L); ItemIdError where an id is unknown."""
-        segment_n, row_n = self._locate_all(item_ids)
+        return self.codes_at(*self._locate_all(item_ids))
+
+    def codes_at(self, segment_n: NDArray[np.int64], row_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The SID of each item that `locate` has found, (n, L)."""
         codes_nL = np.empty((len(segment_n), self.num_levels), np.int64)
         for number, segment in enumerate(self.segments):
             mine = segment_n == number

@@ -18,7 +18,7 @@ from torch import Tensor
 from pleach.errors import ArgumentError, CheckpointError, CodesError
 
 Int64Array = npt.NDArray[np.int64]
-UserId = int | str | np.integer | None
+AnyUser = int | str | np.integer | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Vocabulary:
         self._check_has_users()
         return self.num_specials + sum(self.codebook_sizes)
 
-    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+    def user_tokens(self, users: Sequence[AnyUser] | npt.NDArray[Any]) -> Int64Array:
         """The token of each user id, int64; None is `no_user`. ArgumentError without user tokens, or for what is no id.
 
         An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), and several users share a token. Of a user that
@@ -107,7 +107,7 @@ class Vocabulary:
         self._check_has_users()
         return np.array([self.no_user if user is None else self._token_of(user) for user in users], np.int64)
 
-    def _token_of(self, user: UserId) -> int:
+    def _token_of(self, user: AnyUser) -> int:
         if isinstance(user, bool) or not isinstance(user, int | np.integer | str):
             raise ArgumentError(f"a user id is a whole number, a text or None, not {user!r}")
         digest = blake2b(str(user).encode(), digest_size=8).digest()
@@ -151,7 +151,7 @@ class Vocabulary:
         return _like(tokens_NL, codes)
 
     def prompts(
-        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[AnyUser] | npt.NDArray[Any] | None = None
     ) -> tuple[Int64Array, Int64Array]:
         """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
 
@@ -283,7 +283,7 @@ class TokenTable:
         return 1
 
     def prompts(
-        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[AnyUser] | npt.NDArray[Any] | None = None
     ) -> tuple[Int64Array, Int64Array]:
         """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
 

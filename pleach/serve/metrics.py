@@ -54,6 +54,7 @@ class Metrics:
         self._reloads = Counter("pleach_rule_reloads", "Reloads of the rules by outcome", ["outcome"], registry=self._registry)
         for outcome in ("ok", "refused", "overloaded", "unavailable", "cancelled", "failed"):
             self._requests.labels(outcome)
+        self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
 
@@ -66,8 +67,8 @@ class Metrics:
 
     def observe_result(self, result: Result, num_items: int) -> None:
         """What a successful request went through; num_items is what it asked for."""
-        for stage in _STAGES:
-            self._stages.labels(stage).observe(getattr(result.timings, stage))
+        for stage, seconds in self._stage.items():
+            seconds.observe(getattr(result.timings, stage))
         self._batch.observe(result.batch_size)
         self._items.inc(result.num_valid)
         if result.num_valid < num_items:

@@ -199,6 +199,16 @@ def test_deadlines_that_cannot_be_meant_are_refused_and_counted(engine):
     assert engine.counts.of("refused")["over_a_limit"] == 1
 
 
+def test_a_request_that_was_too_long_on_its_way_in_is_told_to_come_again(engine):
+    """Its deadline was ahead when it came, so that it is not the one who is wrong."""
+    with engine:
+        with pytest.raises(OverloadedError, match="the deadline passed before the request could wait") as refusal:
+            engine.submit(Request(deadline_s=0.1), arrived=engine.clock() - 1)
+        assert (refusal.value.reason, refusal.value.retry_after_s) == ("deadline_unreachable", 0)
+    assert engine.counts.of("refused")["deadline_unreachable"] == 1
+    assert engine.counts.of("refused")["deadline_past"] == 0
+
+
 def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
     engine = Engine(
         shop.model,
