@@ -72,6 +72,7 @@ class Server:
         config = uvicorn.Config(
             app,
             log_level="warning",
+            access_log=False,
             lifespan="on",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=patience_s,
