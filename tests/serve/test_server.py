@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import socket
@@ -66,6 +67,14 @@ def until(found) -> None:
     while not found():
         assert time.monotonic() < give_up
         time.sleep(0.02)
+
+
+def test_while_it_serves_a_full_collection_looks_at_what_came_since_only(first_shop):
+    with thread(first_shop.engine()) as server:
+        assert gc.get_freeze_count() > 50_000
+        assert len(gc.get_objects()) < gc.get_freeze_count() / 5
+        assert httpx.post(server.url + "/v1/recommend", json={}).status_code == 200
+    assert gc.get_freeze_count() == 0
 
 
 def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(shop):
