@@ -77,8 +77,8 @@ class ColdStudy:
     """The settings of one study.
 
     recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; behaviour comes from training alone, cold items
-    borrow that of the nearest texts. dense: of the retriever over text. retrievers: so many of them, of seeds one after the
-    other, are averaged for the hybrid; the first is also a method of its own. text_dims: of the text vectors that retriever
+    borrow that of the nearest texts. dense: of the retriever over text. retrievers: so many of them, each of a seed of its
+    own, are averaged for the hybrid; the first is also a method of its own. text_dims: of the text vectors that retriever
     and neighbours use. num_beams: of every beam search (the paper's 20).
     """
 
@@ -203,21 +203,18 @@ def study_cold_start(
     def ranked(scores_UC: NDArray[np.floating], *, seen_kept: bool = False) -> NDArray[np.int64]:
         return places_of(scores_UC if seen_kept else np.where(seen_UC, -np.inf, scores_UC), right_U)
 
-    hybrid_UC = fuse(scores, last_cold_U, study.fusion)
+    ranking = {name: scores_UC for name, scores_UC in scores.items() if name in METHODS}
+    ranking["hybrid"] = fuse(scores, last_cold_U, study.fusion)
     random_UC = np.random.default_rng([study.seed, 11]).random(seen_UC.shape)
     ranks = asking.ranks | {
         "random": ranked(random_UC),
-        **{name: ranked(scores_UC) for name, scores_UC in scores.items()},
-        "hybrid": ranked(hybrid_UC),
+        **{name: ranked(scores_UC) for name, scores_UC in ranking.items()},
     }
     return ColdResult(
         report=split.report,
         ranks={name: ranks[name] for name in METHODS},
         ranks_seen_kept=asking.ranks_seen_kept
-        | {
-            **{name: ranked(scores_UC, seen_kept=True) for name, scores_UC in scores.items() if name in METHODS},
-            "hybrid": ranked(hybrid_UC, seen_kept=True),
-        },
+        | {name: ranked(scores_UC, seen_kept=True) for name, scores_UC in ranking.items()},
         scores=scores,
         another_cold_U=split.another_cold_U,
         last_cold_U=last_cold_U,
