@@ -8,7 +8,7 @@ DEMO_ARGS := $(if $(DATA),--data $(DATA))
 .PHONY: demo test check bench reproduce gpu clean
 
 demo: .venv/.demo
-	$(BIN)/pleach demo $(DEMO_ARGS)
+	$(BIN)/leafbeam demo $(DEMO_ARGS)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -n 2
@@ -20,19 +20,19 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 
 bench: .venv/.dev
-	$(BIN)/python -m pleach.bench step index filters forced head attention automaton language reordering hf updates --json
-	$(BIN)/python -m pleach.bench.kernel_report
+	$(BIN)/python -m benchmarks step index filters forced head attention automaton language hf updates --json
+	$(BIN)/python -m benchmarks.micro.kernel_report
 
 reproduce: .venv/.dev
 	for name in static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3; do \
-	  $(BIN)/pleach reproduce $$name --json --out docs/figures || exit 1; done
+	  $(BIN)/python -m benchmarks.reproduce $$name --json --out docs/figures || exit 1; done
 
 # The tree as it is, under a Python that has torch with CUDA, triton, numpy, numba and safetensors; nothing is installed.
 gpu:
 	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
 	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
 	  no and sys.exit(f"make gpu needs {no}, which {sys.executable} lacks: install them, or name a Python with GPU_PYTHON=")'
-	PYTHONPATH=. $(GPU_PYTHON) -m pleach.bench.gpu
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.gpu
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

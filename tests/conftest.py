@@ -12,7 +12,8 @@ settings.load_profile("shared-machine")
 # numba's cache looks at the file of a compiled function and not at the files of the functions that it calls: after an edit of
 # one of those it would go on with the old code. One cache for each state of the sources (read when numba is first imported).
 _ROOT = Path(__file__).parent.parent
-_SOURCES = sorted(path for room in ("index", "ops") for path in (_ROOT / "pleach" / room).rglob("*.py"))
+_COMPILED = ("index", "automata", "ops", "model", "integrations")
+_SOURCES = sorted(path for room in _COMPILED for path in (_ROOT / "leafbeam" / room).rglob("*.py"))
 _STATE = hashlib.blake2b(b"".join(path.read_bytes() for path in _SOURCES), digest_size=8).hexdigest()
 os.environ["NUMBA_CACHE_DIR"] = str(_ROOT / ".pytest_cache" / f"numba-{_STATE}")
 

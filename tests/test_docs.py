@@ -26,8 +26,8 @@ def run(document: str) -> int:
             expected = ".*".join(re.escape(part) for part in blocks[number + 1][1].split("..."))
             assert re.fullmatch(expected, printed.getvalue(), re.DOTALL), f"{document}, block {number}:\n{printed.getvalue()}"
             compared += 1
-    if "catalogue" in there:
-        there["catalogue"].close()  # type: ignore[attr-defined]
+    if "catalog" in there:
+        there["catalog"].close()  # type: ignore[attr-defined]
     return compared
 
 

@@ -5,8 +5,8 @@ import io
 import re
 from pathlib import Path
 
-import pleach
-from pleach import decode, errors, index
+import leafbeam
+from leafbeam import decode, errors, index
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -20,9 +20,9 @@ def test_the_ten_line_example_prints_what_the_readme_says() -> None:
 
 
 def test_the_public_surface_is_what_all_says() -> None:
-    for module in (pleach, decode, errors, index):
+    for module in (leafbeam, decode, errors, index):
         assert all(hasattr(module, name) for name in module.__all__), module.__name__
-    assert set(pleach.__all__) == {"BeamSearch", "Filter", "PleachError", "Sampler", "SearchResult", "Trie"}
+    assert set(leafbeam.__all__) == {"BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"}
     classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert classes == set(errors.__all__)
     assert all(name in (errors.__doc__ or "") for name in classes)

@@ -39,13 +39,13 @@ def unprivileged() -> dict[str, Any]:
 def server() -> Generator[str]:
     """The connection string of a new, empty server; skips the test by name where none can be started."""
     initdb, pg_ctl, who = program("initdb"), program("pg_ctl"), unprivileged()
-    directory = Path(tempfile.mkdtemp(prefix="pleach-pg-"))  # not pytest's own directory, which others may not enter
+    directory = Path(tempfile.mkdtemp(prefix="leafbeam-pg-"))  # not pytest's own directory, which others may not enter
     try:
         if who:
             os.chown(directory, who["user"], who["group"])
         data, options = directory / "data", f"-F -c listen_addresses='' -c unix_socket_directories='{directory}'"
         commands = [
-            [initdb, "-D", data, "-A", "trust", "-U", "pleach", "-E", "UTF8", "--locale=C", "--no-sync"],
+            [initdb, "-D", data, "-A", "trust", "-U", "leafbeam", "-E", "UTF8", "--locale=C", "--no-sync"],
             [pg_ctl, "-D", data, "-l", directory / "log", "-w", "-o", options, "start"],
         ]
         for command in commands:
@@ -53,7 +53,7 @@ def server() -> Generator[str]:
             if ran.returncode:
                 pytest.skip(f"{Path(command[0]).name} cannot run here: {(ran.stderr.strip() or 'no reason given')[-200:]}")
         try:
-            yield f"postgresql:///postgres?host={directory}&user=pleach"
+            yield f"postgresql:///postgres?host={directory}&user=leafbeam"
         finally:
             subprocess.run(
                 [pg_ctl, "-D", data, "-m", "immediate", "-w", "stop"],

@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from pleach.catalog import Catalogue
-from pleach.index import Trie
+from leafbeam.catalog import Catalog
+from leafbeam.index import Trie
 
 NUM_ITEMS = 300
 IDS = [f"é{i:03d}" for i in range(NUM_ITEMS)]
@@ -25,16 +25,16 @@ def items() -> pa.Table:
     )
 
 
-def names(catalogue: Catalogue, rule: str) -> set:
-    return set(catalogue.rules.filters[rule].item_ids().tolist())
+def names(catalog: Catalog, rule: str) -> set:
+    return set(catalog.rules.filters[rule].item_ids().tolist())
 
 
 def expected(predicate) -> set:
     return {IDS[i] for i in range(NUM_ITEMS) if predicate(i)}
 
 
-def change(catalogue: Catalogue, sql: str) -> None:
+def change(catalog: Catalog, sql: str) -> None:
     """What other code does to a table in memory."""
-    with catalogue._store.writing() as writing:
+    with catalog._store.writing() as writing:
         writing.connection.execute(sql)
         writing.commit()

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog.expression import MAX_CHARACTERS, MAX_DEPTH, MAX_NAMES, Expression
-from pleach.errors import RequestError
+from leafbeam.catalog.expression import MAX_CHARACTERS, MAX_DEPTH, MAX_NAMES, Expression
+from leafbeam.errors import RequestError
 
 SETS = {
     "a": frozenset({1, 2, 3, 4}),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pleach.catalog.segments import Segments
-from tests.catalog.live import SIZES, Model, content, started, union
+from leafbeam.live.live_index import LiveIndex
+from tests.live.live import SIZES, Model, content, started, union
 
 CASES = 800  # of each law; test_histories has 1,500 longer ones
 
@@ -19,12 +19,12 @@ def some_of(rng: np.random.Generator, items: Model, most: int = 6) -> list[str]:
     return rng.choice(keys, min(len(keys), int(rng.integers(0, most))), replace=False).tolist() if keys else []
 
 
-def insert(segments: Segments, items: Model) -> None:
+def insert(segments: LiveIndex, items: Model) -> None:
     if items:
         segments.insert(list(items.values()), list(items))
 
 
-def grown(rng: np.random.Generator) -> tuple[Segments, Model]:
+def grown(rng: np.random.Generator) -> tuple[LiveIndex, Model]:
     """A base and a delta, some of each deleted and some replaced."""
     base, delta = some_items(rng, 0, int(rng.integers(0, 40))), some_items(rng, 100, int(rng.integers(0, 12)))
     segments = started(items=base)

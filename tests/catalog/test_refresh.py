@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog import Catalogue, Rule
-from pleach.catalog.reading import Reading
-from pleach.catalog.refresh import Refresher, Schedule
-from pleach.errors import DataError, UnknownRuleError
+from leafbeam.catalog import Catalog, Rule
+from leafbeam.catalog.refresh import Refresher, Schedule
+from leafbeam.catalog.sessions import ReadSession
+from leafbeam.errors import DataError, UnknownRuleError
 from tests.catalog.shop import IDS, NUM_ITEMS, RULES, TRIE, Clock, change, expected, items, names
 
 
@@ -21,52 +21,52 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def catalogue(clock):
-    with Catalogue.in_memory(items(), TRIE, RULES, clock=clock, background=False) as made:
+def catalog(clock):
+    with Catalog.in_memory(items(), TRIE, RULES, clock=clock, background=False) as made:
         yield made
 
 
-def test_a_rule_is_evaluated_again_when_it_is_due_and_not_before(catalogue, clock):
-    before = catalogue.rules
-    change(catalogue, "UPDATE items SET stock = 0, price = 0")
-    assert catalogue.refresh_due() == 60.0
+def test_a_rule_is_evaluated_again_when_it_is_due_and_not_before(catalog, clock):
+    before = catalog.rules
+    change(catalog, "UPDATE items SET stock = 0, price = 0")
+    assert catalog.refresh_due() == 60.0
     clock.now += 59.0
-    assert catalogue.refresh_due() == 1.0
-    assert catalogue.rules is before
+    assert catalog.refresh_due() == 1.0
+    assert catalog.rules is before
     clock.now += 1.5
-    assert catalogue.refresh_due() == 60.0
-    assert names(catalogue, "in_stock") == set()
-    assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
-    assert {one.name: one.age_s for one in catalogue.status} == {"cheap": 60.5, "in_stock": 0.0, "rare": 60.5}
-    assert {one.name: one.refresh for one in catalogue.status} == {"cheap": None, "in_stock": 60.0, "rare": None}
-    assert (before.generation, catalogue.rules.generation) == (1, 2)
+    assert catalog.refresh_due() == 60.0
+    assert names(catalog, "in_stock") == set()
+    assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20)
+    assert {one.name: one.age_s for one in catalog.status} == {"cheap": 60.5, "in_stock": 0.0, "rare": 60.5}
+    assert {one.name: one.refresh for one in catalog.status} == {"cheap": None, "in_stock": 60.0, "rare": None}
+    assert (before.generation, catalog.rules.generation) == (1, 2)
 
 
-def test_a_refresh_that_finds_the_same_items_changes_nothing_that_anybody_holds(catalogue, clock):
-    before = catalogue.rules
+def test_a_refresh_that_finds_the_same_items_changes_nothing_that_anybody_holds(catalog, clock):
+    before = catalog.rules
     clock.now += 60
-    catalogue.refresh_due()
-    assert catalogue.rules.generation == before.generation
-    assert catalogue.rules.filters["in_stock"].parts[0] is before.filters["in_stock"].parts[0]
-    assert {one.name: one.age_s for one in catalogue.status}["in_stock"] == 0.0
+    catalog.refresh_due()
+    assert catalog.rules.generation == before.generation
+    assert catalog.rules.filters["in_stock"].parts[0] is before.filters["in_stock"].parts[0]
+    assert {one.name: one.age_s for one in catalog.status}["in_stock"] == 0.0
 
 
-def test_rules_can_be_refreshed_by_name_or_all_at_once(catalogue):
-    change(catalogue, "UPDATE items SET stock = 0, price = 0")
-    (report,) = catalogue.refresh("cheap")
+def test_rules_can_be_refreshed_by_name_or_all_at_once(catalog):
+    change(catalog, "UPDATE items SET stock = 0, price = 0")
+    (report,) = catalog.refresh("cheap")
     assert (report.name, report.num_items) == ("cheap", NUM_ITEMS)
-    assert len(names(catalogue, "in_stock")) == 200
-    assert [report.num_items for report in catalogue.refresh()] == [NUM_ITEMS, 0, 0]
+    assert len(names(catalog, "in_stock")) == 200
+    assert [report.num_items for report in catalog.refresh()] == [NUM_ITEMS, 0, 0]
     with pytest.raises(UnknownRuleError, match="no rule 'fresh' to refresh"):
-        catalogue.refresh("cheap", "fresh")
+        catalog.refresh("cheap", "fresh")
 
 
 @pytest.mark.parametrize("fault", ["column", "raises", "table"])
-def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalogue, clock, caplog, fault):
-    caplog.set_level(logging.INFO, "pleach.catalog")
-    before = names(catalogue, "in_stock")
+def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalog, clock, caplog, fault):
+    caplog.set_level(logging.INFO, "leafbeam.catalog")
+    before = names(catalog, "in_stock")
     change(
-        catalogue,
+        catalog,
         {
             "column": "ALTER TABLE items RENAME COLUMN stock TO stocks",
             "raises": "ALTER TABLE items ALTER stock TYPE VARCHAR USING 'none'",
@@ -75,20 +75,20 @@ def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalogue
     )
     for _ in range(3):
         clock.now += 60
-        assert catalogue.refresh_due() == 60.0
-    status = {one.name: one for one in catalogue.status}
-    assert names(catalogue, "in_stock") == before
+        assert catalog.refresh_due() == 60.0
+    status = {one.name: one for one in catalog.status}
+    assert names(catalog, "in_stock") == before
     assert status["in_stock"].error is not None
     assert "rule 'in_stock' cannot be evaluated" in status["in_stock"].error
     assert (status["in_stock"].age_s, status["in_stock"].num_items) == (180.0, len(before))
     assert status["cheap"].error is None
-    report = {one.name: one for one in catalogue.rules.report.rules}
+    report = {one.name: one for one in catalog.rules.report.rules}
     assert report["in_stock"].kept
     assert not report["cheap"].kept
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "stays in force" in caplog.text
     change(
-        catalogue,
+        catalog,
         {
             "column": "ALTER TABLE items RENAME COLUMN stocks TO stock",
             "raises": "ALTER TABLE items ALTER stock TYPE INTEGER USING 1",
@@ -96,49 +96,47 @@ def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalogue
         }[fault],
     )
     clock.now += 60
-    catalogue.refresh_due()
-    status = {one.name: one for one in catalogue.status}
+    catalog.refresh_due()
+    status = {one.name: one for one in catalog.status}
     assert (status["in_stock"].error, status["in_stock"].age_s) == (None, 0.0)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert all(not one.kept for one in catalogue.rules.report.rules)
+    assert all(not one.kept for one in catalog.rules.report.rules)
 
 
 def test_a_file_that_is_gone_for_a_while_keeps_all_rules(tmp_path, clock):
     path = tmp_path / "shop.duckdb"
-    Catalogue.create(path, items())
-    with Catalogue.open(
-        path, TRIE, {"cheap": "price < 20"}, refresh="1s", wait_s=0, clock=clock, background=False
-    ) as catalogue:
+    Catalog.create(path, items())
+    with Catalog.open(path, TRIE, {"cheap": "price < 20"}, refresh="1s", wait_s=0, clock=clock, background=False) as catalog:
         path.rename(tmp_path / "away")
         clock.now += 1
-        assert catalogue.refresh_due() == 1.0
-        assert "there is no file" in (catalogue.status[0].error or "")
+        assert catalog.refresh_due() == 1.0
+        assert "there is no file" in (catalog.status[0].error or "")
         with pytest.raises(DataError, match="there is no file"):
-            catalogue.add_rule("dear", "price > 20")
+            catalog.add_rule("dear", "price > 20")
         (tmp_path / "away").rename(path)
         with duckdb.connect(str(path)) as connection:
             connection.execute("UPDATE items SET price = 40 - price")
         clock.now += 1
-        catalogue.refresh_due()
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 > 20)
-        assert catalogue.status[0].error is None
+        catalog.refresh_due()
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 > 20)
+        assert catalog.status[0].error is None
 
 
-def test_a_refresh_goes_with_the_rule_when_it_is_removed_or_redefined(catalogue, clock):
-    catalogue.remove_rule("in_stock")
-    assert catalogue.refresh_due() is None
-    catalogue.add_rule("cheap", "price < 20", refresh="10s")
-    catalogue.add_rule("dear", "price > 20", refresh="25s")
+def test_a_refresh_goes_with_the_rule_when_it_is_removed_or_redefined(catalog, clock):
+    catalog.remove_rule("in_stock")
+    assert catalog.refresh_due() is None
+    catalog.add_rule("cheap", "price < 20", refresh="10s")
+    catalog.add_rule("dear", "price > 20", refresh="25s")
     clock.now += 10
-    assert catalogue.refresh_due() == 10.0
-    catalogue.add_rule("cheap", "price < 20")
-    assert catalogue.refresh_due() == 15.0
+    assert catalog.refresh_due() == 10.0
+    catalog.add_rule("cheap", "price < 20")
+    assert catalog.refresh_due() == 15.0
 
 
 def test_requests_and_changes_go_on_while_a_slow_rule_is_evaluated(monkeypatch):
-    with Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20", "slow": "price < 30"}) as catalogue:
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20", "slow": "price < 30"}) as catalog:
         inside, go = threading.Event(), threading.Event()
-        evaluate = Reading.chosen
+        evaluate = ReadSession.chosen
 
         def chosen(self, rule, num_rows, end):
             found = evaluate(self, rule, num_rows, end)
@@ -147,20 +145,20 @@ def test_requests_and_changes_go_on_while_a_slow_rule_is_evaluated(monkeypatch):
                 assert go.wait(20)
             return found
 
-        monkeypatch.setattr(Reading, "chosen", chosen)
-        thread = threading.Thread(target=catalogue.refresh, args=("slow",))
+        monkeypatch.setattr(ReadSession, "chosen", chosen)
+        thread = threading.Thread(target=catalog.refresh, args=("slow",))
         thread.start()
         assert inside.wait(20)
-        assert len(catalogue.filter(["cheap", "slow"]) or ()) == 160
-        catalogue.insert([[0, 0], [1, 1]], ["new", "other"], [{"price": 25.0}, {"price": 35.0}])
-        catalogue.update(IDS[:2], [{"price": 99.0}, {"price": 29.5}])
-        catalogue.delete([IDS[5]])
-        assert names(catalogue, "slow") == (expected(lambda i: i % 40 < 30) | {"new"}) - {IDS[0], IDS[5]}
+        assert len(catalog.filter(["cheap", "slow"]) or ()) == 160
+        catalog.insert([[0, 0], [1, 1]], ["new", "other"], [{"price": 25.0}, {"price": 35.0}])
+        catalog.update(IDS[:2], [{"price": 99.0}, {"price": 29.5}])
+        catalog.delete([IDS[5]])
+        assert names(catalog, "slow") == (expected(lambda i: i % 40 < 30) | {"new"}) - {IDS[0], IDS[5]}
         go.set()
         thread.join(20)
         # What was evaluated before the changes is put in force with them.
-        assert names(catalogue, "slow") == (expected(lambda i: i % 40 < 30) | {"new"}) - {IDS[0], IDS[5]}
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20) - {IDS[0], IDS[1], IDS[5]}
+        assert names(catalog, "slow") == (expected(lambda i: i % 40 < 30) | {"new"}) - {IDS[0], IDS[5]}
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20) - {IDS[0], IDS[1], IDS[5]}
 
 
 def until(found) -> None:
@@ -170,19 +168,19 @@ def until(found) -> None:
         time.sleep(0.002)
 
 
-def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalogue():
+def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalog():
     def threads() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.name == "pleach-refresh"]
+        return [one for one in threading.enumerate() if one.name == "leafbeam-refresh"]
 
     assert threads() == []
-    with Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20"}) as catalogue:
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}) as catalog:
         assert threads() == []
-        catalogue.add_rule("in_stock", "stock > 0", refresh="2ms")
-        change(catalogue, "UPDATE items SET stock = 1")
-        until(lambda: len(catalogue.rules.filters["in_stock"]) == NUM_ITEMS)
+        catalog.add_rule("in_stock", "stock > 0", refresh="2ms")
+        change(catalog, "UPDATE items SET stock = 1")
+        until(lambda: len(catalog.rules.filters["in_stock"]) == NUM_ITEMS)
         assert len(threads()) == 1
     assert threads() == []
-    forgotten = Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20"}, refresh="1ms")
+    forgotten = Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, refresh="1ms")
     assert len(threads()) == 1
     del forgotten
     gc.collect()
@@ -190,9 +188,9 @@ def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalogue()
 
 
 def test_what_goes_wrong_in_the_background_does_not_end_it(monkeypatch, caplog):
-    with Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as catalogue:
-        monkeypatch.setattr(catalogue, "refresh_due", lambda: 1 / 0)
-        assert catalogue._tick() == 1.0
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as catalog:
+        monkeypatch.setattr(catalog, "refresh_due", lambda: 1 / 0)
+        assert catalog._tick() == 1.0
     assert "rules could not be refreshed" in caplog.text
 
 
@@ -207,7 +205,7 @@ def test_a_refresher_does_what_is_due_and_sleeps_until_woken():
             return self.wait
 
     worker = Worker()
-    refresher = Refresher(worker.work, "pleach-test")
+    refresher = Refresher(worker.work, "leafbeam-test")
     refresher.wake()
     until(lambda: worker.calls == 1)
     time.sleep(0.01)
@@ -247,16 +245,16 @@ def test_a_schedule_starves_no_rule_and_runs_none_too_early(intervals, steps):
         schedule.plan(rules, now)
 
 
-def test_a_rule_slower_than_its_interval_leaves_room_for_others(catalogue, clock, monkeypatch):
-    evaluate, evaluated = Reading.chosen, []
+def test_a_rule_slower_than_its_interval_leaves_room_for_others(catalog, clock, monkeypatch):
+    evaluate, evaluated = ReadSession.chosen, []
 
     def slow(self, rule, num_rows, end):
         evaluated.append(rule.name)
         clock.now += 90.0
         return evaluate(self, rule, num_rows, end)
 
-    monkeypatch.setattr(Reading, "chosen", slow)
+    monkeypatch.setattr(ReadSession, "chosen", slow)
     clock.now += 60
-    assert catalogue.refresh_due() == 0.0
+    assert catalog.refresh_due() == 0.0
     assert set(evaluated) == {"in_stock"}
     assert len(evaluated) <= len(RULES)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog import Catalogue, Rule
-from pleach.catalog.items import ItemStore
-from pleach.catalog.rules import read_rules, rules_from_text, seconds_of
-from pleach.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
+from leafbeam.catalog import Catalog, Rule
+from leafbeam.catalog.items_table import ItemStore
+from leafbeam.catalog.rule_config import read_rules, rules_from_text, seconds_of
+from leafbeam.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
 from tests.catalog.shop import IDS, RULES, TRIE, Clock, expected, items, names
 
 
 @pytest.fixture
-def catalogue():
-    with Catalogue.in_memory(items(), TRIE, RULES, clock=Clock(), background=False) as made:
+def catalog():
+    with Catalog.in_memory(items(), TRIE, RULES, clock=Clock(), background=False) as made:
         yield made
 
 
@@ -110,19 +110,19 @@ def test_a_rule_of_another_shape_is_refused_and_hides_no_other(value, says):
     with pytest.raises(RuleError, match=says):
         raise faults["x"]
     with pytest.raises(RuleError, match=says):
-        Catalogue.in_memory(items(), TRIE, {"x": value})
+        Catalog.in_memory(items(), TRIE, {"x": value})
 
 
 def test_a_later_source_replaces_the_rules_that_it_names(tmp_path):
     path = tmp_path / "rules.toml"
     path.write_text("[rules]\ncheap = 'price < 5'\nrare = 'stock = 2'\n")
-    with Catalogue.in_memory(items(), TRIE, [path, {"cheap": "price < 9"}, {"dear": "price > 30"}]) as catalogue:
-        assert set(catalogue.rules.filters) == {"cheap", "rare", "dear"}
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 9)
+    with Catalog.in_memory(items(), TRIE, [path, {"cheap": "price < 9"}, {"dear": "price > 30"}]) as catalog:
+        assert set(catalog.rules.filters) == {"cheap", "rare", "dear"}
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 9)
         path.write_text("[rules]\ncheap = 'price < 7'\n")
-        assert catalogue.reload().ok
-        assert set(catalogue.rules.filters) == {"cheap", "dear"}
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 9)
+        assert catalog.reload().ok
+        assert set(catalog.rules.filters) == {"cheap", "dear"}
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 9)
 
 
 def test_a_command_line_states_a_rule_in_one_text():
@@ -136,9 +136,9 @@ def test_a_command_line_states_a_rule_in_one_text():
         "two": "a = 1\nOR b = 2",
     }
     assert rules_from_text([]) == {}
-    with Catalogue.in_memory(items(), TRIE, rules_from_text(["cheap@1d=price < 20", "none=stock = 9"])) as catalogue:
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
-        assert {one.name: one.refresh for one in catalogue.status} == {"cheap": 86_400.0, "none": None}
+    with Catalog.in_memory(items(), TRIE, rules_from_text(["cheap@1d=price < 20", "none=stock = 9"])) as catalog:
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20)
+        assert {one.name: one.refresh for one in catalog.status} == {"cheap": 86_400.0, "none": None}
 
 
 @pytest.mark.parametrize(
@@ -163,35 +163,35 @@ def test_a_text_that_states_no_rule_is_refused(texts, says):
 # Rules that come and go.
 
 
-def test_a_rule_can_be_added_replaced_and_removed(catalogue):
-    before = catalogue.rules
-    catalogue.add_rule("dear", "price >= 20", refresh="60s")
-    assert names(catalogue, "dear") == expected(lambda i: i % 40 >= 20)
+def test_a_rule_can_be_added_replaced_and_removed(catalog):
+    before = catalog.rules
+    catalog.add_rule("dear", "price >= 20", refresh="60s")
+    assert names(catalog, "dear") == expected(lambda i: i % 40 >= 20)
     assert "dear" not in before.filters
-    assert catalogue.rules.generation == before.generation + 1
-    assert catalogue.rules.filters["cheap"].parts[0] is before.filters["cheap"].parts[0]
-    catalogue.add_rule("dear", "price >= 39")
-    assert names(catalogue, "dear") == expected(lambda i: i % 40 >= 39)
-    catalogue.remove_rule("dear")
-    with pytest.raises(UnknownRuleError, match="unknown rule 'dear'; the rules of this catalogue are: cheap, in_stock, rare"):
-        catalogue.filter(["dear"])
+    assert catalog.rules.generation == before.generation + 1
+    assert catalog.rules.filters["cheap"].parts[0] is before.filters["cheap"].parts[0]
+    catalog.add_rule("dear", "price >= 39")
+    assert names(catalog, "dear") == expected(lambda i: i % 40 >= 39)
+    catalog.remove_rule("dear")
+    with pytest.raises(UnknownRuleError, match="unknown rule 'dear'; the rules of this catalog are: cheap, in_stock, rare"):
+        catalog.filter(["dear"])
     with pytest.raises(UnknownRuleError, match="no rule 'dear' to remove: cheap, in_stock, rare"):
-        catalogue.remove_rule("dear")
+        catalog.remove_rule("dear")
 
 
 def test_an_added_rule_outlives_a_reload_and_a_removed_one_comes_back_with_it(tmp_path):
     (tmp_path / "rules.toml").write_text("[rules]\ncheap = 'price < 20'\nrare = 'stock = 2'\n")
-    with Catalogue.in_memory(items(), TRIE, tmp_path / "rules.toml") as catalogue:
-        catalogue.add_rule("cheap", "price < 5")
-        catalogue.add_rule("dear", "price > 30")
-        catalogue.remove_rule("rare")
-        assert set(catalogue.rules.filters) == {"cheap", "dear"}
-        assert catalogue.reload().ok
-        assert set(catalogue.rules.filters) == {"cheap", "dear", "rare"}
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 5)
-        catalogue.remove_rule("cheap")
-        assert catalogue.reload().ok
-        assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
+    with Catalog.in_memory(items(), TRIE, tmp_path / "rules.toml") as catalog:
+        catalog.add_rule("cheap", "price < 5")
+        catalog.add_rule("dear", "price > 30")
+        catalog.remove_rule("rare")
+        assert set(catalog.rules.filters) == {"cheap", "dear"}
+        assert catalog.reload().ok
+        assert set(catalog.rules.filters) == {"cheap", "dear", "rare"}
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 5)
+        catalog.remove_rule("cheap")
+        assert catalog.reload().ok
+        assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +213,15 @@ def test_an_added_rule_outlives_a_reload_and_a_removed_one_comes_back_with_it(tm
         ("cheap", "price <", None),
     ],
 )
-def test_a_malformed_rule_is_refused_and_changes_nothing(catalogue, name, where, refresh):
-    before, status = catalogue.rules, catalogue.status
+def test_a_malformed_rule_is_refused_and_changes_nothing(catalog, name, where, refresh):
+    before, status = catalog.rules, catalog.status
     with pytest.raises(RuleError):
-        catalogue.add_rule(name, where, refresh)
-    assert catalogue.rules is before
-    assert catalogue.status == status
-    assert catalogue.reload().ok
-    assert set(catalogue.rules.filters) == {"cheap", "in_stock", "rare"}
-    assert names(catalogue, "cheap") == expected(lambda i: i % 40 < 20)
+        catalog.add_rule(name, where, refresh)
+    assert catalog.rules is before
+    assert catalog.status == status
+    assert catalog.reload().ok
+    assert set(catalog.rules.filters) == {"cheap", "in_stock", "rare"}
+    assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20)
 
 
 def test_times_are_compared_with_now_in_utc():
@@ -237,8 +237,8 @@ def test_times_are_compared_with_now_in_utc():
         }
     )
     rules = {"fresh": "seen > now() - INTERVAL 7 DAY", "too": "zoned > now() - INTERVAL 7 DAY"}
-    with Catalogue.in_memory(table, TRIE, rules) as catalogue:
-        assert names(catalogue, "fresh") == names(catalogue, "too") == set(IDS[:2])
+    with Catalog.in_memory(table, TRIE, rules) as catalog:
+        assert names(catalog, "fresh") == names(catalog, "too") == set(IDS[:2])
 
 
 NOWS = ["now()", "current_timestamp", "get_current_timestamp()", "NOW()"]
@@ -263,75 +263,75 @@ TIMES = [
 
 
 def test_rules_about_now_mean_what_duckdb_means_and_cost_no_time_zone_a_row():
-    """One catalogue for all, so that rules that see zones and rules that do not come by turns."""
+    """One catalog for all, so that rules that see zones and rules that do not come by turns."""
     hours = 3600 * 10**6 * np.arange(0, 300, 7) + 30 * 60 * 10**6
     seen = time.time_ns() // 1000 - hours
     columns = {"seen": pa.array(seen, pa.timestamp("us")), "zoned": pa.array(seen, pa.timestamp("us", "Asia/Tokyo"))}
     table = pa.table({"item_id": IDS[: len(seen)], **columns, "day": columns["seen"].cast(pa.date32(), safe=False)})
     rules = {f"r{number}": text.format(now=NOWS[number % len(NOWS)]) for number, text in enumerate(TIMES)}
-    with duckdb.connect() as connection, Catalogue.in_memory(table, TRIE, rules, background=False) as catalogue:
+    with duckdb.connect() as connection, Catalog.in_memory(table, TRIE, rules, background=False) as catalog:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("items", table)
         for name, where in rules.items():
             meant = {row[0] for row in connection.execute(f"SELECT item_id FROM items WHERE {where}").fetchall()}
-            assert names(catalogue, name) == meant, where
-        catalogue.update(IDS[:1], [{"day": None}])  # rows that changed are judged together
+            assert names(catalog, name) == meant, where
+        catalog.update(IDS[:1], [{"day": None}])  # rows that changed are judged together
         for name, where in rules.items():
             meant = {row[0] for row in connection.execute(f"SELECT item_id FROM items WHERE {where}").fetchall()}
-            assert names(catalogue, name) - {IDS[0]} == meant - {IDS[0]}, where
+            assert names(catalog, name) - {IDS[0]} == meant - {IDS[0]}, where
 
 
 def test_a_rule_about_now_changes_with_the_time_alone():
     table = pa.table({"item_id": IDS[:1], "seen": pa.array([time.time_ns() // 1000 + 20_000], pa.timestamp("us"))})
-    with Catalogue.in_memory(table, TRIE, {"past": "seen < now()"}, background=False) as catalogue:
-        before = names(catalogue, "past")
+    with Catalog.in_memory(table, TRIE, {"past": "seen < now()"}, background=False) as catalog:
+        before = names(catalog, "past")
         time.sleep(0.03)
-        catalogue.refresh("past")
-        assert (before, names(catalogue, "past")) in ((set(), set(IDS[:1])), (set(IDS[:1]), set(IDS[:1])))
+        catalog.refresh("past")
+        assert (before, names(catalog, "past")) in ((set(), set(IDS[:1])), (set(IDS[:1]), set(IDS[:1])))
 
 
 # Expressions and deny lists.
 
 
-def test_an_expression_of_rules_is_a_filter_and_a_deny_list_comes_off(catalogue):
-    cheap, stock, rare = (names(catalogue, name) for name in ("cheap", "in_stock", "rare"))
+def test_an_expression_of_rules_is_a_filter_and_a_deny_list_comes_off(catalog):
+    cheap, stock, rare = (names(catalog, name) for name in ("cheap", "in_stock", "rare"))
 
     def asked(*args, **more) -> set:
-        return set(catalogue.filter(*args, **more).item_ids().tolist())
+        return set(catalog.filter(*args, **more).item_ids().tolist())
 
     assert asked("cheap & in_stock") == asked(["in_stock", "cheap"]) == cheap & stock
     assert asked("cheap | in_stock - rare") == cheap | (stock - rare)
     assert asked("(cheap | in_stock) - rare", deny=IDS[:50]) == ((cheap | stock) - rare) - set(IDS[:50])
     assert asked(deny=[*IDS[:50], "unknown", IDS[3]]) == set(IDS[50:])
     assert asked(["cheap"], deny=np.array(IDS[:50])) == cheap - set(IDS[:50])
-    assert catalogue.filter() is None
-    assert catalogue.filter([], deny=[]) is None
+    assert catalog.filter() is None
+    assert catalog.filter([], deny=[]) is None
     with pytest.raises(ItemIdError):
-        catalogue.filter(["cheap"], deny=[1.5])
+        catalog.filter(["cheap"], deny=[1.5])
 
 
-def test_an_expression_is_evaluated_once_for_each_state_of_the_rules(catalogue):
-    first = catalogue.filter("cheap - rare & in_stock")
-    assert catalogue.filter("in_stock & (cheap - rare)") is first
-    assert catalogue.filter("cheap") is catalogue.filter(["cheap", "cheap"])
-    catalogue.delete([IDS[1]])
-    second = catalogue.filter("cheap - rare & in_stock")
+def test_an_expression_is_evaluated_once_for_each_state_of_the_rules(catalog):
+    first = catalog.filter("cheap - rare & in_stock")
+    assert catalog.filter("in_stock & (cheap - rare)") is first
+    assert catalog.filter("cheap") is catalog.filter(["cheap", "cheap"])
+    catalog.delete([IDS[1]])
+    second = catalog.filter("cheap - rare & in_stock")
     assert second is not first
     assert IDS[1] in set(first.item_ids().tolist()) - set(second.item_ids().tolist())
 
 
 def test_a_name_with_a_minus_is_a_name_and_the_error_says_how_to_subtract():
-    with Catalogue.in_memory(items(), TRIE, {"a": "price < 20", "b": "stock = 0", "a-b": "stock = 1"}) as catalogue:
-        assert catalogue.filter("a-b") is catalogue.filter(["a-b"])
-        assert len(catalogue.filter("a -b") or ()) == len(names(catalogue, "a") - names(catalogue, "b"))
+    with Catalog.in_memory(items(), TRIE, {"a": "price < 20", "b": "stock = 0", "a-b": "stock = 1"}) as catalog:
+        assert catalog.filter("a-b") is catalog.filter(["a-b"])
+        assert len(catalog.filter("a -b") or ()) == len(names(catalog, "a") - names(catalog, "b"))
         with pytest.raises(UnknownRuleError, match=r"unknown rule 'a-c' \(a minus needs a space on its left\)"):
-            catalogue.filter("a-c")
+            catalog.filter("a-c")
 
 
 @pytest.fixture(scope="module")
 def locked():
-    """A catalogue whose table cannot be reached any more."""
-    with Catalogue.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as made:
+    """A catalog whose table cannot be reached any more."""
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as made:
         ways = {way: getattr(made._store, way) for way in ("reading", "writing", "_connect")}
         for way in ways:
             setattr(made._store, way, None)
@@ -360,8 +360,8 @@ def test_nothing_of_a_request_comes_near_the_table(locked, text, rules, deny):
         assert found is None or set(found.item_ids().tolist()) <= set(IDS) - set(deny)
 
 
-def test_the_store_is_what_all_access_goes_through(catalogue, monkeypatch):
+def test_the_store_is_what_all_access_goes_through(catalog, monkeypatch):
     """So that locking it away proves what the test above says."""
     monkeypatch.setattr(ItemStore, "reading", None)
     with pytest.raises(TypeError):
-        catalogue.refresh("cheap")
+        catalog.refresh("cheap")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog import Catalogue, PostgresTable
-from pleach.catalog.sources import quoted
-from pleach.errors import DataError
-from pleach.index import Trie
+from leafbeam.catalog import Catalog, PostgresTable
+from leafbeam.catalog.sources import quoted
+from leafbeam.errors import DataError
+from leafbeam.index import Trie
 from tests.catalog import postgres
 
 UTC = datetime.UTC
@@ -30,7 +30,7 @@ def trie_of(item_ids) -> Trie:
 
 def read_back(tmp_path, source) -> list[dict]:
     """The rows as DuckDB has them, in their order."""
-    Catalogue.create(tmp_path / "c.duckdb", source, overwrite=True)
+    Catalog.create(tmp_path / "c.duckdb", source, overwrite=True)
     with duckdb.connect(str(tmp_path / "c.duckdb")) as connection:
         return connection.sql("SELECT * FROM items ORDER BY rowid").to_arrow_table().to_pylist()
 
@@ -85,8 +85,8 @@ def test_a_csv_file_has_the_types_that_its_values_have(tmp_path):
 def test_ids_of_a_csv_file_that_are_not_plain_whole_numbers_stay_text(tmp_path, ids):
     (tmp_path / "items.csv").write_text("item_id,n\n" + "".join(f"{one},{i}\n" for i, one in enumerate(ids)))
     assert [row["item_id"] for row in read_back(tmp_path, tmp_path / "items.csv")] == ids
-    catalogue = Catalogue.open(tmp_path / "c.duckdb", trie_of(ids), {"first": "n = 0"})
-    assert list(catalogue.rules.filters["first"].item_ids()) == ids[:1]
+    catalog = Catalog.open(tmp_path / "c.duckdb", trie_of(ids), {"first": "n = 0"})
+    assert list(catalog.rules.filters["first"].item_ids()) == ids[:1]
 
 
 @pytest.mark.parametrize("form", ["table", "reader", "parquet", "csv"])
@@ -101,9 +101,9 @@ def test_an_empty_table_is_a_table(tmp_path, form):
     pq.write_table(empty, tmp_path / "items.parquet")
     pacsv.write_csv(empty, tmp_path / "items.csv")
     assert read_back(tmp_path, source) == []
-    catalogue = Catalogue.open(tmp_path / "c.duckdb", trie_of([5, 6]), {"all": "true"})
-    assert len(catalogue.rules.filters["all"]) == 0
-    assert catalogue.rules.report.not_in_catalogue == 2
+    catalog = Catalog.open(tmp_path / "c.duckdb", trie_of([5, 6]), {"all": "true"})
+    assert len(catalog.rules.filters["all"]) == 0
+    assert catalog.rules.report.not_in_catalog == 2
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_an_empty_table_is_a_table(tmp_path, form):
 )
 def test_what_is_no_table_of_items_is_refused_by_name_from_each_source(tmp_path, table, says):
     with pytest.raises(DataError, match=says):
-        Catalogue.create(tmp_path / "c.duckdb", table)
+        Catalog.create(tmp_path / "c.duckdb", table)
     with pytest.raises(DataError, match=says):
-        Catalogue.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+        Catalog.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
     with pytest.raises(DataError, match=says):
-        Catalogue.in_memory(table, trie_of([1]))
+        Catalog.in_memory(table, trie_of([1]))
     assert not (tmp_path / "c.duckdb").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_stream_that_breaks_off_leaves_nothing(tmp_path):
         raise ValueError("the source went away")
 
     with pytest.raises(DataError, match="the source went away"):
-        Catalogue.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(schema, batches()))
+        Catalog.create(tmp_path / "c.duckdb", pa.RecordBatchReader.from_batches(schema, batches()))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,12 +145,10 @@ def test_any_text_is_an_id_and_a_name_of_a_column(names):
     columns = {name.lower(): name for name in names if name.lower() != "item_id"}
     table = pa.table({"item_id": names, **{name: list(range(len(names))) for name in columns.values()}})
     trie = trie_of(names or ["a"])
-    with Catalogue.in_memory(
-        table, trie, {f"r{i}": f"{quoted(name)} = 0" for i, name in enumerate(columns.values())}
-    ) as catalogue:
-        for chosen in catalogue.rules.filters.values():
+    with Catalog.in_memory(table, trie, {f"r{i}": f"{quoted(name)} = 0" for i, name in enumerate(columns.values())}) as catalog:
+        for chosen in catalog.rules.filters.values():
             assert chosen.item_ids().tolist() == names[:1]
-        assert catalogue.lookup(names)["item_id"].to_pylist() == names
+        assert catalog.lookup(names)["item_id"].to_pylist() == names
 
 
 def _is_utf8(text: str) -> bool:
@@ -164,7 +162,7 @@ def _is_utf8(text: str) -> bool:
 def test_ids_beyond_64_bits_are_refused(tmp_path, value):
     table = pa.table({"item_id": pa.array([value], pa.uint64())})
     with pytest.raises(DataError, match="have to fit 64-bit whole numbers"):
-        Catalogue.in_memory(table, trie_of([1]), {"all": "true"})
+        Catalog.in_memory(table, trie_of([1]), {"all": "true"})
 
 
 @pytest.fixture(scope="module")
@@ -243,17 +241,17 @@ def test_rules_over_a_postgres_table_select_what_postgres_would(database, tmp_pa
     )
     source = PostgresTable(uri=database, schema='the "shop"', table="items; DROP", columns=("price", "item_id"))
     trie = Trie.build(np.arange(5000)[:, None] % 64, [64], item_ids=np.arange(1, 5001))
-    with Catalogue.in_memory(source, trie, {"cheap": "price < 20"}) as catalogue:
-        assert set(catalogue.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 < 20}
+    with Catalog.in_memory(source, trie, {"cheap": "price < 20"}) as catalog:
+        assert set(catalog.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 < 20}
         with pytest.raises(DataError, match="no column 'stock'"):
-            catalogue.lookup([1], ["stock"])
-        # Later the same table becomes the whole catalogue again.
+            catalog.lookup([1], ["stock"])
+        # Later the same table becomes the whole catalog again.
         run(database, 'UPDATE "the ""shop"""."items; DROP" SET price = 39 - price')
-        report = catalogue.reload(PostgresTable(uri=database, schema='the "shop"', table="items; DROP"))
+        report = catalog.reload(PostgresTable(uri=database, schema='the "shop"', table="items; DROP"))
         assert report.ok, report
-        assert set(catalogue.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 >= 20}
-        catalogue.add_rule("out", "stock IS NULL")
-        assert len(catalogue.rules.filters["out"]) == 5000 // 7
+        assert set(catalog.rules.filters["cheap"].item_ids().tolist()) == {i for i in range(1, 5001) if i % 40 >= 20}
+        catalog.add_rule("out", "stock IS NULL")
+        assert len(catalog.rules.filters["out"]) == 5000 // 7
 
 
 def test_a_view_an_empty_table_and_a_partitioned_one_are_read(database, tmp_path):
@@ -293,7 +291,7 @@ def test_what_cannot_be_read_from_postgres_is_a_named_error(database, tmp_path, 
         "INSERT INTO nan VALUES (1, 'NaN')",
     )
     with pytest.raises(DataError, match=says):
-        Catalogue.create(tmp_path / "c.duckdb", PostgresTable(uri=database, **table))
+        Catalog.create(tmp_path / "c.duckdb", PostgresTable(uri=database, **table))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -312,5 +310,5 @@ def test_no_connection_is_a_named_error_without_the_password(tmp_path, uri):
     pytest.importorskip("adbc_driver_postgresql", reason="ADBC's driver for PostgreSQL is not installed")
     source = PostgresTable(uri=uri, table="items")
     with pytest.raises(DataError, match=r"cannot read PostgreSQL's public\.items") as caught:
-        Catalogue.create(tmp_path / "c.duckdb", source)
+        Catalog.create(tmp_path / "c.duckdb", source)
     assert "hunter2" not in str(caught.value) + repr(source) + repr(caught.value.__cause__)

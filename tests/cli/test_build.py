@@ -1,4 +1,4 @@
-"""`pleach build TABLE` and `pleach inspect --plan`: from Parquet to an index, and what it would cost."""
+"""`leafbeam build TABLE` and `leafbeam inspect --plan`: from Parquet to an index, and what it would cost."""
 
 import json
 from pathlib import Path
@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from pleach import Trie
-from pleach.catalog import Segments
-from pleach.cli import app
-from pleach.cli.capacity import parse_plan
-from pleach.cli.codes import CodesTable, parse_bytes, parse_sizes
-from pleach.cli.run import RunDirectory
-from pleach.cli.sources import Source
-from pleach.errors import ArgumentError, PleachError
-from pleach.index.builder import TrieBuilder
-from pleach.index.plan import Plan
-from pleach.semid.table import SidTable
+from leafbeam import Trie
+from leafbeam.catalog import LiveIndex
+from leafbeam.cli import app
+from leafbeam.cli.codes import CodesTable, parse_bytes, parse_sizes
+from leafbeam.cli.plan import parse_plan
+from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
+from leafbeam.errors import ArgumentError, LeafbeamError
+from leafbeam.index.builder import TrieBuilder
+from leafbeam.index.memory_estimate import Plan
+from leafbeam.semid.table import SidTable
 
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -60,10 +60,10 @@ def test_every_form_of_table_builds_the_same_index(tmp_path: Path, how: str, ids
     words = ("build", tmp_path / "items.parquet", "--codebook-sizes", "30", "--memory-limit", "9kB", "--scratch", tmp_path)
     result = call(*words)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[-1].startswith("Next: pleach inspect")
+    assert result.stdout.splitlines()[-1].startswith("Next: leafbeam inspect")
     expected = Trie.build(codes, [30] * 3, np.arange(500) * 3 if ids == "numbers" else names)
-    assert Trie.load(tmp_path / "items.pleach").version == expected.version
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.parquet", "items.pleach"]
+    assert Trie.load(tmp_path / "items.leafbeam").version == expected.version
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.parquet", "items.leafbeam"]
 
 
 def test_a_directory_of_tables_is_read_in_the_order_of_names(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_directory_of_tables_is_read_in_the_order_of_names(tmp_path: Path) -> 
     for number, part in enumerate([slice(0, 200), slice(200, 200), slice(200, 500)]):
         table = pa.table({"item_id": names[part], "codes": pa.array(codes[part].tolist(), pa.list_(pa.int64()))})
         pq.write_table(table, tmp_path / f"part-{number}.parquet")
-    out = tmp_path / "deep" / "down" / "x.pleach"
+    out = tmp_path / "deep" / "down" / "x.leafbeam"
     result = call("build", tmp_path, "--codebook-sizes", "30,30,30", "--out", out, "--packed")
     assert result.exit_code == 0, result.stderr
     assert Trie.load(out).version == Trie.build(codes, [30] * 3, names, packed=True).version
@@ -81,7 +81,7 @@ def test_the_table_of_fit_sids_knows_its_codebooks(tmp_path: Path) -> None:
     codes, names = rows()
     SidTable(item_ids=np.array(names), codes=codes, codebook_sizes=(30, 40, 50)).save(tmp_path / "sids.parquet")
     assert call("build", tmp_path / "sids.parquet").exit_code == 0
-    assert Trie.load(tmp_path / "sids.pleach").version == Trie.build(codes, [30, 40, 50], names).version
+    assert Trie.load(tmp_path / "sids.leafbeam").version == Trie.build(codes, [30, 40, 50], names).version
 
 
 def test_an_index_is_replaced_only_when_told_to(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_a_table_that_is_none_is_refused_in_one_line(
     assert result.exit_code == 2, result.stdout
     assert message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.stderr
-    assert not (tmp_path / "x.pleach").exists()
+    assert not (tmp_path / "x.leafbeam").exists()
 
 
 def test_an_empty_table_is_an_empty_index(tmp_path: Path) -> None:
     pq.write_table(list_table(), tmp_path / "x.parquet")
     assert call("build", tmp_path / "x.parquet", "--codebook-sizes", "3,3").exit_code == 0
-    assert len(Trie.load(tmp_path / "x.pleach")) == 0
+    assert len(Trie.load(tmp_path / "x.leafbeam")) == 0
 
 
 def test_files_that_disagree_and_a_directory_without_tables_are_refused(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_damaged_table_is_refused_or_read_whole(tmp_path: Path, data: st.DataO
         for chunk in source.batches():
             builder.add(*chunk)
         builder.finish()
-    except PleachError:
+    except LeafbeamError:
         return
 
 
@@ -214,7 +214,7 @@ def test_plans_that_are_none_are_refused(text: str) -> None:
 def test_any_plan_is_read_or_refused(text: str) -> None:
     try:
         Plan.uniform(*parse_plan(text)).as_json()
-    except PleachError:
+    except LeafbeamError:
         return
 
 
@@ -240,15 +240,15 @@ def test_a_file_is_shown_and_printed_with_its_bounds(tmp_path: Path) -> None:
     codes, names = rows()
     for packed in (False, True):
         trie = Trie.build(codes, [30] * 3, names, packed=packed)
-        trie.save(tmp_path / "x.pleach")
-        shown = call("inspect", tmp_path / "x.pleach")
+        trie.save(tmp_path / "x.leafbeam")
+        shown = call("inspect", tmp_path / "x.leafbeam")
         assert shown.exit_code == 0
         assert "entropy bound" in shown.stdout
-        printed = json.loads(call("inspect", tmp_path / "x.pleach", "--json").stdout)
+        printed = json.loads(call("inspect", tmp_path / "x.leafbeam", "--json").stdout)
         assert printed["version"] == trie.version
         assert printed["bytes"] == trie.nbytes
         assert printed["item_table_bytes"] == trie.items.nbytes
-        assert printed["file_bytes"] == (tmp_path / "x.pleach").stat().st_size
+        assert printed["file_bytes"] == (tmp_path / "x.leafbeam").stat().st_size
 
 
 def test_inspect_takes_one_of_its_two_arguments(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_table_of_codes_can_be_looked_at_before_it_is_built(tmp_path: Path, ho
         pq.write_table(table, folder / f"part-{number}.parquet")
     shown = call("inspect", folder)
     assert shown.exit_code == 0, shown.stderr
-    for word in ("500 rows in 2 files", "77", f"pleach build {folder} --codebook-sizes SIZES"):
+    for word in ("500 rows in 2 files", "77", f"leafbeam build {folder} --codebook-sizes SIZES"):
         assert word in shown.stdout
     assert "200 rows in 1 files" in call("inspect", folder / "part-1.parquet").stdout
     refused = call("build", folder)
@@ -286,7 +286,7 @@ def test_a_table_without_statistics_says_so(tmp_path: Path) -> None:
 
 def test_a_live_index_can_be_looked_at_beside_its_writer(tmp_path: Path) -> None:
     codes, names = rows()
-    with Segments.create(tmp_path / "shop", Trie.build(codes, [30] * 3, names)) as segments:
+    with LiveIndex.create(tmp_path / "shop", Trie.build(codes, [30] * 3, names)) as segments:
         segments.insert([[1, 2, 3]], ["new"])
         segments.delete(names[:7])
         shown = call("inspect", tmp_path / "shop")

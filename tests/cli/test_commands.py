@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pleach.cli import app
-from pleach.errors import DataError
+from leafbeam.cli import app
+from leafbeam.errors import DataError
 
 COMMANDS = ("fit-sids", "train", "evaluate", "build", "recommend", "serve", "inspect", "make-shop", "demo")
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -21,7 +21,7 @@ def call(*words: str | Path):
 
 def test_help_lists_every_command_and_loads_no_heavy_room():
     code = (
-        "import sys, pleach; before = set(sys.modules); from pleach.cli import app; "
+        "import sys, leafbeam; before = set(sys.modules); from leafbeam.cli import app; "
         "print(sorted({'torch', 'numba', 'duckdb', 'pyarrow', 'sklearn', 'scipy', 'fastapi'} & set(sys.modules) - before))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -43,7 +43,7 @@ def test_each_command_explains_itself_and_its_options(command: str):
 
 
 def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):
-    result = call("inspect", tmp_path / "nothing.pleach")
+    result = call("inspect", tmp_path / "nothing.leafbeam")
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("Error: there is no ")
@@ -52,22 +52,22 @@ def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):
 
 
 def test_debug_shows_where_the_mistake_was_found(tmp_path: Path):
-    result = call("--debug", "inspect", tmp_path / "nothing.pleach")
+    result = call("--debug", "inspect", tmp_path / "nothing.leafbeam")
     assert isinstance(result.exception, DataError)
 
 
 def test_version_is_the_packages():
-    assert call("--version").stdout.startswith("pleach 0.")
+    assert call("--version").stdout.startswith("leafbeam 0.")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train",), "pleach fit-sids --run"),
-        (("evaluate",), "pleach fit-sids --run"),
-        (("build",), "pleach fit-sids --run"),
-        (("recommend", "--history", "a"), "pleach train --run"),
-        (("serve",), "pleach train --run"),
+        (("train",), "leafbeam fit-sids --run"),
+        (("evaluate",), "leafbeam fit-sids --run"),
+        (("build",), "leafbeam fit-sids --run"),
+        (("recommend", "--history", "a"), "leafbeam train --run"),
+        (("serve",), "leafbeam train --run"),
     ],
 )
 def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: tuple[str, ...], message: str):
@@ -114,10 +114,10 @@ def test_make_shop_never_replaces_tables_silently(tmp_path: Path):
 
 def test_make_shop_ends_with_what_to_run_next(tmp_path: Path):
     result = call("make-shop", "--out", tmp_path, "--items", "60", "--users", "5")
-    assert result.stdout.splitlines()[-1].startswith("Next: pleach fit-sids --data ")
+    assert result.stdout.splitlines()[-1].startswith("Next: leafbeam fit-sids --data ")
 
 
-@pytest.mark.parametrize("name", ["index.pleach", "sids.parquet"])
+@pytest.mark.parametrize("name", ["index.leafbeam", "sids.parquet"])
 def test_inspecting_a_foreign_file_says_what_it_is_not(tmp_path: Path, name: str):
     foreign = tmp_path / name
     foreign.write_bytes(b"not one of ours " * 10)

@@ -1,4 +1,4 @@
-"""`pleach recommend --users`: the command line of a batch job."""
+"""`leafbeam recommend --users`: the command line of a batch job."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pleach.cli import app
-from pleach.integrations.batch import Files
+from leafbeam.cli import app
+from leafbeam.integrations.batch import Files
 from tests.integrations.batches import make_shop, make_users
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
@@ -18,9 +18,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with what `build` would have left there."""
     run = tmp_path_factory.mktemp("run")
     files: Files = make_shop(run)
-    Path(files.index).rename(run / "catalogue.pleach")
-    assert files.catalogue is not None
-    Path(files.catalogue).rename(run / "catalogue.duckdb")
+    Path(files.index).rename(run / "index.leafbeam")
+    assert files.catalog is not None
+    Path(files.catalog).rename(run / "catalog.duckdb")
     make_users(run / "users.parquet")
     return run
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pleach.cli.run import RunDirectory
-from pleach.errors import DataError
+from leafbeam.cli.run import RunDirectory
+from leafbeam.errors import DataError
 
 
 def strict(text: str) -> dict[str, object]:

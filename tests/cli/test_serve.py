@@ -1,4 +1,4 @@
-"""What `pleach serve` hands on of its options."""
+"""What `leafbeam serve` hands on of its options."""
 
 import signal
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import pleach.serve
-from pleach.cli import app
-from pleach.cli.run import RunDirectory
+import leafbeam.serve
+from leafbeam.cli import app
+from leafbeam.cli.run import RunDirectory
 
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A call of `pleach serve` on a run whose files are all there -> what the server was asked for."""
+    """A call of `leafbeam serve` on a run whose files are all there -> what the server was asked for."""
     here = RunDirectory(tmp_path)
-    for path in (here.model, here.trie, here.catalogue, here.rules):
+    for path in (here.model, here.trie, here.catalog, here.rules):
         path.touch()
     taken: dict[str, Any] = {}
-    monkeypatch.setattr(pleach.serve, "serve", lambda *files, **dials: taken.update(dials, files=files))
+    monkeypatch.setattr(leafbeam.serve, "serve", lambda *files, **dials: taken.update(dials, files=files))
     before = signal.getsignal(signal.SIGHUP)
 
     def call(*words: str) -> dict[str, Any]:

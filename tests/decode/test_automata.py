@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import BeamSearch, Trie
-from pleach.decode.sequence import SequenceSearch
-from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Automaton
-from pleach.ops.constrain import automata
+from leafbeam import BeamSearch, Trie
+from leafbeam.decode.sequence_search import SequenceSearch
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Automaton
+from leafbeam.ops.constrain.cpu import automaton as automata
 
 LETTERS = [bytes([letter]) for letter in b'ab"01-']
 VOCABULARY: list[bytes | None] = [*LETTERS[:3], None, *LETTERS[3:], b"ab", b"ba", b"1-", b"aba", None]

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.decode import BeamSearch
-from pleach.decode.exact import ExactScoring, SearchChoice, choose_search
-from pleach.errors import ArgumentError, ItemIdError, LogitsError
-from pleach.index import Trie
+from leafbeam.decode import BeamSearch
+from leafbeam.decode.exact import ExactScoring, SearchChoice, choose_search
+from leafbeam.errors import ArgumentError, ItemIdError, LogitsError
+from leafbeam.index import Trie
 
 SIZES = (5, 4, 6)
 

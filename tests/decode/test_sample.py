@@ -1,4 +1,4 @@
-"""Sampling without replacement, checked against the exact distribution of a small catalogue."""
+"""Sampling without replacement, checked against the exact distribution of a small catalog."""
 
 import itertools
 from collections import Counter
@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pleach import Sampler, Trie
-from pleach.errors import ArgumentError, LogitsError
+from leafbeam import Sampler, Trie
+from leafbeam.errors import ArgumentError, LogitsError
 
 SIZES = (3, 3)
 SIDS = [(0, 0), (0, 2), (1, 1), (2, 0), (2, 1), (2, 2)]

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.decode import SequenceResult, SequenceSearch
-from pleach.decode.sequence_rounds import DeviceRounds
-from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Automaton
+from leafbeam.decode import SequenceResult, SequenceSearch
+from leafbeam.decode.sequence_rounds import DeviceRounds
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Automaton
 from tests.decode.test_automata import END, SIZE
-from tests.decode.test_jump import SINGLES, Forecaster
+from tests.decode.test_jump_forward import SINGLES, Forecaster
 
 DEVICE: dict[str, Any] = {"backend": "triton", "device": "cpu"}
 

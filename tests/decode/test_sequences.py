@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import BeamSearch, Sampler, Trie
-from pleach.errors import LogitsError
-from pleach.index import Segment, Version
+from leafbeam import BeamSearch, Sampler, Trie
+from leafbeam.errors import LogitsError
+from leafbeam.index import Segment, Version
 
 END = 4  # tokens 0 to 3
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pleach.cli import app
-from pleach.demo.steps import running_server
-from pleach.model import EncoderDecoder, load_model
+from leafbeam.cli import app
+from leafbeam.demo.steps import running_server
+from leafbeam.model import EncoderDecoder, load_model
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 

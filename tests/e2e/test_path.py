@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pleach.cli import app
-from pleach.cli.sources import Source
-from pleach.demo.rules import supported_rules, write_rules
-from pleach.demo.steps import Server, running_server
-from pleach.demo.visit import Visit
-from pleach.train.data import load_log
+from leafbeam.cli import app
+from leafbeam.cli.sources import Source
+from leafbeam.demo.rules import supported_rules, write_rules
+from leafbeam.demo.steps import Server, running_server
+from leafbeam.demo.tour import Visit
+from leafbeam.train.data import load_log
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -40,12 +40,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run")
     assert "fit-sids" in last_line(call("make-shop", "--out", run, "--items", "300", "--users", "300"))
     sids = call("fit-sids", "--data", run, "--run", run, "--codebooks", "16,16")
-    assert last_line(sids) == f"Next: pleach train --run {run}"
+    assert last_line(sids) == f"Next: leafbeam train --run {run}"
     trained = call("train", "--run", run, "--steps", "30", "--layers", "1", "--width", "32")
-    assert last_line(trained) == f"Next: pleach evaluate --run {run}"
+    assert last_line(trained) == f"Next: leafbeam evaluate --run {run}"
     evaluated = call("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
-    assert last_line(evaluated) == f"Next: pleach build --run {run}"
-    assert last_line(call("build", "--run", run)) == f"Next: pleach serve --run {run}"
+    assert last_line(evaluated) == f"Next: leafbeam build --run {run}"
+    assert last_line(call("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
     return run
 
 
@@ -94,20 +94,20 @@ def test_recommend_refuses_a_rule_that_is_not_there(run: Path):
     words = ["recommend", "--run", str(run), "--history", "P001", "--rules", "on_the_moon"]
     result = CliRunner().invoke(app, words, env=ENV)
     assert result.exit_code == 2
-    assert "unknown rule 'on_the_moon'; the rules of this catalogue are: in_stock" in result.stderr
+    assert "unknown rule 'on_the_moon'; the rules of this catalog are: in_stock" in result.stderr
 
 
 def test_inspect_shows_bytes_by_level_and_codebook_use(run: Path):
-    assert "300 items" in call("inspect", run / "catalogue.pleach")
+    assert "300 items" in call("inspect", run / "index.leafbeam")
     shown = call("inspect", run)
     for words in ("all levels", "boundary", "perplexity", "num_hidden_layers", "30 steps"):
         assert words in shown
 
 
-def test_building_again_keeps_what_was_changed_in_the_catalogue(run: Path):
-    before = (run / "catalogue.duckdb").read_bytes()
+def test_building_again_keeps_what_was_changed_in_the_catalog(run: Path):
+    before = (run / "catalog.duckdb").read_bytes()
     assert "is kept as it is" in call("build", "--run", run)
-    assert (run / "catalogue.duckdb").read_bytes() == before
+    assert (run / "catalog.duckdb").read_bytes() == before
 
 
 def test_the_server_obeys_rules_and_reloads_them(run: Path, server: Server):

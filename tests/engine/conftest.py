@@ -1,4 +1,4 @@
-"""A small real shop: random weights, an index with shared SIDs, a catalogue in DuckDB."""
+"""A small real shop: random weights, an index with shared SIDs, a catalog in DuckDB."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pleach.index import Trie
-from pleach.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.index import Trie
+from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 if TYPE_CHECKING:
-    from pleach.catalog import Catalogue
-    from pleach.engine import Engine
+    from leafbeam.catalog import Catalog
+    from leafbeam.engine import Engine
 
 # pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
 
@@ -86,23 +86,23 @@ def shop() -> Shop:
 
 
 @pytest.fixture(scope="session")
-def catalogue_file(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from pleach.catalog import Catalogue
+def catalog_file(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from leafbeam.catalog import Catalog
 
     path = tmp_path_factory.mktemp("engine") / "shop.duckdb"
-    Catalogue.create(path, pa.Table.from_pylist(shop.rows))
+    Catalog.create(path, pa.Table.from_pylist(shop.rows))
     return path
 
 
 @pytest.fixture(scope="session")
-def catalogue(shop: Shop, catalogue_file: Path) -> "Catalogue":
-    from pleach.catalog import Catalogue
+def catalog(shop: Shop, catalog_file: Path) -> "Catalog":
+    from leafbeam.catalog import Catalog
 
-    return Catalogue.open(catalogue_file, shop.trie, RULES)
+    return Catalog.open(catalog_file, shop.trie, RULES)
 
 
 @pytest.fixture
-def engine(shop: Shop, catalogue: "Catalogue") -> "Engine":
-    from pleach.engine import Engine
+def engine(shop: Shop, catalog: "Catalog") -> "Engine":
+    from leafbeam.engine import Engine
 
-    return Engine(shop.model, shop.trie, catalogue)
+    return Engine(shop.model, shop.trie, catalog)

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pleach.engine import Batcher, BatchSize, Capacity
-from pleach.engine.batcher import Waiting
-from pleach.errors import ArgumentError, OverloadedError
+from leafbeam.engine import Batcher, BatchSize, Capacity
+from leafbeam.engine.batcher import Waiting
+from leafbeam.errors import ArgumentError, OverloadedError
 
 
 def batcher(requests: int = 3, *, max_queue: int = 100, tokens: int = 1000, beam_rows: int = 1000, **dials) -> Batcher[str]:

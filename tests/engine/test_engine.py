@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.catalog import Catalogue
-from pleach.engine import Engine, Limits, Request, Settings
-from pleach.errors import (
+from leafbeam.catalog import Catalog
+from leafbeam.engine import Engine, Limits, Request, Settings
+from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
     ForeignFilterError,
@@ -23,8 +23,8 @@ from pleach.errors import (
     UnavailableError,
     UnknownRuleError,
 )
-from pleach.index import Trie
-from pleach.model import Transformer
+from leafbeam.index import Trie
+from leafbeam.model import Transformer
 from tests.waiting import held, interrupted
 
 HISTORY = ("é3", "é14", "é15")
@@ -127,10 +127,10 @@ def test_ids_of_the_other_kind_are_an_error(shop, engine):
         numbers.recommend([Request(history=("a",))])
 
 
-def test_rules_without_a_catalogue_and_unknown_rules_are_errors(shop, engine):
-    with pytest.raises(UnknownRuleError, match="no catalogue"):
+def test_rules_without_a_catalog_and_unknown_rules_are_errors(shop, engine):
+    with pytest.raises(UnknownRuleError, match="no catalog"):
         Engine(shop.model, shop.trie).recommend([Request(rules=("cheap",))])
-    with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'; the rules of this catalogue are: cheap, in_stock"):
+    with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'; the rules of this catalog are: cheap, in_stock"):
         engine.recommend([Request(rules=("cheap", "fresh"))])
     assert one(Engine(shop.model, shop.trie)).rules_generation is None
 
@@ -162,10 +162,10 @@ def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
         Engine(shop.model, Trie.build(shop.codes_NL, (8, 8, 5)))
 
 
-def test_a_catalogue_of_another_index_is_refused(shop, catalogue):
+def test_a_catalog_of_another_index_is_refused(shop, catalog):
     other = Trie.build(shop.codes_NL[::-1], shop.trie.codebook_sizes, item_ids=[row["item_id"] for row in shop.rows])
-    with pytest.raises(ForeignFilterError, match="open the catalogue with this index"):
-        Engine(shop.model, other, catalogue)
+    with pytest.raises(ForeignFilterError, match="open the catalog with this index"):
+        Engine(shop.model, other, catalog)
 
 
 def test_an_empty_index_gives_empty_answers(shop):
@@ -174,14 +174,14 @@ def test_an_empty_index_gives_empty_answers(shop):
     assert (result.num_valid, result.item_ids, result.ignored_history) == (0, (), (1, 2))
 
 
-def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalogue_file, tmp_path):
+def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalog_file, tmp_path):
     shop.model.save_pretrained(tmp_path / "model")
-    shop.trie.save(tmp_path / "index.pleach")
-    loaded = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalogue_file, {"cheap": "price < 20"})
+    shop.trie.save(tmp_path / "index.leafbeam")
+    loaded = Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", catalog_file, {"cheap": "price < 20"})
     fields = {"history": HISTORY, "rules": ("cheap",)}
     assert one(loaded, **fields).item_ids == one(engine, **fields).item_ids
-    with pytest.raises(ArgumentError, match="rules need a catalogue"):
-        Engine.load(tmp_path / "model", tmp_path / "index.pleach", rules={"cheap": "price < 20"})
+    with pytest.raises(ArgumentError, match="rules need a catalog"):
+        Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", rules={"cheap": "price < 20"})
 
 
 def test_submit_answers_like_recommend_and_says_where_the_time_went(engine):
@@ -208,8 +208,8 @@ def test_an_engine_that_is_not_running_refuses(engine):
         engine.submit(Request())
 
 
-def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalogue):
-    engine = Engine(shop.model, shop.trie, catalogue, max_queue=2)
+def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
+    engine = Engine(shop.model, shop.trie, catalog, max_queue=2)
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -222,9 +222,9 @@ def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalogue):
         assert [future.result().batch_size for future in (running, *waiting)] == [1, 2, 2]
 
 
-def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalogue):
+def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalog):
     clock = Clock()
-    engine = Engine(shop.model, shop.trie, catalogue, timeout_s=5, clock=clock)
+    engine = Engine(shop.model, shop.trie, catalog, timeout_s=5, clock=clock)
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -301,11 +301,11 @@ def test_an_unforeseen_failure_reaches_its_requests_and_the_next_is_answered(sho
         assert engine.submit(Request()).result(20).num_valid == 10
 
 
-def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalogue_file, tmp_path):
+def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp_path):
     path = tmp_path / "shop.duckdb"
-    path.write_bytes(catalogue_file.read_bytes())
-    catalogue = Catalogue.open(path, shop.trie, {"cheap": "price < 20"})
-    with Engine(shop.model, shop.trie, catalogue) as engine:
+    path.write_bytes(catalog_file.read_bytes())
+    catalog = Catalog.open(path, shop.trie, {"cheap": "price < 20"})
+    with Engine(shop.model, shop.trie, catalog) as engine:
         before = engine.submit(Request(rules=("cheap",), num_items=100)).result(20)
         with held(shop.model) as began:
             blocker = engine.submit(Request())
@@ -313,7 +313,7 @@ def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalogue_file, t
             early = engine.submit(Request(rules=("cheap",), num_items=100))
             with duckdb.connect(str(path)) as connection:
                 connection.execute("UPDATE items SET price = 39 - price")
-            assert catalogue.reload().ok
+            assert catalog.reload().ok
             late = engine.submit(Request(rules=("cheap",), num_items=100))
         assert set(early.result(20).item_ids) == set(before.item_ids) == shop.allowed(("cheap",))
         assert set(late.result(20).item_ids) == shop.allowed() - shop.allowed(("cheap",))
@@ -323,16 +323,16 @@ def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalogue_file, t
 
 
 def test_items_that_come_and_go_are_seen_by_the_next_request_and_not_by_one_that_waits(shop):
-    catalogue = Catalogue.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, {"cheap": "price < 20"})
+    catalog = Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, {"cheap": "price < 20"})
     ask = Request(rules=("cheap",), num_items=200, history=("new",))
     cheap = shop.allowed(("cheap",))
     gone = sorted(cheap)[:20]
-    with catalogue, Engine(shop.model, shop.trie, catalogue) as engine:
+    with catalog, Engine(shop.model, shop.trie, catalog) as engine:
         with held(shop.model) as began:
             blocker = engine.submit(Request())
             assert began.wait(20)
             early = engine.submit(ask)
-            with catalogue.transaction() as change:
+            with catalog.transaction() as change:
                 change.insert([[0, 1, 2], [3, 3, 3]], ["new", "dear"], [{"price": 3.0}, {"price": 30.0}])
                 change.delete(gone)
             late = engine.submit(ask)
@@ -343,7 +343,7 @@ def test_items_that_come_and_go_are_seen_by_the_next_request_and_not_by_one_that
         assert (early.result().batch_size, late.result().batch_size) == (1, 1)
         assert (early.result().index_version, late.result().index_version) == (shop.trie.version, f"{shop.trie.version}+1")
         assert blocker.result(20).num_valid == 10
-        catalogue.compact(wait=True)
+        catalog.compact(wait=True)
         merged = engine.submit(ask).result(20)
         assert (set(merged.item_ids), merged.scores) == (set(late.result().item_ids), late.result().scores)
         assert merged.index_version != late.result().index_version
@@ -365,7 +365,7 @@ def test_a_request_may_ask_for_an_expression_over_rules(shop, engine):
         engine.recommend([Request(filter="cheap & fresh")])
     with pytest.raises(RequestError, match="goes on with"):
         engine.recommend([Request(filter="cheap & price < 3")])
-    with pytest.raises(UnknownRuleError, match="no catalogue, so no rules"):
+    with pytest.raises(UnknownRuleError, match="no catalog, so no rules"):
         Engine(shop.model, shop.trie).recommend([Request(filter="cheap")])
 
 
@@ -401,8 +401,8 @@ ids = st.one_of(st.sampled_from([f"é{i}" for i in range(170)]), st.text(max_siz
     st.lists(ids, max_size=20), st.lists(ids, max_size=200), st.sampled_from(ALL_RULES), st.integers(1, 200),
     st.sampled_from(["full", "allowed"]),
 )  # fmt: skip
-def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalogue, history, deny, rules, num_items, scoring):
-    engine = Engine(shop.model, shop.trie, catalogue)
+def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history, deny, rules, num_items, scoring):
+    engine = Engine(shop.model, shop.trie, catalog)
     request = Request(history=history, deny_item_ids=deny, rules=rules, num_items=num_items, scoring=scoring)
     result = engine.recommend([request])[0]
     allowed = shop.allowed(rules, tuple(deny))
@@ -415,7 +415,7 @@ def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalogue, histo
 def test_the_worker_sleeps_while_nothing_waits(engine):
     with engine:
         engine.submit(Request()).result(20)
-        worker = next(thread for thread in threading.enumerate() if thread.name == "pleach-worker-0")
+        worker = next(thread for thread in threading.enumerate() if thread.name == "leafbeam-worker-0")
         before = time.process_time()
         time.sleep(0.2)
         assert time.process_time() - before < 0.1
@@ -423,8 +423,8 @@ def test_the_worker_sleeps_while_nothing_waits(engine):
     assert not worker.is_alive()
 
 
-def test_prompts_that_grow_are_read_from_where_they_ended_with_the_same_answers(shop, catalogue, engine):
-    keeping = Engine(shop.model, shop.trie, catalogue, settings=Settings(prompt_store_mb=1))
+def test_prompts_that_grow_are_read_from_where_they_ended_with_the_same_answers(shop, catalog, engine):
+    keeping = Engine(shop.model, shop.trie, catalog, settings=Settings(prompt_store_mb=1))
     store = keeping.prompt_store
     assert store is not None
     with keeping:

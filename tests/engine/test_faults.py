@@ -8,9 +8,9 @@ from concurrent.futures import CancelledError, wait
 import pytest
 import torch
 
-from pleach.engine import Counts, Engine, Limits, Request, Settings
-from pleach.engine.job import Job
-from pleach.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.engine import Counts, Engine, Limits, Request, Settings
+from leafbeam.engine.pending_request import Job
+from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from tests.waiting import held, interrupted
 
 PATIENCE = 20
@@ -154,8 +154,8 @@ def test_a_request_cancelled_in_company_leaves_the_others_alone(shop, engine):
     assert engine.counts.of("batch_faults")["abandoned"] == 0
 
 
-def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalogue):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(max_queue=1))
+def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
+    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(max_queue=1))
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -230,8 +230,8 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
         Engine(shop.model, shop.trie, settings=Settings(max_beam_rows=100))
 
 
-def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_back(shop, catalogue, caplog):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(watchdog_s=WATCHDOG_S))
+def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_back(shop, catalog, caplog):
+    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(watchdog_s=WATCHDOG_S))
     with engine:
         assert engine.trouble is None
         with held(shop.model) as began:
@@ -253,8 +253,8 @@ def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_ba
     assert "came back after" in caplog.text
 
 
-def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalogue):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2, watchdog_s=WATCHDOG_S))
+def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalog):
+    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(workers=2, watchdog_s=WATCHDOG_S))
     with engine:
         first = threading.Event()
         go = threading.Event()
@@ -275,8 +275,8 @@ def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalogue):
         until(lambda: engine.trouble is None)
 
 
-def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catalogue):
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(workers=2))
+def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catalog):
+    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(workers=2))
     requests = [Request(history=(f"é{i}",), num_beams=20 + i % 2, num_items=10) for i in range(40)]
     expected = [result.item_ids for result in engine.recommend(requests)]
     both, inside = threading.Event(), []
@@ -316,10 +316,10 @@ def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engin
 
 
 @pytest.mark.parametrize("switch", ["batching", "overlap", "predict"])
-def test_each_switch_of_the_ablation_changes_no_answer(shop, catalogue, engine, switch):
+def test_each_switch_of_the_ablation_changes_no_answer(shop, catalog, engine, switch):
     requests = [Request(history=(f"é{i}",), rules=("cheap",)) for i in range(12)]
     expected = [result.item_ids for result in engine.recommend(requests)]
-    off = Engine(shop.model, shop.trie, catalogue, settings=Settings(**{switch: False}))
+    off = Engine(shop.model, shop.trie, catalog, settings=Settings(**{switch: False}))
     with off:
         with held(shop.model) as began:
             futures = [off.submit(requests[0])]
@@ -344,9 +344,9 @@ def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
     assert (batches["full"], batches["quota"]) == (1, 1)
 
 
-def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalogue, monkeypatch):
-    monkeypatch.setattr("pleach.engine.engine._CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
-    engine = Engine(shop.model, shop.trie, catalogue, settings=Settings(max_batch=1))
+def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalog, monkeypatch):
+    monkeypatch.setattr("leafbeam.engine.engine._CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
+    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(max_batch=1))
     slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
     with slow, engine:  # warming up is slow too, so that the step-time model knows
         assert engine.fit.observed >= 5
@@ -367,15 +367,15 @@ def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(
     assert ended(counts) == 20
 
 
-def test_close_closes_the_catalogue_that_load_opened(shop, catalogue_file, tmp_path):
+def test_close_closes_the_catalog_that_load_opened(shop, catalog_file, tmp_path):
     shop.model.save_pretrained(tmp_path / "model")
-    shop.trie.save(tmp_path / "index.pleach")
-    engine = Engine.load(tmp_path / "model", tmp_path / "index.pleach", catalogue_file, {"cheap": "price < 20"}, refresh="60s")
+    shop.trie.save(tmp_path / "index.leafbeam")
+    engine = Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", catalog_file, {"cheap": "price < 20"}, refresh="60s")
     engine.start()
     assert engine.submit(Request(rules=("cheap",))).result(PATIENCE).num_valid == 10
-    assert any(thread.name == "pleach-refresh" for thread in threading.enumerate())
+    assert any(thread.name == "leafbeam-refresh" for thread in threading.enumerate())
     engine.close()
-    until(lambda: not any(thread.name.startswith(("pleach-refresh", "pleach-worker")) for thread in threading.enumerate()))
+    until(lambda: not any(thread.name.startswith(("leafbeam-refresh", "leafbeam-worker")) for thread in threading.enumerate()))
     engine.close()
 
 

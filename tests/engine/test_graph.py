@@ -15,18 +15,18 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from pleach.decode.search import check_batch, collect_items, root_ranges
-from pleach.engine import Counts, Engine, Request, Settings
-from pleach.engine.capturer import CudaCapturer
-from pleach.engine.device_index import TorchIndex
-from pleach.engine.graph import Graphs, buckets_of
-from pleach.engine.static import Bucket, StaticDecode
-from pleach.errors import ArgumentError
-from pleach.index import Segment
-from pleach.model import Vocabulary
-from pleach.model.device_rounds import DeviceRounds
-from pleach.serve import create_app
-from tests.engine.test_live_catalogue import Twin, opened
+from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.engine import Counts, Engine, Request, Settings
+from leafbeam.engine.graphs.capturer import CudaCapturer
+from leafbeam.engine.graphs.device_index import TorchIndex
+from leafbeam.engine.graphs.graph import Graphs, buckets_of
+from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Segment
+from leafbeam.model import Vocabulary
+from leafbeam.model.static_runner import DeviceRounds
+from leafbeam.serve import create_app
+from tests.engine.test_live_catalog import Twin, opened
 from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
 
 
@@ -247,10 +247,10 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
     assert rack.search(larger, rack.asked(larger))  # of the same tries
 
 
-def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalogue, engine) -> None:
+def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog, engine) -> None:
     captured: list[Bucket] = []
     settings = Settings(graphs=True, num_beams=12, max_batch=2, workers=2)
-    drawn = Engine(shop.model, shop.trie, catalogue, settings=settings, capturer=lambda: Plain(captured))
+    drawn = Engine(shop.model, shop.trie, catalog, settings=settings, capturer=lambda: Plain(captured))
     requests = [
         Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, deny_item_ids=("é7",), num_items=6, num_beams=12)
         for count in (0, 3, 9)
@@ -266,8 +266,8 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalogue, en
     counted = drawn.counts.of("graphs")
     assert counted["replayed"] >= 5
     assert counted["no_bucket"] == 1
-    assert f'pleach_graphs_total{{how="replayed"}} {counted["replayed"]}.0' in page
-    assert f"pleach_graphs_captured {len(captured)}.0" in page
+    assert f'leafbeam_graphs_total{{how="replayed"}} {counted["replayed"]}.0' in page
+    assert f"leafbeam_graphs_captured {len(captured)}.0" in page
     assert len(captured) == 2 * 4  # for each worker 1 and 2 requests of up to 32 and 37 tokens
 
 
@@ -305,7 +305,7 @@ def test_torch_is_asked_for_a_graph_in_the_right_order(version, monkeypatch) -> 
     assert told[-1] == "replay"
 
 
-def test_over_a_catalogue_that_changes_answers_are_those_without_graphs(shop) -> None:
+def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> None:
     rng = np.random.default_rng(1)
     live = opened(shop)
     twin = Twin(shop, live, rng)

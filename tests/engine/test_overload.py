@@ -8,8 +8,8 @@ from itertools import count
 import numpy as np
 import pytest
 
-from pleach.engine import Batcher, BatchSize, Capacity, StepTime
-from pleach.errors import OverloadedError
+from leafbeam.engine import Batcher, BatchSize, Capacity, LatencyModel
+from leafbeam.errors import OverloadedError
 
 SLO = 0.2
 
@@ -49,7 +49,7 @@ def simulate(
 ) -> Outcome:
     """Poisson arrivals at each (rate, seconds) in turn, widths and lengths mixed; everybody's fate is accounted for."""
     rng = np.random.default_rng(seed)
-    time = StepTime()
+    time = LatencyModel()
     for requests in (1, 2, 4, 8, 1, 4):
         for tokens in (50, 600):
             size = BatchSize.of_equal(requests, tokens, 50)

@@ -3,8 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from pleach.engine import Engine, Settings
-from pleach.serve import create_app
+from leafbeam.engine import Engine, Settings
+from leafbeam.serve import create_app
 
 URL = "/v1/recommend"
 HISTORY = [f"é{i}" for i in range(9)]
@@ -17,12 +17,12 @@ def metric(client: TestClient, name: str) -> float:
 
 def counted(client: TestClient) -> tuple[float, float, float]:
     """(hits, misses, tokens saved) so far; the warm-up has some of its own."""
-    hits, misses, tokens = (metric(client, f"pleach_prompt_store_{name}_total") for name in ("hits", "misses", "tokens"))
+    hits, misses, tokens = (metric(client, f"leafbeam_prompt_store_{name}_total") for name in ("hits", "misses", "tokens"))
     return hits, misses, tokens
 
 
-def test_a_history_that_grows_is_a_hit_and_a_strangers_is_a_miss(shop, catalogue, engine):
-    keeping = Engine(shop.model, shop.trie, catalogue, settings=Settings(prompt_store_mb=1))
+def test_a_history_that_grows_is_a_hit_and_a_strangers_is_a_miss(shop, catalog, engine):
+    keeping = Engine(shop.model, shop.trie, catalog, settings=Settings(prompt_store_mb=1))
     seen = []
     with TestClient(create_app(keeping)) as client, TestClient(create_app(engine)) as plain:
         before = counted(client)
@@ -32,7 +32,7 @@ def test_a_history_that_grows_is_a_hit_and_a_strangers_is_a_miss(shop, catalogue
             assert kept["item_ids"] == read["item_ids"]
             assert kept["scores"] == pytest.approx(read["scores"], abs=1e-5)
             seen.append(tuple(now - then for now, then in zip(counted(client), before, strict=True)))
-        assert 0 < metric(client, "pleach_prompt_store_bytes") <= 1 << 20
+        assert 0 < metric(client, "leafbeam_prompt_store_bytes") <= 1 << 20
     # A prompt is bos and three codes an item: of the second, 4 items are known, of the third, 6.
     assert [hits for hits, _, _ in seen] == [0, 1, 2, 2]
     assert [misses for _, misses, _ in seen] == [1, 1, 1, 2]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from pleach.engine import Limits, Request
-from pleach.errors import ArgumentError, RequestError
+from leafbeam.engine import Limits, Request
+from leafbeam.errors import ArgumentError, RequestError
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pleach import BeamSearch, Trie
-from pleach.decode import SearchResult
-from pleach.decode.search import check_batch, collect_items, root_ranges
-from pleach.engine.device_index import TorchIndex, TritonIndex
-from pleach.engine.static import Bucket, StaticDecode
-from pleach.errors import LogitsError
-from pleach.index import Segment, Version
-from pleach.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from pleach.model.device_rounds import DeviceRounds, attend
-from pleach.ops.attention import triton as attention_kernels
+from leafbeam import BeamSearch, Trie
+from leafbeam.decode import SearchResult
+from leafbeam.decode.results import check_batch, collect_items, root_ranges
+from leafbeam.engine.graphs.device_index import TorchIndex, TritonIndex
+from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
+from leafbeam.errors import LogitsError
+from leafbeam.index import Segment, Version
+from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
+from leafbeam.model.static_runner import DeviceRounds, attend
+from leafbeam.ops.attention import triton as attention_kernels
 
 SIZES = (6, 40, 5)
 
@@ -234,9 +234,9 @@ def without_contents(value: Any) -> Any:
         return type(value)(without_contents(one) for one in value)
     if isinstance(value, torch.nn.Module):
         return value.to("meta")
-    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("pleach.ops"):
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
-    if type(value).__module__.startswith(("pleach.engine", "pleach.model.device")) and hasattr(value, "__dict__"):
+    if type(value).__module__.startswith(("leafbeam.engine", "leafbeam.model.device")) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))
     return value

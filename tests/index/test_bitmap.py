@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.index import Bitmap, bits
+from leafbeam.index import Bitmap
+from leafbeam.index import bit_kernels as bits
 
 masks = st.integers(0, 300).flatmap(
     lambda size: st.tuples(st.integers(0, 2**32), st.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0])).map(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import Trie
-from pleach.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
-from pleach.index import scratch as scratch_module
-from pleach.index.builder import TrieBuilder
-from pleach.index.unique import check_distinct
+from leafbeam import Trie
+from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
+from leafbeam.index import spill_file as scratch_module
+from leafbeam.index.builder import TrieBuilder
+from leafbeam.index.id_hash import check_distinct
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
@@ -185,7 +185,7 @@ def test_no_file_is_left_after_success_or_error(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     code = (
-        "import signal, sys, numpy as np; from pleach.index.builder import TrieBuilder\n"
+        "import signal, sys, numpy as np; from leafbeam.index.builder import TrieBuilder\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "with TrieBuilder([60] * 4, memory_limit=3000, folder=sys.argv[1]) as builder:\n"
         "    while True:\n"
@@ -240,7 +240,7 @@ def test_a_limit_that_is_none_is_refused() -> None:
 
 def test_the_limit_holds() -> None:
     code = (
-        "import numpy as np; from pleach.bench.resident import peak_bytes; from pleach.index.builder import TrieBuilder\n"
+        "import numpy as np; from benchmarks.resident import peak_bytes; from leafbeam.index.builder import TrieBuilder\n"
         "def build(num_chunks, limit):\n"
         "    rng = np.random.default_rng(0)\n"
         "    with TrieBuilder([2048] * 8, memory_limit=limit, num_threads=1) as builder:\n"

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import Filter, Trie
-from pleach.errors import FilterError, ForeignFilterError, ItemIdError
+from leafbeam import Filter, Trie
+from leafbeam.errors import FilterError, ForeignFilterError, ItemIdError
 
 
 def shop(num_items: int, duplicates: bool, seed: int = 0) -> tuple[Trie, np.ndarray]:

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pleach.errors import ItemIdError
-from pleach.index import items as items_module
-from pleach.index.items import ItemTable
-from pleach.index.unique import hash_ids
+from leafbeam.errors import ItemIdError
+from leafbeam.index import items as items_module
+from leafbeam.index.id_hash import hash_ids
+from leafbeam.index.items import ItemTable
 
 
 def table_of(ids: np.ndarray) -> ItemTable:

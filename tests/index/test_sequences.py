@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import Trie
-from pleach.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
-from pleach.index import Segment, Version
-from pleach.index.sequences import SequenceTable
+from leafbeam import Trie
+from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
+from leafbeam.index import Segment, Version
+from leafbeam.index.sequences import SequenceTable
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "index-v2.pleach"
 

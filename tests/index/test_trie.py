@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import Trie
-from pleach.errors import ArgumentError, CodesError, ItemIdError
-from pleach.index.build import build_levels
+from leafbeam import Trie
+from leafbeam.errors import ArgumentError, CodesError, ItemIdError
+from leafbeam.index.build import build_levels
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 

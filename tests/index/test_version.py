@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.errors import ArgumentError, ForeignFilterError, ItemIdError
-from pleach.index import Bitmap, Filter, Segment, Trie, Version, VersionFilter
+from leafbeam.errors import ArgumentError, ForeignFilterError, ItemIdError
+from leafbeam.index import Bitmap, Filter, Segment, Trie, Version, VersionFilter
 
 SIZES = (4, 3, 5)
 

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pleach.engine import Engine, Request
-from pleach.index import Trie
-from pleach.integrations.batch import Asked, BatchJob, Files
-from pleach.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.engine import Engine, Request
+from leafbeam.index import Trie
+from leafbeam.integrations.batch import Asked, BatchJob, Files
+from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 SIZES = (6, 5, 4)
 NUM_USERS = 40
 
 
 def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> Files:
-    """A model, an index, a catalogue in which every third item is new, and a rule for those."""
+    """A model, an index, a catalog in which every third item is new, and a rule for those."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary(codebook_sizes=SIZES, num_users=user_tokens)
     config = ModelConfig(
@@ -35,15 +35,15 @@ def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: i
     Transformer(config, vocabulary, torch.Generator().manual_seed(7)).save_pretrained(directory / "model")
     codes = np.unique(np.random.default_rng(seed).integers(0, SIZES, (items, 3)), axis=0)
     ids = np.array([f"item{number:03d}" for number in range(len(codes))])
-    Trie.build(codes, codebook_sizes=SIZES, item_ids=ids).save(str(directory / "index.pleach"))
+    Trie.build(codes, codebook_sizes=SIZES, item_ids=ids).save(str(directory / "index.leafbeam"))
     with duckdb.connect(str(directory / "items.duckdb")) as connection:
         connection.execute("CREATE TABLE items (item_id VARCHAR PRIMARY KEY, new BOOLEAN)")
         connection.executemany("INSERT INTO items VALUES (?, ?)", [(one, row % 3 == 0) for row, one in enumerate(ids.tolist())])
     (directory / "rules.toml").write_text('[rules]\nfresh = "new"\n')
     return Files(
         model=str(directory / "model"),
-        index=str(directory / "index.pleach"),
-        catalogue=str(directory / "items.duckdb"),
+        index=str(directory / "index.leafbeam"),
+        catalog=str(directory / "items.duckdb"),
         rules=str(directory / "rules.toml"),
     )
 
@@ -70,7 +70,7 @@ def job_of(files: Files, directory: Path, out: str = "out.parquet", **fields: ob
 def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
     """The output is one row a user, in their order, and what the engine answers each of them alone."""
     table = pq.read_table(job.out)
-    engine = Engine.load(job.files.model, job.files.index, job.files.catalogue, job.files.rules)
+    engine = Engine.load(job.files.model, job.files.index, job.files.catalog, job.files.rules)
     assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
     for row, history in enumerate(histories):
         (alone,) = engine.recommend([job.asked.request(tuple(history or ()), user=1000 + row)])

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pleach.errors import ArgumentError, DataError, ItemIdError, RequestError, UnknownRuleError
-from pleach.integrations.batch import Asked, BatchJob, Done, Files, PartitionRunner, recommend_users
+from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, UnknownRuleError
+from leafbeam.integrations.batch import Asked, BatchJob, Done, Files, PartitionRunner, recommend_users
 from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
 
 
@@ -65,7 +65,7 @@ def test_a_killed_job_goes_on_where_it_was(files: Files, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet", users=120)
     job = job_of(files, tmp_path, partition_rows=1)
     code = (
-        "import sys, json; from pleach.integrations.batch import *; given = json.loads(sys.argv[1]); "
+        "import sys, json; from leafbeam.integrations.batch import *; given = json.loads(sys.argv[1]); "
         "given['files'] = Files(**given['files']); given['asked'] = Asked(**given['asked']); recommend_users(BatchJob(**given))"
     )
     words = [sys.executable, "-c", code, json.dumps(dataclasses.asdict(job))]
@@ -95,7 +95,7 @@ def test_answers_of_different_jobs_are_not_mixed(files: Files, tmp_path: Path):
     rules.write_text('[rules]\nfresh = "not new"\n')
     for change, named in (
         ({"asked": dataclasses.replace(job.asked, num_items=6)}, "different asked"),
-        ({"files": dataclasses.replace(files, index=other.index, catalogue=other.catalogue)}, "different index"),
+        ({"files": dataclasses.replace(files, index=other.index, catalog=other.catalog)}, "different index"),
         ({"files": dataclasses.replace(files, rules=str(rules))}, "different rules_text"),
         ({"partition_rows": 7}, "different partition_rows"),
     ):
@@ -163,7 +163,7 @@ def test_settings_that_cannot_be_meant_are_refused(files: Files, tmp_path: Path)
         Asked(num_items=0)
     with pytest.raises(ArgumentError, match="at least 1"):
         job_of(files, tmp_path, partition_rows=0)
-    with pytest.raises(ArgumentError, match="rules need a catalogue"):
+    with pytest.raises(ArgumentError, match="rules need a catalog"):
         Files(model="m", index="i", rules="r")
     with pytest.raises(RequestError, match="num_items has to be from 1 to 256"):
         recommend_users(job_of(files, tmp_path, asked=Asked(num_items=10_000)))

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pleach import Trie
-from pleach.bench.peers.python_trie import PythonTrie
-from pleach.errors import ArgumentError, CodesError, ForeignFilterError, LogitsError
-from pleach.index import Version
-from pleach.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
-from pleach.model import Vocabulary
+from benchmarks.peers.python_trie import PythonTrie
+from leafbeam import Trie
+from leafbeam.errors import ArgumentError, CodesError, ForeignFilterError, LogitsError
+from leafbeam.index import Version
+from leafbeam.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
+from leafbeam.model import Vocabulary
 
 from .tiny import EOS, PAD, SIZES, WORDS, Kind, Model, Shop, prompts
 

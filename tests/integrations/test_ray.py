@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from pleach.engine import Engine, Request, Settings
-from pleach.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
-from pleach.integrations.batch import Asked, Done, Files, PartitionRunner
+from leafbeam.engine import Engine, Request, Settings
+from leafbeam.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
+from leafbeam.integrations.batch import Asked, Done, Files, PartitionRunner
 from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'pleach[ray]'", exc_type=ImportError)
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
 # What Ray, opencensus and pydantic warn of in their own code is theirs to mend.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: Files, tmp_path: Path):
-    from pleach.integrations.ray_batch import recommend_users_on_ray
+    from leafbeam.integrations.ray_batch import recommend_users_on_ray
 
     histories = make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
@@ -102,10 +102,10 @@ def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
             return error.code, json.loads(error.read()), dict(error.headers)
 
 
-def test_an_application_answers_refuses_and_rolls_a_catalogue_out(cluster: Any, files: Files, tmp_path: Path):
+def test_an_application_answers_refuses_and_rolls_a_catalog_out(cluster: Any, files: Files, tmp_path: Path):
     from ray import serve
 
-    from pleach.integrations.ray_serve import Fleet, application
+    from leafbeam.integrations.ray_serve import Fleet, application
 
     settings = Settings(num_beams=8, max_queue=1, max_batch=1, workers=1)
     fleet = Fleet(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
@@ -114,7 +114,7 @@ def test_an_application_answers_refuses_and_rolls_a_catalogue_out(cluster: Any, 
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     handle = serve.run(application(fleet), name="shop", route_prefix="/shop")
     url = f"http://127.0.0.1:{port}/shop"
-    engine = Engine.load(files.model, files.index, files.catalogue, files.rules, num_beams=8)
+    engine = Engine.load(files.model, files.index, files.catalog, files.rules, num_beams=8)
     body = {"history": ["item001", "item002"], "num_items": 5, "rules": ["fresh"]}
     (alone,) = engine.recommend([Request(history=("item001", "item002"), num_items=5, rules=("fresh",))])
 
@@ -153,7 +153,7 @@ def test_an_application_answers_refuses_and_rolls_a_catalogue_out(cluster: Any, 
         finally:
             over = True
         buying.result()
-    new_version = Engine.load(newer.model, newer.index, newer.catalogue, newer.rules).trie.version
+    new_version = Engine.load(newer.model, newer.index, newer.catalog, newer.rules).trie.version
     assert (after["index_version"], after["fault"]) == (new_version, None)
     assert versions[0] == engine.trie.version
     assert set(versions) <= {engine.trie.version, new_version}
@@ -162,10 +162,10 @@ def test_an_application_answers_refuses_and_rolls_a_catalogue_out(cluster: Any, 
 
 
 def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, tmp_path: Path):
-    from pleach.integrations.ray_serve import Recommender
+    from leafbeam.integrations.ray_serve import Recommender
 
     newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
-    broken = dataclasses.replace(files, index=str(tmp_path / "nowhere.pleach"))
+    broken = dataclasses.replace(files, index=str(tmp_path / "nowhere.leafbeam"))
     body = {"history": ["item001"], "num_items": 3}
 
     async def replica() -> list[str]:
@@ -191,7 +191,7 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, 
         over = True
         await asyncio.gather(*customers)
         status = await one.status()
-        assert "nowhere.pleach" in status["fault"]
+        assert "nowhere.leafbeam" in status["fault"]
         assert versions[-1] == status["index_version"]
         await asyncio.gather(*one._retiring)
         assert not first.engine.is_running  # nobody is inside any more
@@ -213,7 +213,7 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, 
 
 
 def test_arguments_of_a_fleet(cluster: Any, files: Files):
-    from pleach.integrations.ray_serve import Fleet
+    from leafbeam.integrations.ray_serve import Fleet
 
     words = {
         "model": files.model,

@@ -1,4 +1,4 @@
-"""`generate` under a TrieLogitsProcessor is pleach's own search, whatever the beams do, and never leaves the index."""
+"""`generate` under a TrieLogitsProcessor is leafbeam's own search, whatever the beams do, and never leaves the index."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, T5Config, T5ForConditionalGeneration
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from pleach import BeamSearch, Trie
-from pleach.bench.peers.python_trie import PythonTrie
-from pleach.index import Segment, Version
-from pleach.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
-from pleach.model import Vocabulary
+from benchmarks.peers.python_trie import PythonTrie
+from leafbeam import BeamSearch, Trie
+from leafbeam.index import Segment, Version
+from leafbeam.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
+from leafbeam.model import Vocabulary
 
 from .tiny import EOS, PAD, SIZES, WORDS, Kind, Model, Shop, beams, prompts, step_fn_of, tiny_qwen3
 

@@ -1,4 +1,4 @@
-"""A tiny Qwen3 of transformers' own, its Semantic ID tokens scattered over a larger vocabulary, and pleach's search on it."""
+"""A tiny Qwen3 of transformers' own, its Semantic ID tokens scattered over a larger vocabulary, and leafbeam's search on it."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import LogitsProcessorList, Qwen3Config, Qwen3ForCausalLM
 
-from pleach import Trie
-from pleach.decode import StepFn
-from pleach.index import Filter, Segment, Version, VersionFilter
-from pleach.integrations.transformers import TrieLogitsProcessor
+from leafbeam import Trie
+from leafbeam.decode import StepFn
+from leafbeam.index import Filter, Segment, Version, VersionFilter
+from leafbeam.integrations.transformers import TrieLogitsProcessor
 
 PAD, EOS, WORDS = 0, 2, 160
 SIZES = (12, 9, 14)

@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from pleach.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 MakeModel = Callable[..., Transformer]
 

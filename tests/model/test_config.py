@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
-from pleach.errors import ArgumentError, CheckpointError
-from pleach.model import ModelConfig
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.model import ModelConfig
 
 CONFIG = ModelConfig(
     vocab_size=99,

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pleach.decode import BeamSearch
-from pleach.errors import ArgumentError, CheckpointError
-from pleach.index import Trie
-from pleach.model import EncoderDecoder, EncoderDecoderConfig, TokenTable, Transformer, Vocabulary, load_model
+from leafbeam.decode import BeamSearch
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.index import Trie
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, TokenTable, Transformer, Vocabulary, load_model
 
 MakeModel = Callable[..., EncoderDecoder]
 Paths = list[list[tuple[int, ...]]]  # of each request, of each beam: the codes so far

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pleach.model.experts import Experts
-from pleach.model.t5_config import EncoderDecoderConfig
+from leafbeam.model.experts import Experts
+from leafbeam.model.t5_config import EncoderDecoderConfig
 
 
 def experts(generator: torch.Generator, **fields: object) -> Experts:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pleach.errors import ArgumentError
-from pleach.model import (
+from leafbeam.errors import ArgumentError
+from leafbeam.model import (
     ModelConfig,
     TokenTable,
     Transformer,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pleach.errors import ArgumentError
-from pleach.model import PromptStore, Transformer, Workspace, token_bytes
+from leafbeam.errors import ArgumentError
+from leafbeam.model import PromptStore, Transformer, Workspace, token_bytes
 
 MakeModel = Callable[..., Transformer]
 

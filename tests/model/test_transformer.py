@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from pleach.errors import ArgumentError
-from pleach.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from pleach.model.asked import dropping
+from leafbeam.errors import ArgumentError
+from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
+from leafbeam.model.checks import dropping
 
 MakeModel = Callable[..., Transformer]
 
@@ -156,6 +156,6 @@ def test_a_vocabulary_larger_than_the_embedding_raises():
 
 @pytest.mark.parametrize("name", ["vocabulary", "config", "transformer"])
 def test_the_examples_in_the_docstrings_run(name: str):
-    outcome = doctest.testmod(importlib.import_module(f"pleach.model.{name}"))
+    outcome = doctest.testmod(importlib.import_module(f"leafbeam.model.{name}"))
     assert outcome.attempted > 0
     assert outcome.failed == 0

@@ -10,11 +10,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 
-from pleach.decode import BeamSearch
-from pleach.engine import Engine, Request
-from pleach.errors import ArgumentError
-from pleach.index import Trie
-from pleach.model import ModelConfig, TokenTable, Transformer, TwoStage
+from leafbeam.decode import BeamSearch
+from leafbeam.engine import Engine, Request
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie
+from leafbeam.model import ModelConfig, TokenTable, Transformer, TwoStage
 
 SIZES = (6, 5, 4)
 WORDS = ["<pad>", "<s>", "</s>", "the", "user", "likes", "wants", "red", "blue", "shoes", "hats", "and", "then", "so", "<sid>"]

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.errors import ArgumentError, CheckpointError, CodesError
-from pleach.model import TokenTable, Vocabulary, vocabulary_from_dict
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError
+from leafbeam.model import TokenTable, Vocabulary, vocabulary_from_dict
 
 RANGES = Vocabulary(codebook_sizes=(5, 3, 7))
 TABLE = TokenTable(

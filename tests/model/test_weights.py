@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from pleach.errors import ArgumentError, CheckpointError
-from pleach.model import TokenTable, Transformer, Vocabulary
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.model import TokenTable, Transformer, Vocabulary
 
 MakeModel = Callable[..., Transformer]
 
@@ -43,13 +43,13 @@ def test_a_saved_model_comes_back_bit_equal(make_model: MakeModel, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "new" / "place").iterdir()) == [
         "config.json",
         "model.safetensors",
-        "pleach.json",
+        "leafbeam.json",
     ]
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("key_heads", [1, 4])
-def test_transformers_reads_what_pleach_saves(make_model: MakeModel, tmp_path: Path, tied: bool, key_heads: int):
+def test_transformers_reads_what_leafbeam_saves(make_model: MakeModel, tmp_path: Path, tied: bool, key_heads: int):
     model = make_model(VOCABULARY, tie_word_embeddings=tied, num_key_value_heads=key_heads, rope_theta=5e5)
     model.save_pretrained(tmp_path)
     theirs, report = Qwen3ForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -61,7 +61,7 @@ def test_transformers_reads_what_pleach_saves(make_model: MakeModel, tmp_path: P
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("shard", ["5GB", "40KB"])
-def test_pleach_reads_what_transformers_saves(tmp_path: Path, tied: bool, shard: str):
+def test_leafbeam_reads_what_transformers_saves(tmp_path: Path, tied: bool, shard: str):
     config = Qwen3Config(
         vocab_size=50,
         hidden_size=40,
@@ -126,8 +126,8 @@ def test_a_missing_file_is_named(saved: Path, name: str):
         Transformer.from_pretrained(saved)
 
 
-def test_without_pleach_json_a_vocabulary_is_asked_for(saved: Path):
-    (saved / "pleach.json").unlink()
+def test_without_leafbeam_json_a_vocabulary_is_asked_for(saved: Path):
+    (saved / "leafbeam.json").unlink()
     with pytest.raises(CheckpointError, match="vocabulary="):
         Transformer.from_pretrained(saved)
     assert Transformer.from_pretrained(saved, vocabulary=VOCABULARY).vocabulary == VOCABULARY
@@ -139,7 +139,7 @@ def test_another_vocabulary_than_the_saved_one_raises(saved: Path):
 
 
 def test_a_vocabulary_larger_than_the_embedding_raises(saved: Path):
-    (saved / "pleach.json").unlink()
+    (saved / "leafbeam.json").unlink()
     with pytest.raises(CheckpointError, match="vocab_size"):
         Transformer.from_pretrained(saved, vocabulary=Vocabulary(codebook_sizes=(99,)))
 
@@ -151,7 +151,7 @@ def test_a_directory_that_is_none_raises(saved: Path):
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.999])
-@pytest.mark.parametrize("name", ["config.json", "pleach.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "leafbeam.json", "model.safetensors"])
 def test_a_truncated_file_raises(saved: Path, name: str, part: float):
     content = (saved / name).read_bytes()
     (saved / name).write_bytes(content[: min(int(len(content) * part), len(content) - 3)])
@@ -159,7 +159,7 @@ def test_a_truncated_file_raises(saved: Path, name: str, part: float):
         Transformer.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("name", ["config.json", "pleach.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "leafbeam.json", "model.safetensors"])
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[]", b"null", b"\x00" * 64, b"PK\x03\x04" * 50])
 def test_a_foreign_file_raises(saved: Path, name: str, content: bytes):
     (saved / name).write_bytes(content)
@@ -170,8 +170,8 @@ def test_a_foreign_file_raises(saved: Path, name: str, content: bytes):
 @pytest.mark.parametrize(
     "changes", [{"format": 2}, {"format": None}, {"vocabulary": None}, {"vocabulary": {}}, {"dropout": 2}, {"dropout": "a"}]
 )
-def test_a_damaged_pleach_json_raises(saved: Path, changes: dict[str, Any]):
-    edit_json(saved / "pleach.json", **changes)
+def test_a_damaged_leafbeam_json_raises(saved: Path, changes: dict[str, Any]):
+    edit_json(saved / "leafbeam.json", **changes)
     with pytest.raises(CheckpointError):
         Transformer.from_pretrained(saved)
 

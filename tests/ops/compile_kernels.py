@@ -50,9 +50,10 @@ def kernels_of(module: Any) -> None:
 
 
 def constrain() -> None:
-    from pleach import Trie
-    from pleach.index import Segment, Version
-    from pleach.ops.constrain import request_filters, triton
+    from leafbeam import Trie
+    from leafbeam.index import Segment, Version
+    from leafbeam.ops.constrain import request_filters
+    from leafbeam.ops.constrain.triton import step as triton
 
     kernels_of(triton)
     rng = np.random.default_rng(0)
@@ -74,8 +75,9 @@ def constrain() -> None:
 
 
 def automata() -> None:
-    from pleach.index import Automaton
-    from pleach.ops.constrain import automata, triton_automata
+    from leafbeam.index import Automaton
+    from leafbeam.ops.constrain.cpu import automaton as automata
+    from leafbeam.ops.constrain.triton import automaton as triton_automata
 
     kernels_of(triton_automata)
     for requests, share in ((1, 0.0), (2, 1.0)):
@@ -88,7 +90,7 @@ def automata() -> None:
 
 
 def head() -> None:
-    from pleach.ops.head import States, triton, triton_masked
+    from leafbeam.ops.head import States, triton, triton_masked
 
     kernels_of(triton)
     kernels_of(triton_masked)
@@ -104,8 +106,8 @@ def head() -> None:
 
 
 def attention() -> None:
-    from pleach.bench.peers import paged_attention
-    from pleach.ops.attention import triton
+    from benchmarks.peers import paged_attention
+    from leafbeam.ops.attention import triton
 
     kernels_of(triton)
     kernels_of(paged_attention)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pleach.bench.gpu_timing import poisoned
-from pleach.errors import ArgumentError
-from pleach.ops.attention import reference, triton
-from pleach.ops.attention.reorder import by_parent, directions, extend_ancestors, follow_in_place, two_passes
+from benchmarks.gpu.timing import poisoned
+from leafbeam.errors import ArgumentError
+from leafbeam.ops.attention import reference, triton
+from leafbeam.ops.attention.reorder import by_parent, directions, extend_ancestors, follow_in_place, two_passes
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.bench.gpu_timing import poisoned
-from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Automaton
-from pleach.ops.constrain import automata, triton_automata
+from benchmarks.gpu.timing import poisoned
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Automaton
+from leafbeam.ops.constrain.cpu import automaton as automata
+from leafbeam.ops.constrain.triton import automaton as triton_automata
 
 VOCABULARY: list[bytes | None] = [
     *(bytes([one]) for one in b'ab"'),

@@ -6,14 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach import Trie
-from pleach.decode.search import root_ranges
-from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Segment, Version
-from pleach.ops import backend as backends
-from pleach.ops.constrain import cpu, reference, request_filters
-from pleach.ops.constrain.normalize import CHUNK, chunk_maxima, sum_exp
-from pleach.ops.constrain.select import compact, key_of, score_of
+from leafbeam import Trie
+from leafbeam.decode.results import root_ranges
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Segment, Version
+from leafbeam.ops import backend as backends
+from leafbeam.ops.constrain import reference, request_filters
+from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
+from leafbeam.ops.constrain.topk import compact, key_of, score_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 63, 64, 65, 1000, 2048, 32_768])

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pleach.errors import ArgumentError, CodesError, LogitsError
-from pleach.ops.head import Costs, States, Work, choose, cpu, reference
-from pleach.ops.head.cost import BLOCK
+from leafbeam.errors import ArgumentError, CodesError, LogitsError
+from leafbeam.ops.head import Costs, States, Work, choose, cpu, reference
+from leafbeam.ops.head.cost import BLOCK
 
 PATHS = ("dense", "blocks", "gather", "tokens")
 SHAPES = [(1, 1, 1), (1, 200, 7), (3, 64, 16), (5, 1000, 33), (16, 129, 64), (140, 300, 20)]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pleach.bench.gpu_timing import poisoned
-from pleach.errors import ArgumentError, LogitsError
-from pleach.ops.head import Costs, States, Work, reference, triton
-from pleach.ops.head.triton_masked import masked_logits
+from benchmarks.gpu.timing import poisoned
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.head import Costs, States, Work, reference, triton
+from leafbeam.ops.head.triton_masked import masked_logits
 
 
 @pytest.fixture(autouse=True)

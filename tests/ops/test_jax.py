@@ -1,4 +1,4 @@
-"""The step in JAX: the whole parity grid, histories of one catalogue in one compilation, nothing large written, no junk."""
+"""The step in JAX: the whole parity grid, histories of one catalog in one compilation, nothing large written, no junk."""
 
 import subprocess
 import sys
@@ -13,15 +13,16 @@ import pytest
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-from pleach import Trie  # noqa: E402
-from pleach.decode.search import root_ranges  # noqa: E402
-from pleach.errors import ArgumentError, LogitsError  # noqa: E402
-from pleach.index import Segment, Version  # noqa: E402
-from pleach.ops import backend as backends  # noqa: E402
-from pleach.ops.constrain import cpu, request_filters  # noqa: E402
-from pleach.ops.constrain import jax as ops  # noqa: E402
-from pleach.ops.constrain.packed import PackedSegment  # noqa: E402
-from pleach.ops.constrain.room import SHORT, Room, bucket, narrow_limit  # noqa: E402
+from leafbeam import Trie  # noqa: E402
+from leafbeam.decode.results import root_ranges  # noqa: E402
+from leafbeam.errors import ArgumentError, LogitsError  # noqa: E402
+from leafbeam.index import Segment, Version  # noqa: E402
+from leafbeam.ops import backend as backends  # noqa: E402
+from leafbeam.ops.constrain import request_filters  # noqa: E402
+from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape import jax_step as ops  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Room, bucket, narrow_limit  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape.layout import PackedSegment  # noqa: E402
 from tests.parity import test_grid as grid  # noqa: E402
 
 SIZES = (9, 300, 11)
@@ -108,7 +109,7 @@ def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     compiled.clear_cache()
     largest = random_version(rng, 1000, 200)
     arrays = ops.bind(largest, delta_leaves=256)
-    shelf = ops.FilterShelf(arrays, 8)
+    shelf = ops.FilterCache(arrays, 8)
     for turn in range(40):
         version = random_version(rng, int(rng.integers(400, 1000)), int(rng.integers(0, 200)))
         if turn % 10 == 9:  # compacted: the delta is empty
@@ -131,7 +132,7 @@ def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
     ids = np.flatnonzero(version.knows(np.arange(900)))
     filters = [version.filter(item_ids=ids[::2]), None]
     requests = request_filters(version, 2, filters, [ids[:600], rng.choice(ids, 400)])
-    compare(version, arrays, ops.FilterShelf(arrays), requests, rng, "full")
+    compare(version, arrays, ops.FilterCache(arrays), requests, rng, "full")
 
 
 def test_a_full_shelf_drops_the_filter_used_longest_ago_and_what_was_bound_stays_right() -> None:
@@ -139,7 +140,7 @@ def test_a_full_shelf_drops_the_filter_used_longest_ago_and_what_was_bound_stays
     trie = Trie.build(random_table(rng, 500), SIZES)
     version = Version.of(trie)
     arrays = ops.bind(version)
-    shelf = ops.FilterShelf(arrays, 4)
+    shelf = ops.FilterCache(arrays, 4)
     masks = [trie.filter(rng.random(500) < 0.5) for _ in range(9)]
     requests = [request_filters(version, 1, one, None) for one in masks]
     bound = [shelf.bind(one) for one in requests]
@@ -238,8 +239,9 @@ def test_sizes_are_powers_of_two_and_grow_only() -> None:
 
 def test_neither_the_step_nor_the_search_imports_torch() -> None:
     code = (
-        "import sys, numpy as np; from pleach.index import Trie; from pleach.ops.constrain import jax as ops, request_filters;"
-        "import pleach.decode.jax_beam, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
+        "import sys, numpy as np; from leafbeam.index import Trie; from leafbeam.ops.constrain import request_filters;"
+        "from leafbeam.ops.constrain.fixed_shape import jax_step as ops;"
+        "import leafbeam.decode.jax_search, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
         "filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None)); one = np.zeros((1, 1, 1));"
         "beams = ops.step(arrays, 0, one, one + 2, one[0], np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"
         "print(beams.num_valid, 'torch' in sys.modules, jax.config.jax_enable_x64, beams.lo.dtype)"

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch._dynamo
 
-from pleach import Trie
-from pleach.decode.search import root_ranges
-from pleach.errors import ArgumentError
-from pleach.index import Segment, Version
-from pleach.ops import backend as backends
-from pleach.ops.constrain import cpu, request_filters
-from pleach.ops.constrain import torch as ops
+from leafbeam import Trie
+from leafbeam.decode.results import root_ranges
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Segment, Version
+from leafbeam.ops import backend as backends
+from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.fixed_shape import torch_step as ops
 from tests.parity import test_grid as grid
 
 SIZES = (9, 300, 11)

@@ -1,4 +1,4 @@
-"""The float64 brute-force oracle: enumerates a tiny catalogue, with no trie, no ranges and no bitmaps.
+"""The float64 brute-force oracle: enumerates a tiny catalog, with no trie, no ranges and no bitmaps.
 
 For every round it lists every (parent, code) whose prefix is the prefix of an allowed item, scores it in float64 and sorts by
 (score desc, parent asc, code asc). Every backend has to give these beams.

@@ -1,4 +1,4 @@
-"""One grid for every backend: the same catalogues, filters and ties, against the float64 oracle."""
+"""One grid for every backend: the same catalogs, filters and ties, against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pleach import BeamSearch, Trie
-from pleach.index import Filter, Segment, Version, VersionFilter
+from leafbeam import BeamSearch, Trie
+from leafbeam.index import Filter, Segment, Version, VersionFilter
 from tests.parity.oracle import search
 
 BACKENDS = ("cpu", "reference")
@@ -106,7 +106,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class Catalog:
     """A case's items as an index, and the truth: id -> SID of every live item, in the order of equal scores."""
 
     index: Trie | Version
@@ -116,18 +116,18 @@ class Catalogue:
         return self.index.filter(item_ids=ids)
 
     @classmethod
-    def of(cls, case: Case, shape: str) -> Catalogue:
+    def of(cls, case: Case, shape: str) -> Catalog:
         packed = shape.endswith("packed")
         return cls.changed(case, packed) if shape.startswith("changed") else cls.whole(case, packed)
 
     @classmethod
-    def whole(cls, case: Case, packed: bool) -> Catalogue:
+    def whole(cls, case: Case, packed: bool) -> Catalog:
         ids = [f"item-{row}" for row in range(len(case.codes))]
         trie = Trie.build(case.codes, case.sizes, ids if ids else None, packed=packed)
         return cls(trie, dict(zip(ids, map(tuple, case.codes.tolist()), strict=True)))
 
     @classmethod
-    def changed(cls, case: Case, packed: bool) -> Catalogue:
+    def changed(cls, case: Case, packed: bool) -> Catalog:
         """Two thirds of the items in the base; the rest, and copies of SIDs of the base, in the delta; a tenth deleted."""
         rng = np.random.default_rng(5)
         in_base = rng.random(len(case.codes)) < 0.67
@@ -151,21 +151,21 @@ class Catalogue:
 def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
     case = CASES[name]
     rng = np.random.default_rng(99)
-    catalogue = Catalogue.of(case, shape)
-    ids = np.array(list(catalogue.sids), dtype=np.str_)
+    catalog = Catalog.of(case, shape)
+    ids = np.array(list(catalog.sids), dtype=np.str_)
     masks = [np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share for _ in range(2)]
-    filters = [None if case.share is None else catalogue.filter(ids[mask].tolist()) for mask in masks]
+    filters = [None if case.share is None else catalog.filter(ids[mask].tolist()) for mask in masks]
     denied_rows = [rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64) for _ in range(2)]
     deny = [[*ids[rows], "never-heard-of"] for rows in denied_rows]
     models = [TableModel(case, seed) for seed in (1, 2)]
-    search_ours = BeamSearch(catalogue.index, list(case.widths), scoring=scoring, backend=backend)
+    search_ours = BeamSearch(catalog.index, list(case.widths), scoring=scoring, backend=backend)
     result = search_ours.run(Recorder(models), batch_size=2, filters=filters, deny=deny)
     for request in range(2):
         may_show = masks[request].copy()
         may_show[denied_rows[request]] = False
         by_sid: dict[tuple[int, ...], list[str]] = {}
         for item in ids[may_show].tolist():
-            by_sid.setdefault(catalogue.sids[item], []).append(item)
+            by_sid.setdefault(catalog.sids[item], []).append(item)
         rounds = search(list(by_sid), models[request].logits, case.widths, scoring)
         expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
         count = int(result.num_valid[request])

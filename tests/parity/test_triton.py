@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from pleach import BeamSearch, Trie
-from pleach.bench.gpu_timing import poisoned
-from pleach.decode.search import root_ranges
-from pleach.errors import ArgumentError, LogitsError
-from pleach.index import Version
-from pleach.ops.constrain import RequestFilter, cpu, reference, request_filters, triton
+from benchmarks.gpu.timing import poisoned
+from leafbeam import BeamSearch, Trie
+from leafbeam.decode.results import root_ranges
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Version
+from leafbeam.ops.constrain import RequestFilter, reference, request_filters
+from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.triton import step as triton
 from tests.parity.oracle import search
-from tests.parity.test_grid import CASES, Catalogue, Recorder, TableModel
+from tests.parity.test_grid import CASES, Catalog, Recorder, TableModel
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def poison() -> Generator[None]:
         yield
 
 
-# (case, shape of the catalogue, scoring, most beams): every layout, filters, denied items, ties, one and two segments.
+# (case, shape of the catalog, scoring, most beams): every layout, filters, denied items, ties, one and two segments.
 SAMPLE = [
     ("empty-index", "whole", "full", 3),
     ("one-item", "changed", "allowed", 3),
@@ -57,18 +59,18 @@ SAMPLE = [
 def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: str, scoring: str, most: int) -> None:
     case = replace(CASES[name], widths=tuple(min(width, most) for width in CASES[name].widths))
     rng = np.random.default_rng(99)
-    catalogue = Catalogue.of(case, shape)
-    ids = np.array(list(catalogue.sids), dtype=np.str_)
+    catalog = Catalog.of(case, shape)
+    ids = np.array(list(catalog.sids), dtype=np.str_)
     mask = np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share
-    filters = [None if case.share is None else catalogue.filter(ids[mask].tolist())]
+    filters = [None if case.share is None else catalog.filter(ids[mask].tolist())]
     denied = rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64)
     model = TableModel(case, 1)
-    beam_search = BeamSearch(catalogue.index, list(case.widths), scoring=scoring, backend="triton")  # type: ignore[arg-type]
+    beam_search = BeamSearch(catalog.index, list(case.widths), scoring=scoring, backend="triton")  # type: ignore[arg-type]
     result = beam_search.run(Recorder([model]), filters=filters, deny=[[*ids[denied], "never-heard-of"]])
     mask[denied] = False
     by_sid: dict[tuple[int, ...], list[str]] = {}
     for item in ids[mask].tolist():
-        by_sid.setdefault(catalogue.sids[item], []).append(item)
+        by_sid.setdefault(catalog.sids[item], []).append(item)
     rounds = search(list(by_sid), model.logits, case.widths, scoring)
     expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
     count = int(result.num_valid[0])
@@ -92,10 +94,10 @@ def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size
 @pytest.mark.parametrize("shape", ["whole", "changed-packed"])
 def test_different_filters_in_one_batch_and_beams_that_share_a_threshold(shape: str) -> None:
     case = CASES["wide-level"]
-    catalogue = Catalogue.of(replace(case, sizes=(40, 40, 4), codes=case.codes % [40, 40, 4]), shape)
-    version = Version.of(catalogue.index)
-    ids = list(catalogue.sids)
-    requests = request_filters(version, 3, [None, catalogue.filter(ids[::3]), catalogue.filter([])], [ids[:5], None, None])
+    catalog = Catalog.of(replace(case, sizes=(40, 40, 4), codes=case.codes % [40, 40, 4]), shape)
+    version = Version.of(catalog.index)
+    ids = list(catalog.sids)
+    requests = request_filters(version, 3, [None, catalog.filter(ids[::3]), catalog.filter([])], [ids[:5], None, None])
     given = two_rounds(version, requests, 40, 4)
     found = {}
     for backend in (cpu, triton):
@@ -112,10 +114,10 @@ def test_different_filters_in_one_batch_and_beams_that_share_a_threshold(shape: 
 @pytest.mark.parametrize("shape", ["whole", "whole-packed", "changed", "changed-packed"])
 def test_children_are_the_references(shape: str) -> None:
     case = CASES["uniform-filter-0.5"]
-    catalogue = Catalogue.of(case, shape)
-    version = Version.of(catalogue.index)
-    ids = list(catalogue.sids)
-    requests = request_filters(version, 2, [None, catalogue.filter(ids[::2])], [None, ids[:9]])
+    catalog = Catalog.of(case, shape)
+    version = Version.of(catalog.index)
+    ids = list(catalog.sids)
+    requests = request_filters(version, 2, [None, catalog.filter(ids[::2])], [None, ids[:9]])
     lo, hi, _, _ = two_rounds(version, requests, case.sizes[0], 3)
     for level, (lo_SBK, hi_SBK) in enumerate([root_ranges(version, requests), (lo, hi)]):
         expected = reference.children(

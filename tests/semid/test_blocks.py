@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pleach.errors import ArgumentError, DataError
-from pleach.semid.blocks import VectorBlocks
-from pleach.semid.rqkmeans import ResidualKMeans
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.semid.blocks import VectorBlocks
+from leafbeam.semid.rqkmeans import ResidualKMeans
 
 
 def vectors(rows: int = 5000, dims: int = 6, *, seed: int = 0) -> np.ndarray:
@@ -56,9 +56,9 @@ def test_every_vector_counts_and_not_the_sample_alone():
 
 PROGRAM = """
 import sys, numpy as np
-from pleach.bench.resident import peak_bytes
-from pleach.semid.blocks import VectorBlocks
-from pleach.semid.rqkmeans import ResidualKMeans
+from benchmarks.resident import peak_bytes
+from leafbeam.semid.blocks import VectorBlocks
+from leafbeam.semid.rqkmeans import ResidualKMeans
 blocks = VectorBlocks.of(sys.argv[1:], rows=4096)
 quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(list([next(iter(blocks))]), first=4096)
 before = peak_bytes(anew=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.errors import ArgumentError, CodesError
-from pleach.semid.collisions import add_level, group_sizes, move_to_free_codes
+from leafbeam.errors import ArgumentError, CodesError
+from leafbeam.semid.collisions import add_level, group_sizes, move_to_free_codes
 
 tables = st.integers(0, 20).flatmap(
     lambda rows: st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=rows, max_size=rows)

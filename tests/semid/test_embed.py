@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pleach.errors import ArgumentError, DataError, MissingExtraError
-from pleach.semid import text as text_room
-from pleach.semid.behaviour import behaviour_vectors, positive_pmi
-from pleach.semid.embed import EmbeddingConfig, embed, load_vectors
-from pleach.semid.fit import fit_sids
-from pleach.semid.text import sentence_vectors, text_columns, text_vectors
-from pleach.train.data import InteractionLog, log_of_tables
-from pleach.train.split import leave_one_out
+from leafbeam.errors import ArgumentError, DataError, MissingExtraError
+from leafbeam.semid import text as text_room
+from leafbeam.semid.behaviour import behaviour_vectors, positive_pmi
+from leafbeam.semid.embed import EmbeddingConfig, embed, load_vectors
+from leafbeam.semid.fit import fit_sids
+from leafbeam.semid.text import sentence_vectors, text_columns, text_vectors
+from leafbeam.train.data import InteractionLog, log_of_tables
+from leafbeam.train.split import leave_one_out
 
 WORDS = ["red", "blue", "shoe", "boot", "tea", "green", "silk", "old"]
 CONFIG = EmbeddingConfig(text_dims=6, behaviour_dims=5)

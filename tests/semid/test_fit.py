@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pleach.errors import ArgumentError, CodesError, DataError
-from pleach.semid.drawing import draw_report
-from pleach.semid.embed import EmbeddingConfig
-from pleach.semid.fit import QuantiserConfig, fit_sids
-from pleach.semid.report import neighbour_overlap
-from pleach.semid.rqvae import RqVae, RqVaeConfig
-from pleach.train.data import load_log
-from pleach.train.split import leave_one_out
+from leafbeam.errors import ArgumentError, CodesError, DataError
+from leafbeam.semid.drawing import draw_report
+from leafbeam.semid.embed import EmbeddingConfig
+from leafbeam.semid.fit import QuantiserConfig, fit_sids
+from leafbeam.semid.report import neighbour_overlap
+from leafbeam.semid.rqvae import RqVae, RqVaeConfig
+from leafbeam.train.data import load_log
+from leafbeam.train.split import leave_one_out
 
-DATA = Path(os.environ.get("PLEACH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SMALL = QuantiserConfig(codebook_sizes=(4, 4))
 
 
@@ -151,7 +151,7 @@ def test_neighbour_overlap_is_one_for_the_vectors_themselves_and_chance_for_nois
 @pytest.mark.slow
 def test_beauty_has_few_collisions_and_used_codebooks_in_under_a_minute():
     if not (DATA / "amazon_beauty").is_dir():
-        pytest.skip("amazon_beauty is not beside the checkout, and PLEACH_DATA does not name it")
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
     log = load_log(DATA / "amazon_beauty")
     start = time.process_time()
     report = fit_sids(log.items, leave_one_out(log).train).report

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pleach.errors import ArgumentError, CheckpointError, DataError, PleachError
-from pleach.semid.rqkmeans import ResidualKMeans
+from leafbeam.errors import ArgumentError, CheckpointError, DataError, LeafbeamError
+from leafbeam.semid.rqkmeans import ResidualKMeans
 
 
 def clusters(seed: int, rows: int = 300, dims: int = 8) -> np.ndarray:
@@ -206,7 +206,7 @@ def test_a_damaged_directory_is_named(tmp_path, how):
 def test_whatever_the_numbers_codes_fit_their_codebooks_or_the_fault_is_named(vectors, sizes):
     try:
         quantiser = ResidualKMeans(codebook_sizes=tuple(sizes), seed=0).fit(vectors)
-    except PleachError:
+    except LeafbeamError:
         return
     codes = quantiser.encode(vectors)
     assert codes.shape == (len(vectors), len(sizes))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.errors import ArgumentError, CheckpointError, DataError
-from pleach.semid.rqkmeans import ResidualKMeans
-from pleach.semid.rqvae import RqVae, RqVaeConfig, _through
+from leafbeam.errors import ArgumentError, CheckpointError, DataError
+from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid.rqvae import RqVae, RqVaeConfig, _through
 
 SMALL = RqVaeConfig(steps=90, hidden=24, latent=6, batch=64, learning_rate=5e-3)
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pleach.errors import CheckpointError, CodesError, ItemIdError
-from pleach.semid.table import SidTable
+from leafbeam.errors import CheckpointError, CodesError, ItemIdError
+from leafbeam.semid.table import SidTable
 
 CODES = np.array([[0, 1, 9], [3, 0, 2]])
 
@@ -68,11 +68,11 @@ def test_files_that_are_not_tables_of_sids_are_named(tmp_path):
     with pytest.raises(CheckpointError, match="not one that"):
         SidTable.load(path)
     for sizes in ("[3, 3]", "[]", "3", "{"):
-        table = pa.table({"item_id": ["a"], "code_0": [1]}).replace_schema_metadata({"pleach.codebook_sizes": sizes})
+        table = pa.table({"item_id": ["a"], "code_0": [1]}).replace_schema_metadata({"leafbeam.codebook_sizes": sizes})
         pq.write_table(table, path)
         with pytest.raises(CheckpointError, match="does not hold"):
             SidTable.load(path)
-    table = pa.table({"item_id": ["a"], "code_0": [7]}).replace_schema_metadata({"pleach.codebook_sizes": "[3]"})
+    table = pa.table({"item_id": ["a"], "code_0": [7]}).replace_schema_metadata({"leafbeam.codebook_sizes": "[3]"})
     pq.write_table(table, path)
     with pytest.raises(CodesError, match="outside"):
         SidTable.load(path)

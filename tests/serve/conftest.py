@@ -1,4 +1,4 @@
-"""A small real shop behind HTTP: random weights, an index, a catalogue in DuckDB with its rules file."""
+"""A small real shop behind HTTP: random weights, an index, a catalog in DuckDB with its rules file."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pleach.index import Trie
-from pleach.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.index import Trie
+from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
 
-    from pleach.engine import Engine
+    from leafbeam.engine import Engine
 
 # pytest keeps a conftest to the very end of the process; DuckDB, reachable from it then, would complain of leaks.
 
@@ -45,20 +45,20 @@ class Shop:
     @property
     def files(self) -> tuple[Path, Path, Path, Path]:
         """What `serve` and `Engine.load` take."""
-        return tuple(self.directory / name for name in ("model", "index.pleach", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
+        return tuple(self.directory / name for name in ("model", "index.leafbeam", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
 
     def engine(self, **dials: Any) -> "Engine":
-        from pleach.engine import Engine
+        from leafbeam.engine import Engine
 
         return Engine.load(*self.files, **dials)
 
 
 @pytest.fixture(scope="session")
 def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
-    from pleach.catalog import Catalogue
+    from leafbeam.catalog import Catalog
 
     shop = Shop(directory=tmp_path_factory.mktemp("serve"))
-    model_dir, index_path, catalogue_path, rules_path = shop.files
+    model_dir, index_path, catalog_path, rules_path = shop.files
     rng = np.random.default_rng(5)
     codes_NL = np.stack([rng.integers(0, size, len(shop.item_ids)) for size in SIZES], axis=1)
     Trie.build(codes_NL, SIZES, item_ids=list(shop.item_ids)).save(index_path)
@@ -76,7 +76,7 @@ def first_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     )
     Transformer(config, vocabulary, generator=torch.Generator().manual_seed(2)).save_pretrained(model_dir)
     rows = [{"item_id": one, "title": f"thing {one}", "price": one % 40, "stock": one % 3} for one in shop.item_ids]
-    Catalogue.create(catalogue_path, pa.Table.from_pylist(rows))
+    Catalog.create(catalog_path, pa.Table.from_pylist(rows))
     rules_path.write_text(RULES)
     return shop
 
@@ -93,7 +93,7 @@ def client(first_shop: Shop) -> "Iterator[TestClient]":
     """A client of a shop that nobody changes."""
     from fastapi.testclient import TestClient
 
-    from pleach.serve import create_app
+    from leafbeam.serve import create_app
 
     with TestClient(create_app(first_shop.engine())) as client:
         yield client

@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pleach.engine import Counts, Engine, Limits, Request
-from pleach.errors import PleachError
-from pleach.index import Trie
-from pleach.serve import Metrics, create_app
-from pleach.serve.body import BoundedBody
+from leafbeam.engine import Counts, Engine, Limits, Request
+from leafbeam.errors import LeafbeamError
+from leafbeam.index import Trie
+from leafbeam.serve import Metrics, create_app
+from leafbeam.serve.body import BoundedBody
 from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
@@ -112,7 +112,7 @@ def test_an_expression_over_rules_is_obeyed_beside_the_named_ones(client, first_
     ],
 )
 def test_what_python_refuses_http_refuses_in_the_same_words(client, first_shop, body):
-    with pytest.raises(PleachError) as caught:
+    with pytest.raises(LeafbeamError) as caught:
         first_shop.engine().recommend([Request(**body)])
     response = client.post(URL, json=body)
     assert response.status_code == 422
@@ -228,7 +228,7 @@ def test_health_readiness_and_the_end(first_shop):
         assert (response.status_code, response.json()["ready"], response.json()["reason"]) == (503, False, "it has stopped")
         response = client.post(URL, json={})
         assert (response.status_code, response.json()["error"]["type"]) == (503, "UnavailableError")
-        assert metric(client, 'pleach_refused_total{reason="draining"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="draining"}') == 1
     assert not engine.is_running
 
 
@@ -239,26 +239,26 @@ def test_metrics_count_what_happened(first_shop):
         client.post(URL, json={"rules": ["none"]})
         client.post(URL, json={"num_items": 0})
         client.post(URL, content=b"x" * (2 << 20))
-        assert metric(client, 'pleach_requests_total{outcome="ok"}') == 2
-        assert metric(client, 'pleach_requests_total{outcome="refused"}') == 2
-        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 0
-        assert metric(client, 'pleach_refused_total{reason="over_a_limit"}') == 1
-        assert metric(client, 'pleach_refused_total{reason="body_too_long"}') == 1
-        assert metric(client, 'pleach_answered_total{when="in_time"}') == 2
-        assert metric(client, 'pleach_batches_total{closed="idle"}') == 2
-        assert metric(client, "pleach_items_total") == 3
-        assert metric(client, "pleach_short_answers_total") == 1
+        assert metric(client, 'leafbeam_requests_total{outcome="ok"}') == 2
+        assert metric(client, 'leafbeam_requests_total{outcome="refused"}') == 2
+        assert metric(client, 'leafbeam_requests_total{outcome="overloaded"}') == 0
+        assert metric(client, 'leafbeam_refused_total{reason="over_a_limit"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="body_too_long"}') == 1
+        assert metric(client, 'leafbeam_answered_total{when="in_time"}') == 2
+        assert metric(client, 'leafbeam_batches_total{closed="idle"}') == 2
+        assert metric(client, "leafbeam_items_total") == 3
+        assert metric(client, "leafbeam_short_answers_total") == 1
         for stage in ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", "total"):
-            assert metric(client, f'pleach_stage_seconds_count{{stage="{stage}"}}') == 2
-        assert metric(client, 'pleach_request_seconds_count{outcome="refused"}') == 2
-        assert metric(client, "pleach_batch_size_count") == 2
-        assert metric(client, "pleach_queue_length") == 0
-        assert metric(client, "pleach_ready") == 1
-        assert metric(client, "pleach_index_items") == 100
-        assert metric(client, f'pleach_index_info{{version="{engine.trie.version}"}}') == 1
-        assert metric(client, 'pleach_rule_items{rule="cheap"}') == 60
-        assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 0
-        assert metric(client, "pleach_rules_generation") == 1
+            assert metric(client, f'leafbeam_stage_seconds_count{{stage="{stage}"}}') == 2
+        assert metric(client, 'leafbeam_request_seconds_count{outcome="refused"}') == 2
+        assert metric(client, "leafbeam_batch_size_count") == 2
+        assert metric(client, "leafbeam_queue_length") == 0
+        assert metric(client, "leafbeam_ready") == 1
+        assert metric(client, "leafbeam_index_items") == 100
+        assert metric(client, f'leafbeam_index_info{{version="{engine.trie.version}"}}') == 1
+        assert metric(client, 'leafbeam_rule_items{rule="cheap"}') == 60
+        assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 0
+        assert metric(client, "leafbeam_rules_generation") == 1
 
 
 def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
@@ -269,17 +269,17 @@ def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
         assert set(client.post(URL, json=body).json()["item_ids"]) == shop.allowed(["cheap"], [])
         with duckdb.connect(str(shop.files[2])) as connection:
             connection.execute("UPDATE items SET price = 39 - price")
-        assert engine.catalogue is not None
-        metrics.observe_reload(engine.catalogue.reload())
+        assert engine.catalog is not None
+        metrics.observe_reload(engine.catalog.reload())
         answer = client.post(URL, json=body).json()
         assert set(answer["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
         assert answer["rules_generation"] == 2
         shop.files[3].write_text("[rules]\ncheap = 'no_such_column'\n")
-        metrics.observe_reload(engine.catalogue.reload())
+        metrics.observe_reload(engine.catalog.reload())
         assert client.post(URL, json=body).json()["item_ids"] == answer["item_ids"]
-        assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 1
-        assert metric(client, 'pleach_rule_reloads_total{outcome="ok"}') == 1
-        assert metric(client, 'pleach_rule_reloads_total{outcome="failed"}') == 1
+        assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 1
+        assert metric(client, 'leafbeam_rule_reloads_total{outcome="ok"}') == 1
+        assert metric(client, 'leafbeam_rule_reloads_total{outcome="failed"}') == 1
 
 
 def test_a_full_queue_is_429_with_retry_after_and_those_inside_are_answered(first_shop):
@@ -307,11 +307,11 @@ def test_a_full_queue_is_429_with_retry_after_and_those_inside_are_answered(firs
                 "message": "1 requests are waiting already, as many as may: try again later",
                 "reason": "queue_full",
             }
-            assert metric(client, "pleach_queue_length") == 1
+            assert metric(client, "leafbeam_queue_length") == 1
         for thread in threads:
             thread.join(20)
         assert statuses == [200, 200]
-        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 1
+        assert metric(client, 'leafbeam_requests_total{outcome="overloaded"}') == 1
 
 
 def test_a_request_without_an_answer_in_time_is_503(first_shop):
@@ -340,7 +340,7 @@ def test_an_unforeseen_failure_is_500_without_its_secrets(first_shop):
         response = client.post(URL, json={})
         assert response.status_code == 500
         assert response.json() == {"error": {"type": "RuntimeError", "message": "the server failed; its log says why"}}
-        assert metric(client, 'pleach_requests_total{outcome="failed"}') == 1
+        assert metric(client, 'leafbeam_requests_total{outcome="failed"}') == 1
 
 
 def test_openapi_tells_fields_limits_example_and_errors(first_shop):

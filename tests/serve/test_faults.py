@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pleach.bench.resident import resident_bytes
-from pleach.engine import Engine, Settings
-from pleach.serve import Server
+from benchmarks.resident import resident_bytes
+from leafbeam.engine import Engine, Settings
+from leafbeam.serve import Server
 from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
@@ -71,10 +71,10 @@ def test_a_client_that_goes_away_cancels_its_request_where_it_waits(first_shop):
         until(lambda: engine.queue_length == 1)
         waiting.close()
         until(lambda: engine.queue_length == 0)
-        assert metric(client, 'pleach_cancelled_total{while="waiting"}') == 1
+        assert metric(client, 'leafbeam_cancelled_total{while="waiting"}') == 1
         running.close()
-        until(lambda: metric(client, 'pleach_cancelled_total{while="running"}') == 1)
-        until(lambda: metric(client, 'pleach_requests_total{outcome="cancelled"}') == 2)
+        until(lambda: metric(client, 'leafbeam_cancelled_total{while="running"}') == 1)
+        until(lambda: metric(client, 'leafbeam_requests_total{outcome="cancelled"}') == 2)
     assert engine.counts.of("batch_faults")["abandoned"] == 1
 
 
@@ -93,7 +93,7 @@ def test_a_client_that_goes_away_while_it_is_run_stops_the_rounds(first_shop):
         connection.close()
         until(lambda: engine.counts.of("cancelled")["running"] == 1)
         go.set()
-        until(lambda: metric(client, 'pleach_batch_faults_total{kind="abandoned"}') == 1)
+        until(lambda: metric(client, 'leafbeam_batch_faults_total{kind="abandoned"}') == 1)
         assert len(rounds) == 1
         assert client.post(URL, json={}).status_code == 200
 
@@ -119,11 +119,11 @@ def test_deadlines_are_kept_or_refused_in_words_with_a_metric(first_shop):
             assert "no turn within 0.05 s" in error["message"]
         assert running.recv(12).startswith(b"HTTP/1.1 200")
         running.close()
-        assert metric(client, 'pleach_refused_total{reason="deadline_past"}') == 2
-        assert metric(client, 'pleach_refused_total{reason="over_a_limit"}') == 1
-        assert metric(client, 'pleach_refused_total{reason="body"}') == 1
-        assert metric(client, 'pleach_shed_total{reason="late"}') == 1
-        assert metric(client, 'pleach_requests_total{outcome="overloaded"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="deadline_past"}') == 2
+        assert metric(client, 'leafbeam_refused_total{reason="over_a_limit"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="body"}') == 1
+        assert metric(client, 'leafbeam_shed_total{reason="late"}') == 1
+        assert metric(client, 'leafbeam_requests_total{outcome="overloaded"}') == 1
 
 
 def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
@@ -132,7 +132,7 @@ def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
         response = client.post(URL, json={"history": [1000] * 5})
         assert response.status_code == 422
         assert "are 11 tokens, and a batch holds up to 9" in response.json()["error"]["message"]
-        assert metric(client, 'pleach_refused_total{reason="over_capacity"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="over_capacity"}') == 1
 
 
 def test_a_device_that_hangs_is_told_by_readyz_and_answers_503(first_shop):
@@ -147,12 +147,12 @@ def test_a_device_that_hangs_is_told_by_readyz_and_answers_503(first_shop):
             assert "worker 0 has been in one batch for" in ready.json()["reason"]
             assert client.get("/healthz").status_code == 200
             assert client.post(URL, json={}).status_code == 503
-            assert metric(client, "pleach_ready") == 0
-            assert metric(client, "pleach_busy_workers") == 1
+            assert metric(client, "leafbeam_ready") == 0
+            assert metric(client, "leafbeam_busy_workers") == 1
         until(lambda: client.get("/readyz").status_code == 200)
         assert client.post(URL, json={}).status_code == 200
-        assert metric(client, 'pleach_batch_faults_total{kind="wedged"}') == 1
-        assert metric(client, 'pleach_requests_total{outcome="unavailable"}') == 2
+        assert metric(client, 'leafbeam_batch_faults_total{kind="wedged"}') == 1
+        assert metric(client, 'leafbeam_requests_total{outcome="unavailable"}') == 2
 
 
 def test_no_memory_is_503_and_the_next_is_answered(first_shop):
@@ -167,7 +167,7 @@ def test_no_memory_is_503_and_the_next_is_answered(first_shop):
         assert (response.status_code, response.json()["error"]["reason"]) == (503, "out_of_memory")
         assert response.headers["Retry-After"]
         assert client.post(URL, json={}).status_code == 200
-        assert metric(client, 'pleach_failed_total{reason="out_of_memory"}') == 1
+        assert metric(client, 'leafbeam_failed_total{reason="out_of_memory"}') == 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the size of this process is read from /proc")
@@ -192,7 +192,7 @@ def test_a_body_of_a_hundred_megabytes_is_refused_before_it_was_read(first_shop)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert sent < 20_000_000  # what sockets hold, not what was to come
         assert resident_bytes()[0] - before < 20_000_000
-        assert metric(client, 'pleach_refused_total{reason="body_too_long"}') == 1
+        assert metric(client, 'leafbeam_refused_total{reason="body_too_long"}') == 1
         assert client.post(URL, json={}).status_code == 200
 
 
@@ -246,7 +246,7 @@ def test_while_it_drains_nobody_is_let_in_and_everybody_inside_is_answered(first
 
 LOADING = """
 import sys
-from pleach.serve import serve
+from leafbeam.serve import serve
 print("loading", flush=True)
 serve(*sys.argv[1:], port=0)
 """
@@ -265,9 +265,9 @@ def test_a_hang_up_while_loading_is_answered_once_it_serves(shop):
             time.sleep(0.05)
             child.send_signal(signal.SIGHUP)
             line = child.stdout.readline()
-            assert line.startswith("pleach serves 100 items"), (line, (shop.directory / "log").read_text())
+            assert line.startswith("leafbeam serves 100 items"), (line, (shop.directory / "log").read_text())
             url = next(word for word in line.split() if word.startswith("http://"))
-            until(lambda: 'pleach_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(url + "/metrics").text)
+            until(lambda: 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(url + "/metrics").text)
             child.send_signal(signal.SIGTERM)
             assert child.wait(PATIENCE) == 0
         finally:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
-from pleach.catalog import Catalogue
-from pleach.catalog.items import ItemStore
-from pleach.engine import Engine
-from pleach.index import Trie
-from pleach.model import Transformer
-from pleach.serve import create_app
+from leafbeam.catalog import Catalog
+from leafbeam.catalog.items_table import ItemStore
+from leafbeam.engine import Engine
+from leafbeam.index import Trie
+from leafbeam.model import Transformer
+from leafbeam.serve import create_app
 from tests.serve.conftest import MEANING, RULES
 from tests.waiting import held
 
@@ -63,14 +63,14 @@ def meant(shop, expression: str) -> set[int]:
 
 @pytest.fixture
 def live(shop):
-    """(client, catalogue, model): a server whose items change."""
+    """(client, catalog, model): a server whose items change."""
     rows = [{"item_id": one, "price": float(one % 40), "stock": one % 3} for one in shop.item_ids]
     trie, model = Trie.load(str(shop.files[1])), Transformer.from_pretrained(shop.files[0])
     with (
-        Catalogue.in_memory(pa.Table.from_pylist(rows), trie, shop.files[3], background=False) as catalogue,
-        TestClient(create_app(Engine(model, trie, catalogue))) as client,
+        Catalog.in_memory(pa.Table.from_pylist(rows), trie, shop.files[3], background=False) as catalog,
+        TestClient(create_app(Engine(model, trie, catalog))) as client,
     ):
-        yield client, catalogue, model
+        yield client, catalog, model
 
 
 def ask(client: TestClient, expression: str | None = None, **fields) -> dict:
@@ -110,7 +110,7 @@ def test_an_unknown_rule_is_422_and_names_the_known_ones(client, field):
     assert response.status_code == 422
     error = response.json()["error"]
     assert error["type"] == "UnknownRuleError"
-    assert "unknown rule 'fresh'; the rules of this catalogue are: cheap, in_stock, none" in error["message"]
+    assert "unknown rule 'fresh'; the rules of this catalog are: cheap, in_stock, none" in error["message"]
 
 
 def test_hostile_text_is_refused_by_name_and_never_reaches_the_table(shop, monkeypatch):
@@ -131,21 +131,21 @@ def test_hostile_text_is_refused_by_name_and_never_reaches_the_table(shop, monke
 
 
 def test_a_change_is_seen_by_the_next_request(live, shop):
-    client, catalogue, _ = live
+    client, catalog, _ = live
     cheap = meant(shop, "cheap")
     assert set(ask(client, "cheap")["item_ids"]) == cheap
-    catalogue.insert([[0, 0], [1, 1]], [1, 2], [{"price": 3.0, "stock": 1}, {"price": 30.0, "stock": 1}])
+    catalog.insert([[0, 0], [1, 1]], [1, 2], [{"price": 3.0, "stock": 1}, {"price": 30.0, "stock": 1}])
     assert set(ask(client, "cheap")["item_ids"]) == cheap | {1}
     assert ask(client, history=[1, 2])["num_history_used"] == 2
-    catalogue.delete([1, 1000])
+    catalog.delete([1, 1000])
     assert set(ask(client, "cheap")["item_ids"]) == cheap - {1000}
-    catalogue.replace([[5, 5]], [2], [{"price": 1.0, "stock": 0}])
+    catalog.replace([[5, 5]], [2], [{"price": 1.0, "stock": 0}])
     found = ask(client, "cheap - in_stock")
     assert found["sids"][found["item_ids"].index(2)] == [5, 5]
-    catalogue.update([2], [{"price": 99.0}])
+    catalog.update([2], [{"price": 99.0}])
     assert set(ask(client, "cheap")["item_ids"]) == cheap - {1000}
     version = ask(client)["index_version"]
-    catalogue.compact(wait=True)
+    catalog.compact(wait=True)
     after = ask(client, "cheap")
     assert after["index_version"] != version
     assert set(after["item_ids"]) == cheap - {1000}
@@ -153,15 +153,15 @@ def test_a_change_is_seen_by_the_next_request(live, shop):
 
 
 def test_a_running_batch_keeps_its_version(live, shop):
-    client, catalogue, model = live
+    client, catalog, model = live
     cheap = meant(shop, "cheap")
     with ThreadPoolExecutor(1) as threads:
         with held(model) as began:
             running = threads.submit(ask, client, "cheap")
             assert began.wait(20)
-            catalogue.delete(sorted(cheap)[:10])
-            catalogue.insert([[2, 2]], [7], [{"price": 0.0, "stock": 1}])
-            catalogue.compact(wait=True)
+            catalog.delete(sorted(cheap)[:10])
+            catalog.insert([[2, 2]], [7], [{"price": 0.0, "stock": 1}])
+            catalog.compact(wait=True)
         old = running.result(20)
     new = ask(client, "cheap")
     assert set(old["item_ids"]) == cheap
@@ -175,52 +175,52 @@ def test_a_running_batch_keeps_its_version(live, shop):
 def test_a_rule_that_fails_keeps_its_last_good_filter_and_the_metrics_say_so(shop, fault):
     mend = "ALTER TABLE items RENAME COLUMN cost TO price" if "RENAME" in fault else None
     engine = shop.engine()
-    assert engine.catalogue is not None
+    assert engine.catalog is not None
     with TestClient(create_app(engine)) as client:
         with duckdb.connect(str(shop.files[2])) as connection:
             connection.execute(fault)
-        engine.catalogue.refresh()
+        engine.catalog.refresh()
         assert set(ask(client, "cheap & in_stock")["item_ids"]) == meant(shop, "cheap & in_stock")
-        assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 1
-        assert metric(client, 'pleach_rule_failed{rule="in_stock"}') == 0
-        assert metric(client, 'pleach_rule_items{rule="cheap"}') == len(meant(shop, "cheap"))
+        assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 1
+        assert metric(client, 'leafbeam_rule_failed{rule="in_stock"}') == 0
+        assert metric(client, 'leafbeam_rule_items{rule="cheap"}') == len(meant(shop, "cheap"))
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["rules"]["cheap"]) == (200, len(meant(shop, "cheap")))
         if mend is not None:
             with duckdb.connect(str(shop.files[2])) as connection:
                 connection.execute(mend)
-            engine.catalogue.refresh()
-            assert metric(client, 'pleach_rule_failed{rule="cheap"}') == 0
+            engine.catalog.refresh()
+            assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 0
 
 
 def test_a_malformed_rules_file_leaves_all_rules_in_force(shop):
     engine = shop.engine()
-    assert engine.catalogue is not None
+    assert engine.catalog is not None
     with TestClient(create_app(engine)) as client:
         for text in ("[rules\n", "[rules]\ncheap = 'price <'\nin_stock = 'stock > 0'\nnone = 'false'\n", ""):
             shop.files[3].write_text(text)
-            assert not engine.catalogue.reload().ok
+            assert not engine.catalog.reload().ok
             assert set(ask(client, "cheap - none")["item_ids"]) == meant(shop, "cheap")
         shop.files[3].write_text(RULES)
-        assert engine.catalogue.reload().ok
+        assert engine.catalog.reload().ok
 
 
 def test_answers_under_constant_change_are_those_of_one_moment(live, shop):
     """Two items take turns: every answer has exactly one of them, under each rule."""
-    client, catalogue, _ = live
-    catalogue.insert([[3, 3]], [1], [{"price": 1.0, "stock": 1}])
+    client, catalog, _ = live
+    catalog.insert([[3, 3]], [1], [{"price": 1.0, "stock": 1}])
     stop, wrong = threading.Event(), []
 
     def swap() -> None:
         rng, here = np.random.default_rng(0), 1
         while not stop.is_set():
             there = 3 - here
-            with catalogue.transaction() as change:
+            with catalog.transaction() as change:
                 change.delete([here])
                 change.insert([rng.integers(0, 8, 2)], [there], [{"price": 1.0, "stock": 1}])
             here = there
             if rng.random() < 0.05:
-                catalogue.compact()
+                catalog.compact()
 
     def look(expression: str) -> None:
         for _ in range(25):

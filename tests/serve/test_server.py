@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.errors import ArgumentError, CheckpointError, LogitsError, RuleError
-from pleach.serve import Server, serve
+from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
+from leafbeam.serve import Server, serve
 
 PROGRAM = """
 import logging, sys
-from pleach.serve import serve
+from leafbeam.serve import serve
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
 serve(*sys.argv[1:], port=0, grace_s=20)
 """
@@ -37,7 +37,7 @@ def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
-            assert line.startswith("pleach serves 100 items"), (line, (shop.directory / "log").read_text())
+            assert line.startswith("leafbeam serves 100 items"), (line, (shop.directory / "log").read_text())
             yield server, next(word for word in line.split() if word.startswith("http://"))
         finally:
             server.kill()
@@ -78,14 +78,14 @@ def test_while_it_serves_a_full_collection_looks_at_what_came_since_only(first_s
 
 
 def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(shop):
-    _, _, catalogue_path, rules_path = shop.files
+    _, _, catalog_path, rules_path = shop.files
     with process(shop) as (server, url), httpx.Client(base_url=url, timeout=20) as client:
         body = {"rules": ["cheap"], "num_items": 100}
         first = client.post("/v1/recommend", json=body).json()
         assert set(first["item_ids"]) == shop.allowed(["cheap"], [])
 
         # Another process than the server's changes prices and a rule while the server runs.
-        with duckdb.connect(str(catalogue_path)) as connection:
+        with duckdb.connect(str(catalog_path)) as connection:
             connection.execute("UPDATE items SET price = 39 - price")
         rules_path.write_text("[rules]\ncheap = 'price < 20'\ndear = 'price >= 20'\n")
         server.send_signal(signal.SIGHUP)
@@ -100,7 +100,7 @@ def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(sh
         # A rule that breaks keeps its last good filter, and says so.
         rules_path.write_text("[rules]\ncheap = 'no_such_column > 1'\n")
         server.send_signal(signal.SIGHUP)
-        until(lambda: 'pleach_rule_failed{rule="cheap"} 1.0' in client.get("/metrics").text)
+        until(lambda: 'leafbeam_rule_failed{rule="cheap"} 1.0' in client.get("/metrics").text)
         assert client.post("/v1/recommend", json=body).json()["item_ids"] == second["item_ids"]
         assert "as before: rule 'cheap' cannot be evaluated: no_such_column > 1" in (shop.directory / "log").read_text()
         assert server.poll() is None
@@ -162,12 +162,12 @@ def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
         text = httpx.get(server.url + "/metrics").text
     assert wrong == []
     assert max(batches) > 1
-    assert 'pleach_requests_total{outcome="ok"} 128.0' in text
+    assert 'leafbeam_requests_total{outcome="ok"} 128.0' in text
 
 
-def test_reload_without_a_catalogue_says_there_is_nothing_to_reload(first_shop, caplog):
+def test_reload_without_a_catalog_says_there_is_nothing_to_reload(first_shop, caplog):
     engine = first_shop.engine()
-    engine.catalogue = None
+    engine.catalog = None
     with thread(engine) as server:
         assert server.reload() is None
         assert httpx.post(server.url + "/v1/recommend", json={"rules": ["cheap"]}).json()["error"]["type"] == "UnknownRuleError"
@@ -210,9 +210,9 @@ def test_a_model_that_cannot_answer_never_serves(first_shop):
 
 
 def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
-    model_dir, index_path, catalogue_path, _ = shop.files
+    model_dir, index_path, catalog_path, _ = shop.files
     with pytest.raises(RuleError, match="'bad'"):
-        serve(model_dir, index_path, catalogue_path, {"bad": "no_such_column"}, port=0)
+        serve(model_dir, index_path, catalog_path, {"bad": "no_such_column"}, port=0)
     os.remove(model_dir / "config.json")
     with pytest.raises(CheckpointError):
-        serve(model_dir, index_path, catalogue_path, port=0)
+        serve(model_dir, index_path, catalog_path, port=0)

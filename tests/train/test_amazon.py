@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.errors import DataError, PleachError
-from pleach.train.amazon import load_amazon
+from leafbeam.errors import DataError, LeafbeamError
+from leafbeam.train.amazon import load_amazon
 
 REVIEWS_2014 = [
     {
@@ -201,6 +201,6 @@ def test_whatever_stands_in_a_file_it_loads_or_is_named(tmp_path_factory, conten
     for arguments in ((place / "any.json",), (place / "any.json", place / "any.json")):
         try:
             log = load_amazon(*arguments)
-        except PleachError:
+        except LeafbeamError:
             continue
         assert log.num_users >= 1

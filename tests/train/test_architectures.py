@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.errors import ArgumentError, CheckpointError
-from pleach.model import EncoderDecoder, Vocabulary, load_model, new_model
-from pleach.train.batches import Batches
-from pleach.train.checkpoint import Checkpoint
-from pleach.train.data import Histories
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.trainer import Moment, Trainer
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.model import EncoderDecoder, Vocabulary, load_model, new_model
+from leafbeam.train.batches import Batches
+from leafbeam.train.checkpoint import Checkpoint
+from leafbeam.train.data import Histories
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.trainer import Trainer, TrainStats
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
@@ -37,7 +37,7 @@ def all_codes() -> np.ndarray:
 
 
 def walks(users: int, items: int = 40) -> Histories:
-    """Each user walks round the catalogue in steps of one: the next item follows from the last one."""
+    """Each user walks round the catalog in steps of one: the next item follows from the last one."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, users)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -88,7 +88,7 @@ def test_the_loss_is_the_last_items_cross_entropy_given_the_others(recipe: Recip
 
 def test_a_log_that_can_be_learned_is_learned():
     recipe = dataclasses.replace(EXPERTS, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
-    moments: list[Moment] = []
+    moments: list[TrainStats] = []
     trainer = trainer_of(recipe)
     trainer.run(progress=moments.append)
     assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.25)

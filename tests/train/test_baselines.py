@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from pleach.errors import ArgumentError
-from pleach.train.baselines import neighbour_ranks, popularity_ranks
-from pleach.train.data import Histories
-from pleach.train.metrics import MISS, Estimate, Scores
+from leafbeam.errors import ArgumentError
+from leafbeam.train.baselines import neighbour_ranks, popularity_ranks
+from leafbeam.train.data import Histories
+from leafbeam.train.metrics import MISS, Estimate, Scores
 
 
 def test_popularity_ranks_by_training_count_then_by_row():

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pleach.errors import ArgumentError, DataError, PleachError
-from pleach.train.data import Columns, load_log, log_of_tables
+from leafbeam.errors import ArgumentError, DataError, LeafbeamError
+from leafbeam.train.data import Columns, load_log, log_of_tables
 
 ROWS = {
     "user_id": ["b", "a", "b", "a", "b", "c"],
@@ -290,7 +290,7 @@ def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, h
     (place / "interactions.csv").write_text("\n".join(lines))
     try:
         log = load_log(place)
-    except PleachError:
+    except LeafbeamError:
         return
     assert log.report.interactions == len(log.histories.items_E) <= len(rows)
     assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()

@@ -9,18 +9,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from pleach.errors import ArgumentError, DataError, ItemIdError
-from pleach.index import Trie
-from pleach.model import Transformer, Vocabulary
-from pleach.semid.table import SidTable
-from pleach.train.data import InteractionLog, log_of_tables
-from pleach.train.evaluate import Questions, evaluate, recall_on
-from pleach.train.metrics import MISS, Scores
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.report import Report
-from pleach.train.split import Split, leave_one_out
-from pleach.train.trainer import train
-from pleach.train.unconstrained import SidSet, unconstrained_search
+from leafbeam.errors import ArgumentError, DataError, ItemIdError
+from leafbeam.index import Trie
+from leafbeam.model import Transformer, Vocabulary
+from leafbeam.semid.table import SidTable
+from leafbeam.train.data import InteractionLog, log_of_tables
+from leafbeam.train.evaluate import Questions, evaluate, recall_on
+from leafbeam.train.metrics import MISS, Scores
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.report import Report
+from leafbeam.train.split import Split, leave_one_out
+from leafbeam.train.trainer import train
+from leafbeam.train.unconstrained import SidSet, unconstrained_search
 
 SIZES = (4, 5, 3)
 TINY = Recipe(
@@ -47,7 +47,7 @@ def log_of(histories: list[list[int]]) -> InteractionLog:
 
 
 def walks(users: int, *, seed: int = 0) -> InteractionLog:
-    """Everybody walks round the catalogue, one item after the next."""
+    """Everybody walks round the catalog, one item after the next."""
     rng = np.random.default_rng(seed)
     return log_of(
         [[int(first + step) % 30 for step in range(length)] for first, length in rng.integers((0, 1), (30, 11), (users, 2))]

@@ -4,8 +4,8 @@ import gzip
 
 import pytest
 
-from pleach.errors import DataError
-from pleach.train.movielens import load_movielens
+from leafbeam.errors import DataError
+from leafbeam.train.movielens import load_movielens
 
 RATINGS = "userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n1,10,5.0,1260759100\n2,10,4.0,835355493\n"
 MOVIES = (

@@ -11,13 +11,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
-from pleach.errors import ArgumentError
-from pleach.model import load_model, new_model
-from pleach.train.checkpoint import Checkpoint
-from pleach.train.parallel import DataParallel
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.split import leave_one_out
-from pleach.train.trainer import Trainer, train
+from leafbeam.errors import ArgumentError
+from leafbeam.model import load_model, new_model
+from leafbeam.train.checkpoint import Checkpoint
+from leafbeam.train.parallel import DataParallel
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.split import leave_one_out
+from leafbeam.train.trainer import Trainer, train
 from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
 PLAIN = dataclasses.replace(TINY, budget=Budget(steps=6), dropout=0.0, batch_tokens=45)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.errors import ArgumentError
-from pleach.model import Vocabulary, new_model
-from pleach.train.presets import preset
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.trainer import Trainer
+from leafbeam.errors import ArgumentError
+from leafbeam.model import Vocabulary, new_model
+from leafbeam.train.presets import preset
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.trainer import Trainer
 from tests.train.test_trainer import all_codes, walks
 
 SIZES = (4, 5, 2)

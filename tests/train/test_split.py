@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pleach.train.data import load_log, log_of_tables
-from pleach.train.split import leave_one_out
+from leafbeam.train.data import load_log, log_of_tables
+from leafbeam.train.split import leave_one_out
 
-DATA = Path(os.environ.get("PLEACH_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def log_of(histories: list[list[int]]):
@@ -60,7 +60,7 @@ def test_the_parts_put_together_are_the_log_with_its_times():
 @pytest.mark.data
 def test_beauty_has_the_published_counts():
     if not (DATA / "amazon_beauty").is_dir():
-        pytest.skip("amazon_beauty is not beside the checkout, and PLEACH_DATA does not name it")
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
     log = load_log(DATA / "amazon_beauty")
     assert (log.num_users, log.num_items, log.report.interactions) == (22_363, 12_101, 198_502)
     report = leave_one_out(log).report
@@ -70,6 +70,6 @@ def test_beauty_has_the_published_counts():
 @pytest.mark.data
 def test_ambiguous_times_of_toys_are_counted_and_can_be_left_in_the_files_order():
     if not (DATA / "amazon_toys").is_dir():
-        pytest.skip("amazon_toys is not beside the checkout, and PLEACH_DATA does not name it")
+        pytest.skip("amazon_toys is not beside the checkout, and LEAFBEAM_DATA does not name it")
     log = load_log(DATA / "amazon_toys", order="file")
     assert log.report.users_out_of_order == 8

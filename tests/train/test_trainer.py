@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from pleach.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
-from pleach.model import Transformer, Vocabulary
-from pleach.semid.table import SidTable
-from pleach.train.checkpoint import Checkpoint
-from pleach.train.data import Histories, InteractionLog, log_of_tables
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.split import leave_one_out
-from pleach.train.trainer import Moment, Trainer, codes_of_log, train
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
+from leafbeam.model import Transformer, Vocabulary
+from leafbeam.semid.table import SidTable
+from leafbeam.train.checkpoint import Checkpoint
+from leafbeam.train.data import Histories, InteractionLog, log_of_tables
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.split import leave_one_out
+from leafbeam.train.trainer import Trainer, TrainStats, codes_of_log, train
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
@@ -37,7 +37,7 @@ def all_codes(sizes: tuple[int, ...] = SIZES) -> np.ndarray:
 
 
 def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
-    """Each user walks round the catalogue in steps of one: the next item follows from the last one."""
+    """Each user walks round the catalog in steps of one: the next item follows from the last one."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 11, users)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
@@ -62,7 +62,7 @@ def same(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> bool
 
 def test_a_log_that_can_be_learned_is_learned():
     recipe = dataclasses.replace(TINY, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
-    moments: list[Moment] = []
+    moments: list[TrainStats] = []
     trainer = trainer_of(recipe)
     trainer.run(progress=moments.append)
     assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.05)
@@ -113,7 +113,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_that_ends_with_the_same_bits(tmp
     whole = trainer_of()
     whole.run()
 
-    def stop(moment: Moment) -> None:
+    def stop(moment: TrainStats) -> None:
         if moment.step == 7:
             raise KeyboardInterrupt
 
@@ -188,7 +188,7 @@ def test_a_budget_in_minutes_follows_the_clock_and_ends_on_time():
         now[0] += 0.5
         return now[0]
 
-    moments: list[Moment] = []
+    moments: list[TrainStats] = []
     recipe = dataclasses.replace(TINY, budget=Budget(minutes=0.5))
     trainer = trainer_of(recipe, clock=clock)
     trainer.run(progress=moments.append)
@@ -359,7 +359,7 @@ def test_train_writes_a_model_that_reads_back_and_goes_on_where_it_was_stopped(t
     split, sids = leave_one_out(log), sids_of(items)
     whole = train(log, split, sids, TINY)
 
-    def stop(moment: Moment) -> None:
+    def stop(moment: TrainStats) -> None:
         if moment.step == 5:
             raise KeyboardInterrupt
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from pleach.errors import ArgumentError, DataError
-from pleach.train.batches import Batches
-from pleach.train.data import Histories
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.train.batches import Batches
+from leafbeam.train.data import Histories
 
 
 def histories_of(lengths: list[int]) -> Histories:

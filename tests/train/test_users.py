@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from pleach.decode import BeamSearch
-from pleach.engine import Engine, Request
-from pleach.errors import ArgumentError, CheckpointError, RequestError
-from pleach.index import Trie
-from pleach.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
-from pleach.train.batches import Batches
-from pleach.train.checkpoint import Checkpoint, fingerprint
-from pleach.train.evaluate import evaluate
-from pleach.train.histories import Histories
-from pleach.train.recipe import Budget, Recipe
-from pleach.train.split import leave_one_out
-from pleach.train.trainer import Trainer, train
+from leafbeam.decode import BeamSearch
+from leafbeam.engine import Engine, Request
+from leafbeam.errors import ArgumentError, CheckpointError, RequestError
+from leafbeam.index import Trie
+from leafbeam.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
+from leafbeam.train.batches import Batches
+from leafbeam.train.checkpoint import Checkpoint, fingerprint
+from leafbeam.train.evaluate import evaluate
+from leafbeam.train.histories import Histories
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.split import leave_one_out
+from leafbeam.train.trainer import Trainer, train
 from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, walks, weights_of
 
 USERS = dataclasses.replace(TINY, num_users=16, user_dropout=0.0, dropout=0.0, label_smoothing=0.0)

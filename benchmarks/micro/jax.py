@@ -1,0 +1,201 @@
+"""`bench jax`: constrained rounds in JAX against STATIC's own algorithm in JAX and an unconstrained round, on JAX's device.
+
+B = 2 requests, K = 70 beams, V = 2,048 codes, L = 8 levels, one thread on a CPU. Each method is one compiled function a level
+(log-softmax, constraint and selection together); whole searches run over given logits, written anew before each round. leafbeam
+is there three times: alone, behind a filter of half the items and a deny list, and over a base and a delta of 1 %; and once
+more as a whole search in one function (`JaxBeamSearch`). Parity of the scores comes before any speed.
+
+A row says how often leafbeam compiled, and that ten more versions and filters compiled nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.peers import jax_rounds  # first: it asks XLA for one thread
+from benchmarks.peers.csr import CsrArrays
+from benchmarks.peers.static_jax import StaticJax
+from benchmarks.rows import spread
+from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
+from leafbeam.decode.jax_search import JaxBeamSearch
+from leafbeam.index import Segment, Trie, Version
+from leafbeam.ops.constrain import request_filters
+from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.fixed_shape import jax_step as ops
+
+import jax  # isort: skip
+
+__all__ = ["measure", "runs"]
+
+B, K, V, L = 2, 70, 2048, 8
+Round = Callable[[int, Any, Any], Any]  # (level, state or None, logits) -> state
+
+
+def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(parameters, measured) of each distribution and size."""
+    for num_items in (10_000,) if quick else (100_000, 1_000_000, 10_000_000):
+        for distribution in DISTRIBUTIONS:
+            yield measure(distribution, num_items, repeats=10 if quick else 100)
+
+
+def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters, measured) of one row: microseconds a step of each method (mean over the levels), and their ratios."""
+    rng = np.random.default_rng(seed)
+    codes = random_codes(rng, distribution, num_items, V, L)
+    logits = [random_logits(rng, B, 1 if level == 0 else K, V) for level in range(L)]
+    trie = Trie.build(codes, [V] * L)
+    extra = random_codes(rng, distribution, max(1, num_items // 100), V, L)
+    changed = _changed(rng, trie, extra)
+    codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(np.uint16) for level in trie.levels])
+    del codes
+    static = CsrArrays.of_sorted(codes_LM, V)
+    peer, free = StaticJax.of(static), jax_rounds.UnconstrainedJax()
+
+    half = trie.filter(rng.random(num_items) < 0.5)
+    deny = [rng.integers(0, num_items, 8) for _ in range(B)]
+    begin = time.perf_counter()
+    alone = _Bound(Version.of(trie), None, None)
+    seconds_bind = time.perf_counter() - begin
+    behind, both = _Bound(Version.of(trie), half, deny), _Bound(changed, None, None)
+    search = JaxBeamSearch(trie, K)
+    batch, carry = search.prepare(B), [jax.numpy.asarray(one) for one in logits]
+    methods: dict[str, Round] = {
+        "leafbeam": alone.round,
+        "leafbeam_filtered": behind.round,
+        "leafbeam_two_segments": both.round,
+        "static_jax": _peer_round(peer),
+        "unconstrained": _peer_round(free),
+    }
+    last: dict[str, Any] = {}
+    seconds_compile: dict[str, float] = {}
+    for name, method in methods.items():
+        begin = time.perf_counter()
+        last[name] = _search(method, logits)[0]
+        seconds_compile[name] = round(time.perf_counter() - begin, 2)
+    np.testing.assert_allclose(last["leafbeam"].scores, last["static_jax"].scores_BK, rtol=1e-5, atol=1e-4)
+    for name, bound in (("leafbeam", alone), ("leafbeam_filtered", behind), ("leafbeam_two_segments", both)):
+        np.testing.assert_allclose(last[name].scores, bound.truth(logits), rtol=1e-5, atol=1e-4)
+    begin = time.perf_counter()
+    ranked = jax.block_until_ready(search.decode(_given_logits, carry, batch))
+    seconds_compile["leafbeam_whole_search"] = round(time.perf_counter() - begin, 2)
+    np.testing.assert_allclose(ranked.scores_BK, last["leafbeam"].scores, rtol=1e-5, atol=1e-4)
+
+    compiled = ops.num_compiled()
+    for turn in range(10):  # other versions and filters of the same sizes
+        both.swap(_changed(np.random.default_rng(turn), trie, extra[: len(extra) - turn]))
+        _search(both.round, logits)
+        other = _Bound(Version.of(trie), trie.filter(rng.random(num_items) < 0.4), deny, behind)
+        _search(other.round, logits)
+    again = ops.num_compiled() - compiled
+
+    seconds_RL: dict[str, list[list[float]]] = {name: [] for name in methods}
+    whole_R: list[float] = []
+    names = list(methods)
+    for turn in range(repeats):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same other
+            seconds_RL[name].append(_search(methods[name], logits)[1])
+        begin = time.perf_counter()
+        jax.block_until_ready(search.decode(_given_logits, carry, batch))
+        whole_R.append((time.perf_counter() - begin) / L)
+    steps = {name: spread([sum(one) / L for one in runs]) for name, runs in seconds_RL.items()}
+    steps["leafbeam_whole_search"] = spread(whole_R)
+    mine = steps["leafbeam"]["p50"]
+    measured = {
+        "step_us": steps,
+        "by_level_us": {name: np.median(np.array(runs) * 1e6, axis=0).round(1).tolist() for name, runs in seconds_RL.items()},
+        "static_over_leafbeam": round(steps["static_jax"]["p50"] / mine, 2),
+        "unconstrained_over_leafbeam": round(steps["unconstrained"]["p50"] / mine, 2),
+        "two_segments_over_one": round(steps["leafbeam_two_segments"]["p50"] / mine, 2),
+        "filtered_over_plain": round(steps["leafbeam_filtered"]["p50"] / mine, 2),
+        "compiled": {"first": compiled, "for_20_versions_and_filters": again},
+        "seconds_compile": seconds_compile,
+        "seconds_bind": round(seconds_bind, 3),
+        "bytes_per_item": {
+            "leafbeam": round(alone.arrays.nbytes / num_items, 2),
+            "leafbeam_parts": {part: round(nbytes / num_items, 2) for part, nbytes in alone.arrays.parts.items()},
+            "leafbeam_without_padding": round(alone.arrays.used_nbytes / num_items, 2),
+            "leafbeam_filter": round(alone.filters.nbytes / 2 / num_items, 3),
+            "static": round(static.nbytes / num_items, 2),
+        },
+    }
+    device = jax.devices()[0]
+    parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L}
+    return parameters | {"device": f"{device.platform} {device.device_kind}"}, {**measured, "repeats": repeats}
+
+
+class _Bound:
+    """A version and its filters on the device, and a round of a search on them."""
+
+    def __init__(self, version: Version, allowed: Any, deny: Any, like: _Bound | None = None) -> None:
+        self.arrays = ops.bind(version, like=None if like is None else like.arrays)
+        self.shelf = ops.FilterCache(self.arrays) if like is None else like.shelf.for_version(self.arrays)
+        self._take(version, allowed, deny)
+
+    def _take(self, version: Version, allowed: Any, deny: Any) -> None:
+        self.version = version
+        self.requests = request_filters(version, B, allowed, deny)
+        self.filters = self.shelf.bind(self.requests)
+        hi = [one.trie.num_leaves for one in version.segments]
+        self.root = (
+            jax_rounds.on_device(np.zeros((len(hi), B, 1), np.int32)),
+            jax_rounds.on_device(np.broadcast_to(np.array(hi, np.int32)[:, None, None], (len(hi), B, 1))),
+            jax_rounds.on_device(np.zeros((B, 1), np.float32)),
+        )
+
+    def swap(self, version: Version) -> None:
+        """Take another version of the catalog."""
+        self.arrays = ops.bind(version, like=self.arrays)
+        self.shelf = self.shelf.for_version(self.arrays)
+        self._take(version, None, None)
+
+    def round(self, level: int, state: Any, fresh: Any) -> Any:
+        lo, hi, scores = self.root if state is None else (state.lo, state.hi, state.scores)
+        return jax.block_until_ready(
+            ops.step(self.arrays, level, lo, hi, scores, fresh, self.filters, num_beams=K, scoring="full")
+        )
+
+    def truth(self, logits: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The scores that the CPU backend gives."""
+        arrays = cpu.bind(self.version)
+        filters = cpu.bind_filters(arrays, self.requests)
+        lo, hi, scores = np.asarray(self.root[0], np.int64), np.asarray(self.root[1], np.int64), np.asarray(self.root[2])
+        for level, values in enumerate(logits):
+            beams = cpu.step(arrays, level, lo, hi, scores, values, filters, num_beams=K, scoring="full")
+            lo, hi, scores = beams.lo, beams.hi, beams.scores
+        return scores
+
+
+def _changed(rng: np.random.Generator, trie: Trie, extra: NDArray[np.int64]) -> Version:
+    """The trie less 1 % of its items, and a delta."""
+    live = trie.filter(rng.random(trie.num_items) < 0.99)
+    return Version(segments=(Segment(trie=trie, live=live), Segment(trie=Trie.build(extra, [V] * L))))
+
+
+def _given_logits(carry: Any, codes: Any, parents: Any, level: int) -> tuple[Any, Any]:
+    """A model that has answered already."""
+    return carry, carry[level]
+
+
+def _peer_round(peer: Any) -> Round:
+    def round_of(level: int, state: Any, fresh: Any) -> Any:
+        beams = jax_rounds.root(peer, B) if state is None else state
+        return jax.block_until_ready(jax_rounds.extend(peer, level, beams, fresh, K))
+
+    return round_of
+
+
+def _search(method: Round, logits: list[NDArray[np.float32]]) -> tuple[Any, list[float]]:
+    """Run all rounds of one search; returns the last state and the seconds of each round."""
+    state: Any = None
+    seconds: list[float] = []
+    for level, values in enumerate(logits):
+        fresh = jax_rounds.on_device(values)
+        begin = time.perf_counter()
+        state = method(level, state, fresh)
+        seconds.append(time.perf_counter() - begin)
+    return state, seconds

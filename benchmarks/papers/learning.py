@@ -1,0 +1,127 @@
+"""What the tables about learning have in common: data sets in a directory, rows kept of each run, figures with errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks.rows import RESULTS, make_row
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.train.metrics import Scores
+from leafbeam.train.recipe import Budget
+
+__all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled"]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRun:
+    """What a run is asked for. data: directories, one data set each. note: a remark for the rows.
+
+    minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
+    Raises ArgumentError for numbers out of range.
+    """
+
+    data: tuple[Path, ...]
+    quick: bool = False
+    seeds: int = 1
+    shares: tuple[float, ...] = (0.02, 0.05)
+    minutes: float | None = None
+    epochs: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ArgumentError(f"--seeds {self.seeds}: at least 1")
+        if not self.shares or not all(0 < share < 1 for share in self.shares):
+            raise ArgumentError(f"--share {self.shares}: parts of the items between 0 and 1, such as 0.02")
+        if self.minutes is not None and self.epochs is not None:
+            raise ArgumentError(f"--minutes {self.minutes} and --epochs {self.epochs}: one of the two ends training")
+
+    def budget(self, own: Budget) -> Budget:
+        """How long a model trains: what was asked for, or the table's own budget."""
+        if self.minutes is None and self.epochs is None:
+            return own
+        return Budget(minutes=self.minutes, epochs=self.epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningTable:
+    """A table about learning. rows: measures, and calls `keep` with each row at once. show, draw: from rows alone."""
+
+    name: str
+    title: str
+    rows: Callable[[LearningRun, Console, Callable[[Row], None]], list[Row]]
+    show: Callable[[Console, list[Row]], None]
+    draw: Callable[[list[Row]], Figure]
+
+    @property
+    def results(self) -> str:
+        """The name of the file of results."""
+        return self.name.replace("-", "_")
+
+    def row(self, parameters: dict[str, Any], measured: dict[str, Any]) -> Row:
+        """One row: what was measured, on what, from which commit."""
+        return make_row(self.results, parameters, measured)
+
+
+def data_sets(directory: Path) -> tuple[Path, ...]:
+    """The directory itself where it holds interactions, else those in it that do, by name. DataError where there is none."""
+
+    def holds(place: Path) -> bool:
+        return any((place / f"interactions{end}").is_file() for end in (".parquet", ".csv", ".csv.gz"))
+
+    if holds(directory):
+        return (directory,)
+    found = (
+        tuple(sorted(place for place in directory.iterdir() if place.is_dir() and holds(place))) if directory.is_dir() else ()
+    )
+    if not found:
+        raise DataError(f"{directory} holds no interactions.parquet or .csv, and neither does any directory in it")
+    return found
+
+
+def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
+    """The last kept row of each data set, share and seed."""
+    path = folder / f"{table.results}.jsonl"
+    last: dict[tuple[Any, ...], Row] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        at = row["parameters"]
+        if at["quick"] == quick:
+            last[at["data"], at.get("share", 0.0), at["seed"]] = row
+    return [last[key] for key in sorted(last)]
+
+
+def as_dict(scores: Scores) -> dict[str, Any]:
+    """Scores for a row: means and standard errors, rounded to what they are good for."""
+    measured: dict[str, Any] = {"users": scores.users}
+    for name, estimate in scores.estimates.items():
+        key = name.lower().replace("@", "_")
+        measured[key] = {"mean": round(estimate.mean, 5), "error": round(estimate.error, 5)}
+    return measured
+
+
+def pooled(estimates: Sequence[dict[str, float]]) -> tuple[float, float]:
+    """Mean over seeds, and its standard error: that of the users (whom all seeds share), and the spread of the seeds.
+
+    errors: sqrt(mean user variance + variance of the seeds' means / number of seeds).
+    """
+    means = [one["mean"] for one in estimates]
+    mean = sum(means) / len(means)
+    users = sum(one["error"] ** 2 for one in estimates) / len(estimates)
+    seeds = sum((one - mean) ** 2 for one in means) / (len(means) - 1) / len(means) if len(means) > 1 else 0.0
+    return mean, sqrt(users + seeds)
+
+
+def percent(value: tuple[float, float]) -> str:
+    """Mean ± error in percent."""
+    return f"{100 * value[0]:.2f} ± {100 * value[1]:.2f}"

@@ -1,0 +1,207 @@
+"""STATIC's Table 3: recommending items that are new (section 6), with the ways to do it that the paper leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.drawing import new_figure
+from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.studies.cold_start import ColdSplit, cold_split
+from benchmarks.studies.cold_study import METHODS, ColdStudy, study_cold_start
+from benchmarks.studies.retriever import DenseRecipe
+from leafbeam.semid.embed import EmbeddingConfig
+from leafbeam.semid.fit import QuantiserConfig
+from leafbeam.train.data import load_log
+from leafbeam.train.evaluate import Questions
+from leafbeam.train.metrics import Scores
+from leafbeam.train.recipe import Budget, Recipe
+
+__all__ = ["TABLE", "paper_of"]
+
+# STATIC, Table 3: Recall@1, percent. The model has 10^9 parameters, SIDs of 4 x 256 codes, 20 beams.
+PAPER: dict[str, dict[float, dict[str, float]]] = {
+    "beauty": {
+        0.02: {"unconstrained": 0.00, "random": 0.42, "trie_full": 4.29},
+        0.05: {"unconstrained": 0.00, "random": 0.17, "trie_full": 1.60},
+    },
+    "sports": {
+        0.02: {"unconstrained": 0.00, "random": 0.27, "trie_full": 1.24},
+        0.05: {"unconstrained": 0.00, "random": 0.11, "trie_full": 1.17},
+    },
+    "toys": {
+        0.02: {"unconstrained": 0.00, "random": 0.42, "trie_full": 4.39},
+        0.05: {"unconstrained": 0.00, "random": 0.17, "trie_full": 2.25},
+    },
+}
+_RECALLS = ("recall_1", "recall_5", "recall_10")
+
+
+def paper_of(data: str, share: float) -> dict[str, float]:
+    """The paper's Recall@1 by method, empty for data or a share that it does not have."""
+    name = next((name for name in PAPER if name in data.lower()), "")
+    return PAPER.get(name, {}).get(round(share, 4), {})
+
+
+def _study(run: LearningRun, seed: int) -> ColdStudy:
+    """The settings of the full table, or of a quick look: fewer codes, dimensions, passes and users."""
+    if run.quick:
+        return ColdStudy(
+            recipe=Recipe(
+                budget=Budget(steps=100), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16, validation_users=100
+            ),
+            embedding=EmbeddingConfig(text_dims=48, behaviour_dims=24),
+            quantiser=QuantiserConfig(codebook_sizes=(32, 32)),
+            dense=DenseRecipe(epochs=1, seed=seed, negatives=128),
+            retrievers=1,
+            text_dims=96,
+            seed=seed,
+        )
+    return ColdStudy(recipe=Recipe(budget=run.budget(Budget(epochs=8)), seed=seed), dense=DenseRecipe(seed=seed), seed=seed)
+
+
+def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> list[Row]:
+    rows: list[Row] = []
+    for directory in run.data:
+        log = load_log(directory, unseen="drop")
+        for share in run.shares:
+            split = cold_split(log, share=share)
+            if run.quick:
+                split = _fewer(split, 400)
+            for seed in range(run.seeds):
+                row = _row(run, directory, log_split=(log, split), share=share, seed=seed, console=console)
+                keep(row)
+                rows.append(row)
+    return rows
+
+
+def _row(
+    run: LearningRun, directory: Path, *, log_split: tuple[Any, ColdSplit], share: float, seed: int, console: Console
+) -> Row:
+    log, split = log_split
+    study = _study(run, seed)
+    with console.status(f"{directory.name}, {share:.0%}, seed {seed}") as status:
+
+        def progress(what: str, done: float) -> None:
+            status.update(f"{directory.name}, {share:.0%}, seed {seed}: {what}, {done:.0%}")
+
+        result = study_cold_start(log, split, study, progress=progress)
+    parameters = {
+        "data": directory.name,
+        "share": share,
+        "seed": seed,
+        "quick": run.quick,
+        "num_beams": study.num_beams,
+        "budget": str(study.recipe.budget),
+        "dense_epochs": study.dense.epochs,
+        "retrievers": study.retrievers,
+        "fusion": asdict(study.fusion),
+        "threads": study.recipe.threads,
+        "note": run.note,
+    }
+    measured = {
+        "split": asdict(result.report),
+        "methods": {name: {part: as_dict(scores) for part, scores in parts.items()} for name, parts in result.table().items()},
+        "seen_kept": {name: as_dict(Scores.of(ranks_U)) for name, ranks_U in result.ranks_seen_kept.items()},
+        "search": asdict(result.choice),
+        "seconds": result.seconds,
+    }
+    return TABLE.row(parameters, measured)
+
+
+def _fewer(split: ColdSplit, users: int) -> ColdSplit:
+    """The same split with a sample of its questions."""
+    questions = split.questions
+    if len(questions.users) <= users:
+        return split
+    places = np.sort(np.random.default_rng(0).choice(len(questions.users), users, replace=False))
+    return replace(
+        split,
+        questions=Questions(
+            users=questions.users[places],
+            histories=questions.histories.of(places),
+            targets_U=questions.targets_U[places],
+        ),
+        another_cold_U=split.another_cold_U[places],
+    )
+
+
+def _groups(rows: list[Row]) -> dict[tuple[str, float], list[Row]]:
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["parameters"]["data"], row["parameters"]["share"]), []).append(row)
+    return groups
+
+
+def _show(console: Console, rows: list[Row]) -> None:
+    for (data, share), group in _groups(rows).items():
+        split, paper = group[0]["measured"]["split"], paper_of(data, share)
+        title = (
+            f"{data}, the newest {share:.0%}: {split['cold_items']:,} cold items, {split['test_users']:,} users "
+            f"({split['test_users_with_another_cold_item']:,} with another cold item before), "
+            f"{split['train_users']:,} users to train on, {len(group)} seeds; percent ± standard error"
+        )
+        table = Table(title=title, title_justify="left")
+        table.add_column("")
+        for name in ("Recall@1", "@5", "@10", "the paper's @1", "no other cold item: @1", "@10", "seen items kept: @1", "@10"):
+            table.add_column(name, justify="right")
+        for method, label in METHODS.items():
+            found = [row["measured"]["methods"][method] for row in group]
+            cells = [percent(pooled([one["all"][name] for one in found])) for name in _RECALLS]
+            cells.append(f"{paper[method]:.2f}" if method in paper else "")
+            alone = [one["alone"] for one in found if "alone" in one]
+            cells += [percent(pooled([one[name] for one in alone])) if alone else "" for name in ("recall_1", "recall_10")]
+            kept = [row["measured"]["seen_kept"][method] for row in group if method in row["measured"]["seen_kept"]]
+            cells += [percent(pooled([one[name] for one in kept])) if kept else "" for name in ("recall_1", "recall_10")]
+            table.add_row(label, *cells, style="bold" if method == "hybrid" else "")
+        console.print(table)
+        note = group[0]["parameters"]["note"]
+        console.print(
+            f"{group[0]['parameters']['budget']} of training a model, {group[0]['parameters']['dense_epochs']} epochs the "
+            f"retriever; {group[0]['measured']['search']['exact_rows']:,} rows a user score every cold item, a beam search "
+            f"reads {group[0]['measured']['search']['beam_rows']:,}.{' ' + note if note else ''}"
+        )
+    console.print(
+        "Items that a user already has are no answers, except in the last two columns (nobody takes an item twice in these "
+        "sets). The paper's STATIC row is a model of 10^9 parameters; it does not say whether it removes seen items. Cold "
+        "items are encoded from text alone, with behaviour borrowed from the nearest texts. Sports and Toys have keywords "
+        "for text and nothing else."
+    )
+
+
+def _draw(rows: list[Row]) -> Figure:
+    groups = _groups(rows)
+    figure, panels = new_figure(len(groups), width=4.6, height=3.6, columns=2)
+    names = [name for name in METHODS if name not in ("unconstrained", "catalog")]
+    for number, (axes, ((data, share), group)) in enumerate(zip(panels, groups.items(), strict=True)):
+        for offset, recall, colour in ((-0.2, "recall_1", "#1f7a4a"), (0.2, "recall_10", "#3b82b8")):
+            values = [pooled([row["measured"]["methods"][name]["all"][recall] for row in group]) for name in names]
+            axes.barh(
+                [place + offset for place in range(len(names))],
+                [100 * mean for mean, _ in values],
+                height=0.38,
+                xerr=[100 * error for _, error in values],
+                color=colour,
+                label=recall.replace("recall_", "Recall@"),
+            )
+        paper = paper_of(data, share)
+        if "trie_full" in paper:
+            axes.axvline(paper["trie_full"], color="#d9822b", ls="--", lw=1.2, label="STATIC's Recall@1, 10^9 parameters")
+        axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number % 2 == 0 else [""] * len(names))
+        axes.invert_yaxis()
+        axes.set_xlabel("percent of users")
+        axes.set_title(f"{data}, newest {share:.0%}", fontsize=10, loc="left")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.suptitle("STATIC, Table 3: recommending new items", fontsize=11)
+    return figure
+
+
+TABLE = LearningTable(name="static-table-3", title="recommending new items", rows=_rows, show=_show, draw=_draw)

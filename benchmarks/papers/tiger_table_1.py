@@ -1,0 +1,247 @@
+"""TIGER's Table 1: the last item of every user, foreseen (leave-one-out), with SASRec trained here beside the published one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.drawing import new_figure
+from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
+from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_ranks
+from leafbeam.index import Trie
+from leafbeam.semid.embed import EmbeddingConfig
+from leafbeam.semid.fit import QuantiserConfig, fit_sids
+from leafbeam.semid.text import text_columns, text_vectors
+from leafbeam.train.data import InteractionLog, load_log
+from leafbeam.train.evaluate import Questions, evaluate
+from leafbeam.train.metrics import Scores
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.report import Report
+from leafbeam.train.split import leave_one_out
+from leafbeam.train.trainer import train
+
+__all__ = ["TABLE", "published"]
+
+# Recall@5, NDCG@5, Recall@10, NDCG@10, full ranking over all items.
+PUBLISHED: dict[str, dict[str, tuple[float, float, float, float]]] = {
+    "beauty": {
+        "SASRec (S3-Rec's table)": (0.0387, 0.0249, 0.0605, 0.0318),
+        "S3-Rec": (0.0387, 0.0244, 0.0647, 0.0327),
+        "TIGER": (0.0454, 0.0321, 0.0648, 0.0384),
+        "TIGER, a public re-run": (0.0392, 0.0257, 0.0594, 0.0321),
+        "GRID, residual k-means": (0.0422, 0.0277, 0.0639, 0.0347),
+        "GRID, decoder-only": (0.0300, 0.0206, 0.0438, 0.0251),
+    },
+    "sports": {
+        "SASRec (S3-Rec's table)": (0.0233, 0.0154, 0.0350, 0.0192),
+        "S3-Rec": (0.0251, 0.0161, 0.0385, 0.0204),
+        "TIGER": (0.0264, 0.0181, 0.0400, 0.0225),
+        "TIGER, a public re-run": (0.0233, 0.0150, 0.0379, 0.0197),
+        "GRID, residual k-means": (0.0236, 0.0153, 0.0353, 0.0191),
+        "GRID, decoder-only": (0.0152, 0.0098, 0.0226, 0.0121),
+    },
+    "toys": {
+        "SASRec (S3-Rec's table)": (0.0463, 0.0306, 0.0675, 0.0374),
+        "S3-Rec": (0.0443, 0.0294, 0.0700, 0.0376),
+        "TIGER": (0.0521, 0.0371, 0.0712, 0.0432),
+        "TIGER, a public re-run": (0.0396, 0.0270, 0.0577, 0.0328),
+        "GRID, residual k-means": (0.0376, 0.0243, 0.0577, 0.0308),
+        "GRID, decoder-only": (0.0286, 0.0202, 0.0399, 0.0238),
+    },
+}
+SOURCES = (
+    "Seen items: what is in a user's history. The programs behind the published SASRec and S3-Rec remove them from every list; "
+    "papers on generative models mostly do not say. Published: SASRec and S3-Rec as in S3-Rec's Table 2 (Zhou et al., 2020), "
+    "which TIGER's Table 1 repeats; TIGER's Table 1 (Rajput et al., 2023); GRID, its residual k-means and decoder-only rows "
+    "(Ju et al., 2025)."
+)
+_FIGURES = ("recall_5", "ndcg_5", "recall_10", "ndcg_10")
+_NAMES = {
+    "leafbeam": "leafbeam",
+    "sasrec": "SASRec, trained here",
+    "text_neighbours": "nearest by text",
+    "popularity": "most popular",
+}
+_SEEN = {"": "kept", "_unseen": "removed"}  # items of the user's history, by the end of a method's name
+_OURS = {f"{name}{end}": f"{words}, seen items {how}" for name, words in _NAMES.items() for end, how in _SEEN.items()}
+QUICK_USERS = 600
+
+
+def published(data: str) -> dict[str, tuple[float, float, float, float]]:
+    """The published rows for a data set by the name of its directory, empty where there are none."""
+    return PUBLISHED.get(next((name for name in PUBLISHED if name in data.lower()), ""), {})
+
+
+def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> list[Row]:
+    rows: list[Row] = []
+    for directory in run.data:
+        log = load_log(directory)
+        for seed in range(run.seeds):
+            row = _row(run, directory, log, seed, console)
+            keep(row)
+            rows.append(row)
+    return rows
+
+
+def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserConfig, Recipe, SasRecRecipe]:
+    if run.quick:
+        recipe = Recipe(budget=Budget(steps=300), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16)
+        sasrec = SasRecRecipe(
+            loss="softmax", hidden=32, epochs=1, max_items=20, dropout=0.2, validation_users=300, remove_seen=True
+        )
+        return (
+            EmbeddingConfig(text_dims=48, behaviour_dims=24),
+            QuantiserConfig(codebook_sizes=(64, 64)),
+            recipe,
+            replace(sasrec, learning_rate=1e-2, seed=seed),
+        )
+    recipe = Recipe(budget=run.budget(Budget(minutes=10)), seed=seed)
+    return (
+        EmbeddingConfig(),
+        QuantiserConfig(),
+        recipe,
+        SasRecRecipe(minutes=recipe.budget.minutes, seed=seed, remove_seen=True),
+    )
+
+
+def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, console: Console) -> Row:
+    embedding, quantiser, recipe, sasrec_recipe = _recipes(run, seed)
+    split = leave_one_out(log)
+    seconds: dict[str, float] = {}
+    with console.status("") as status:
+
+        def say(what: str, done: float) -> None:
+            status.update(f"{directory.name}, seed {seed}: {what}, {done:.0%}")
+
+        fitted = fit_sids(log.items, split.train, embedding=embedding, quantiser=quantiser, seed=seed, progress=say)
+        place: dict[str, Any] = {}
+
+        def training(moment: Any) -> None:
+            place.update(steps=moment.step, epochs=round(moment.epochs, 2), loss=round(moment.loss, 4))
+            seconds["model"] = round(moment.seconds, 1)
+            say("training the model", moment.share)
+
+        model = train(log, split, fitted.table, recipe, progress=training)
+        trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
+        columns = text_columns(log.items)
+        text_ND = text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed) if columns else None
+        asked = QUICK_USERS if run.quick else None
+
+        def ask(remove_seen: bool, unconstrained_users: int) -> Report:
+            return evaluate(
+                model,
+                trie,
+                log,
+                split,
+                remove_seen=remove_seen,
+                sample=asked,
+                text_vectors_ND=text_ND,
+                unconstrained_users=unconstrained_users,
+                progress=lambda done, total: say("asking", done / total),
+            )
+
+        report, unseen = ask(False, 100 if run.quick else 2000), ask(True, 0)
+        sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
+        questions = Questions.of(split, "test", sample=asked)
+        methods: dict[str, Scores] = {}
+        for end, found in zip(_SEEN, (report, unseen), strict=True):
+            by_sasrec = sasrec_ranks(sasrec, questions, remove_seen=found.seen == "removed")
+            methods |= {
+                f"leafbeam{end}": found.model,
+                f"sasrec{end}": Scores.of(by_sasrec),
+                f"popularity{end}": found.popularity,
+            }
+            if found.text_neighbours is not None:
+                methods[f"text_neighbours{end}"] = found.text_neighbours
+    free = report.unconstrained
+    return TABLE.row(
+        {
+            "data": directory.name,
+            "seed": seed,
+            "quick": run.quick,
+            "users": report.users,
+            "num_beams": report.num_beams,
+            "scoring": report.scoring,
+            "budget": str(recipe.budget),
+            "sasrec": {**asdict(sasrec_recipe), "differs": "batches of one length, not padded; else as published"},
+            "codebook_sizes": fitted.table.codebook_sizes,
+            "threads": recipe.threads,
+            "note": run.note,
+        },
+        {
+            "methods": {name: as_dict(scores) for name, scores in methods.items()},
+            "invalid": None if free is None else asdict(free.invalid),
+            "split": asdict(split.report),
+            "train": {**place, "parameters": sum(weight.numel() for weight in model.parameters())},
+            "sasrec_train": {**{name: round(value, 4) for name, value in how.items()}, "parameters": _size(sasrec)},
+            "sids": {"distinct": fitted.report.distinct_sids, "colliding": fitted.report.colliding_items},
+            "seconds": {**seconds, "sasrec": round(how["seconds"], 1)},
+        },
+    )
+
+
+def _size(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["parameters"]["data"], []).append(row)
+    return groups
+
+
+def _show(console: Console, rows: list[Row]) -> None:
+    for data, group in _by_data(rows).items():
+        at, measured = group[0]["parameters"], group[0]["measured"]
+        seeds = "1 seed" if len(group) == 1 else f"{len(group)} seeds"
+        title = f"{data}: {at['users']:,} users, all items ranked, {at['num_beams']} beams, {seeds}; percent"
+        table = Table(title=title, title_justify="left")
+        for name in ("", "Recall@5", "NDCG@5", "Recall@10", "NDCG@10"):
+            table.add_column(name, justify="right" if name else "left")
+        for method, label in _OURS.items():
+            found = [row["measured"]["methods"][method] for row in group if method in row["measured"]["methods"]]
+            if found:
+                cells = [percent(pooled([one[name] for one in found])) for name in _FIGURES]
+                table.add_row(label, *cells, style="bold" if method.startswith("leafbeam") else "")
+        for label, figures in published(data).items():
+            table.add_row(f"[dim]{label}[/]", *(f"{100 * figure:.2f}" for figure in figures))
+        console.print(table)
+        sasrec = at["sasrec"]
+        console.print(
+            f"leafbeam: {measured['train']['parameters']:,} parameters, {at['budget']} ({measured['train']['epochs']} epochs) "
+            f"on one thread. SASRec here: {sasrec['loss']} loss, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
+            f"{measured['sasrec_train']['epochs']:.0f} epochs in {measured['seconds']['sasrec']:.0f} s; "
+            f"{sasrec['differs']}.{' ' + at['note'] if at['note'] else ''}"
+        )
+    console.print(SOURCES)
+
+
+def _draw(rows: list[Row]) -> Figure:
+    groups = _by_data(rows)
+    figure, panels = new_figure(len(groups), width=4.8, height=3.6)
+    for axes, (data, group) in zip(panels, groups.items(), strict=True):
+        bars: list[tuple[str, float, float, str]] = []
+        for method, label in _OURS.items():
+            found = [row["measured"]["methods"][method] for row in group if method in row["measured"]["methods"]]
+            if found:
+                mean, error = pooled([one["recall_10"] for one in found])
+                bars.append((label, mean, error, "#1f7a4a" if method.startswith("leafbeam") else "#66b88a"))
+        bars += [(label, figures[2], 0.0, "#d9822b") for label, figures in published(data).items()]
+        labels, means, errors, colours = zip(*bars, strict=True)
+        axes.barh(range(len(bars)), [100 * mean for mean in means], xerr=[100 * error for error in errors], color=colours)
+        axes.set_yticks(range(len(bars)), labels, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("Recall@10, percent")
+        axes.set_title(data, fontsize=10, loc="left")
+    figure.suptitle("TIGER, Table 1: leave-one-out, all items ranked (green: measured here; orange: published)", fontsize=10)
+    return figure
+
+
+TABLE = LearningTable(name="tiger-table-1", title="the next item", rows=_rows, show=_show, draw=_draw)

@@ -1,0 +1,110 @@
+"""What the figures of the xGR paper have in common: rows kept of each run, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rows import RESULTS, make_row
+
+__all__ = [
+    "LABELS",
+    "RESULTS_NAME",
+    "Asked",
+    "Row",
+    "ServingFigure",
+    "kept_serving_rows",
+    "paper_says",
+    "style",
+    "table",
+    "tidy",
+]
+
+Row = dict[str, Any]
+RESULTS_NAME = "reproduce_xgr"
+LABELS = {
+    "leafbeam": "leafbeam",
+    "per_beam_copies": "a copy of the prompt for each beam",
+    "hf_generate": "generate of transformers",
+}
+_STYLES = {"leafbeam": ("#1f7a4a", "o"), "per_beam_copies": ("#d9822b", "s"), "hf_generate": ("#7b5ea7", "v")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a run is asked for. data: a directory of interactions; None: the made shop."""
+
+    quick: bool
+    data: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingFigure:
+    """One figure. points: measures, (parameters, measured) of each. show, draw: from rows alone."""
+
+    name: str
+    points: Callable[[Asked], Any]
+    show: Callable[[Console, list[Row]], None]
+    draw: Callable[[list[Row]], Figure]
+
+    def run(self, asked: Asked, console: Console) -> list[Row]:
+        """Measure every point."""
+        rows: list[Row] = []
+        with console.status(self.name):
+            for parameters, measured in self.points(asked):
+                at = {"experiment": self.name, "quick": asked.quick} | parameters
+                rows.append(make_row(RESULTS_NAME, at, measured))
+        return rows
+
+
+def kept_serving_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
+    """The last kept row of each point of a figure, in the order in which they were first measured."""
+    path = folder / f"{RESULTS_NAME}.jsonl"
+    last: dict[str, Row] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        row = json.loads(line)
+        if row["parameters"]["experiment"] == name and row["parameters"]["quick"] == quick:
+            last[json.dumps(row["parameters"], sort_keys=True)] = row
+    return list(last.values())
+
+
+def style(name: str) -> dict[str, Any]:
+    """How a system is drawn, everywhere alike."""
+    colour, marker = _STYLES[name]
+    return {"color": colour, "marker": marker, "ms": 5, "lw": 1.5, "label": LABELS[name]}
+
+
+def tidy(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_xlabel(x_label, fontsize=8)
+    axes.set_ylabel(y_label, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(True, color="#e3e6e4", lw=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A plain table, figures on the right."""
+    made = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        made.add_row(*(f"{cell:,.2f}" if isinstance(cell, float) else str(cell) for cell in row))
+    return made
+
+
+def paper_says(console: Console, text: str) -> None:
+    """What the paper's own text states, and on what; nothing is read off its plots."""
+    console.print(f"[bold]The paper[/]: {text}")

@@ -1,0 +1,97 @@
+"""This engine with a copy of the prompt's keys and values for every beam, as engines without shared prompts keep them.
+
+Everything else is leafbeam's: packed rows, workspace, constraint, head. So what is measured beside it is the shared prompt
+alone. Best cases for the copies: a beam's copy is one stretch of memory (no page tables, no last blocks to fork), and beams that find
+new parents move nothing of it, because all copies of a request are equal (xGR, section 5.1, has PagedAttention load them all
+and copy the last block of each).
+
+Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of each, E values of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from leafbeam.model import Rounds, Transformer, Workspace
+from leafbeam.model import cpu_kernels as loops
+from leafbeam.model.chunk import Chunk
+from leafbeam.model.cpu_runner import CpuRunner, Tile
+
+__all__ = ["PerBeamPasses", "start"]
+
+
+def start(
+    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
+) -> Rounds:
+    """As `Transformer.start`, float32 on a CPU."""
+    weight, vocabulary = model.head_weight, model.vocabulary
+    with torch.inference_mode():
+        passes = PerBeamPasses(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
+    return Rounds(passes, model.vocabulary, lengths_B)
+
+
+class PerBeamPasses(CpuRunner):
+    """Prompts are run once for each request, then copied for each beam."""
+
+    _copies: list[tuple[Tensor, Tensor]] | None = None
+
+    def restart(self) -> None:
+        super().restart()
+        self._copies = None
+
+    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        num_codes, beams = tokens_BKC.shape[2], tokens_BKC.shape[1]
+        if self._copies is None or len(self._copies) != len(tokens_BKC) or self._copies[0][0].shape[1] != beams:
+            self._copies = None
+            self._copies = self._fork(len(tokens_BKC), beams)
+            self.prompt.nbytes = sum(side.nbytes for copies in self._copies for side in copies)
+        self._codes_of_beam = num_codes
+        return super().codes(tokens_BKC, parents_BK, level)
+
+    def _fork(self, requests: int, beams: int) -> list[tuple[Tensor, Tensor]]:
+        """For each request keys and values (layers, K, G, T, E)."""
+        copies: list[tuple[Tensor, Tensor]] = []
+        for request in range(requests):
+            slots = self.slots_of(request)
+            layers, _, groups, tokens, size = slots.shape
+            sides: list[Tensor] = []
+            for side, name in enumerate(("keys", "values")):
+                copy, _ = self._space.take(f"copied {name} of {request}", layers, beams, groups, tokens, size)
+                sides.append(copy.copy_(slots[:, side, None].expand_as(copy)))
+            copies.append((sides[0], sides[1]))
+        return copies
+
+    def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
+        if step or self._copies is None:  # the prompt itself
+            super()._attend(layer, chunk, tiles, step)
+            return
+        config = self._config
+        groups, ratio, size = config.num_key_value_heads, config.group_size, config.head_dim
+        codes = self._codes_of_beam
+        for tile in tiles:
+            rows = tile.query.shape[1] // ratio
+            keys, values = self._copies[tile.request]
+            beams = keys.shape[1]
+            place = tile.place - tile.request * beams * codes
+            beam_N = torch.arange(place, place + rows) // codes
+            first, last = int(beam_N[0]), int(beam_N[-1]) + 1
+            key_NGTE, value_NGTE = keys[layer, first:last], values[layer, first:last]
+            if codes > 1:  # codes of one beam read one copy
+                key_NGTE, value_NGTE = key_NGTE[beam_N - first], value_NGTE[beam_N - first]
+            # (G, rows x R, E) -> (rows x G, R, E): a product of its own for each beam and key head.
+            query = tile.query.unflatten(1, (rows, ratio)).transpose(0, 1).flatten(0, 1)
+            tokens = key_NGTE.shape[2]
+            scores = self._scores[0][: rows * groups * ratio * tokens].view(rows * groups, ratio, tokens)
+            torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
+            top, top_array = self._space.take("copied top", rows * groups, ratio)
+            total, total_array = self._space.take("copied total", rows * groups, ratio)
+            bound = self._layers[layer].bound
+            loops.exponentials(self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0)
+            sums = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
+            tile.sums.copy_(sums.transpose(0, 1).flatten(1, 2))
+            columns = slice(tile.first, tile.first + rows * ratio)
+            chunk.top_GX[:, columns] = top.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
+            chunk.total_GX[:, columns] = total.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()

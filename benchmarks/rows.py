@@ -1,0 +1,94 @@
+"""One JSON line for each benchmark run: what was measured, on what, from which commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["RESULTS", "append_row", "interleaved", "keep_row", "make_row", "spread"]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each run, taken in turns, so that a noisy moment of the machine hits all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def spread(seconds: Sequence[float], unit: float = 1e-6) -> dict[str, float]:
+    """p20, p50 and p80 in the given unit (default microseconds)."""
+    p20, p50, p80 = np.percentile(np.asarray(seconds) / unit, [20, 50, 80])
+    return {"p20": round(float(p20), 2), "p50": round(float(p50), 2), "p80": round(float(p80), 2)}
+
+
+def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, on what, from which commit."""
+    return {
+        "bench": name,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "machine": _machine(),
+        "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
+        "parameters": parameters,
+        "measured": measured,
+    }
+
+
+def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], folder: Path = RESULTS) -> dict[str, Any]:
+    """Append one row to `results/NAME.jsonl` and return it."""
+    row = make_row(name, parameters, measured)
+    keep_row(name, row, folder)
+    return row
+
+
+def keep_row(name: str, row: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Append a row to `results/NAME.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _commit() -> str:
+    """The short commit, with a + where the tree differs from it."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(
+            ["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], cwd=here.parent, check=False
+        ).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty else "")
+
+
+def _machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return {"cpu": model, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+
+
+def _version(package: str) -> str:
+    if package == "python":
+        return platform.python_version()
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"

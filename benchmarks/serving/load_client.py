@@ -1,0 +1,110 @@
+"""The second process: sends planned requests over HTTP/1.1 when they are due, and writes down what came back.
+
+    python -m benchmarks.serving.load_client URL PLAN ANSWERS
+
+PLAN: one JSON object a line, `at` and `body`. ANSWERS: one a line, in the order in which they came back. A small client of its
+own, because a general one would take more of the machine than the server that it measures: connections are kept and reused, and
+as many are opened as requests are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.serving.load import Answered, Planned, read_trace
+
+__all__ = ["send_all"]
+
+_GIVE_UP_S = 60.0
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
+    """Every request at its time, whatever became of the others. A connection that breaks is an answer of status 0."""
+    place = urlsplit(url)
+    host, port = place.hostname or "127.0.0.1", place.port or 80
+    idle: list[Connection] = []
+    answers: list[Answered] = []
+    bodies = [_request(host, json.dumps(one.body).encode()) for one in planned]
+
+    async def send(one: Planned, raw: bytes, due: float) -> None:
+        late = time.perf_counter() - due
+        status, body = 0, b"{}"
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(_GIVE_UP_S):
+                connection = idle.pop() if idle else await asyncio.open_connection(host, port)
+                connection[1].write(raw)
+                status, body, stays = await _answer(connection[0])
+        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            stays, body = False, json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}).encode()
+        answers.append(
+            Answered(at=one.at, late=late, status=status, seconds=time.perf_counter() - due, body=_slim(json.loads(body)))
+        )
+        if connection is not None:
+            if stays:
+                idle.append(connection)
+            else:
+                await _close(connection[1])
+
+    began = time.perf_counter() + 0.05
+    running: set[asyncio.Task[None]] = set()
+    for one, raw in zip(planned, bodies, strict=True):
+        wait = began + one.at - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        task = asyncio.create_task(send(one, raw, began + one.at))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    if running:
+        await asyncio.gather(*running)
+    await asyncio.gather(*(_close(writer) for _, writer in idle))
+    return answers
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+def _request(host: str, body: bytes) -> bytes:
+    head = (
+        f"POST /v1/recommend HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+    """(status, body, whether the connection may be used again)."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(fields["content-length"]))
+    return int(first.split(" ")[1]), body, fields.get("connection", "").lower() != "close"
+
+
+def _slim(body: dict[str, Any]) -> dict[str, Any]:
+    """What is looked at afterwards."""
+    return {name: body[name] for name in ("item_ids", "batch_size", "timings_ms", "error") if name in body}
+
+
+def main(url: str, plan: str, answers: str) -> None:
+    planned = read_trace(Path(plan))
+    gc.disable()  # a pause of the client would look like one of the server
+    found = asyncio.run(send_all(url, planned))
+    Path(answers).write_text("".join(json.dumps(asdict(one)) + "\n" for one in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -1,0 +1,91 @@
+"""`leafbeam serve` in a process of its own, load sent to it from a second one, and what both say afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.resident import resident_bytes
+from benchmarks.serving.load import Answered, Planned
+from leafbeam.errors import DataError
+
+__all__ = ["Served", "serving"]
+
+_ADDRESS = re.compile(r"http://[^\s;]+:\d+")
+_READY_S, _STOP_S = 180.0, 40.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """A running server."""
+
+    url: str
+    pid: int
+
+    def send(self, planned: Sequence[Planned]) -> list[Answered]:
+        """Send from a second process, and wait until everything has been answered or given up."""
+        with tempfile.TemporaryDirectory() as folder:
+            plan, answers = Path(folder) / "plan.jsonl", Path(folder) / "answers.jsonl"
+            plan.write_text("".join(json.dumps(asdict(one)) + "\n" for one in planned), encoding="utf-8")
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.serving.load_client", self.url, str(plan), str(answers)],
+                check=True,
+                env=_environment(),
+            )
+            return [Answered(**json.loads(line)) for line in answers.read_text(encoding="utf-8").splitlines()]
+
+    def metrics(self) -> str:
+        """What Prometheus would read."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
+            return reply.read().decode()
+
+    @property
+    def resident_bytes(self) -> tuple[int, int]:
+        """Memory of the server: now, and at its peak."""
+        return resident_bytes(self.pid)
+
+
+@contextmanager
+def serving(run: Path, *options: str) -> Generator[Served]:
+    """Start `leafbeam serve --run RUN OPTIONS...` on a free port, one thread of matrix products for each worker; stop it after.
+
+    Raises DataError, with the end of its log, where it does not come up.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        words = [sys.executable, "-m", "leafbeam.cli", "serve", "--run", str(run), "--port", "0", *options]
+        with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=_environment()) as child:
+            try:
+                yield Served(url=_address(child, log), pid=child.pid)
+            finally:
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+
+
+def _address(child: subprocess.Popen[bytes], log: Path) -> str:
+    give_up = time.monotonic() + _READY_S
+    while time.monotonic() < give_up:
+        if found := _ADDRESS.search(log.read_text(errors="replace")):
+            return found[0]
+        if child.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise DataError(f"the server did not come up: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "250"}

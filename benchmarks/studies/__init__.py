@@ -1,0 +1,1 @@
+"""Studies of learning: cold start, SASRec, a dense retriever, calibration."""

@@ -1,0 +1,325 @@
+"""The cold-start study: every way to answer with new items, asked the same questions.
+
+Shapes: U users, N items, C cold items, L levels, B users of a batch.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.studies.cold_start import ColdReport, ColdSplit
+from benchmarks.studies.retriever import DenseRecipe, fit_dense
+from leafbeam.decode import BeamSearch
+from leafbeam.decode.exact import ExactScoring, SearchChoice, choose_search
+from leafbeam.decode.results import StepFn
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie
+from leafbeam.model import AnyModel, new_model
+from leafbeam.semid.embed import EmbeddingConfig
+from leafbeam.semid.fit import QuantiserConfig, fit_sids
+from leafbeam.semid.text import text_columns, text_vectors
+from leafbeam.train.data import InteractionLog
+from leafbeam.train.metrics import MISS, Scores
+from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train.threads import torch_threads
+from leafbeam.train.trainer import Trainer
+from leafbeam.train.unconstrained import unconstrained_search
+
+__all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "places_of", "study_cold_start"]
+
+METHODS: dict[str, str] = {
+    "unconstrained": "unconstrained",
+    "catalog": "trie of the whole catalog",
+    "random": "random in the cold set",
+    "trie_full": "trie of the cold set, full",
+    "trie_allowed": "trie of the cold set, allowed",
+    "exact_full": "every cold item scored, full",
+    "exact_allowed": "every cold item scored, allowed",
+    "text": "nearest by text, last item",
+    "text_faded": "nearest by text, faded history",
+    "dense": "dense retriever",
+    "hybrid": "hybrid",
+}
+"""What is compared, by its name in the rows, in words."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fusion:
+    """How much each standardised score counts in the hybrid.
+
+    dense: the retrievers', averaged. model: of the scoring "allowed", which was the better one alone. last, last_new: of the
+    text of the last item, where that is a known item, and where it is new itself: then its text is all that anybody knows of
+    it. faded: of the text of a history in which older items fade. The defaults were chosen on validation items
+    (`cold_split(part="valid")`) of three data sets at two shares: docs/training.md.
+    """
+
+    dense: float = 1.0
+    model: float = 0.1
+    last: float = 0.025
+    last_new: float = 0.3
+    faded: float = 0.05
+
+    def __post_init__(self) -> None:
+        weights = (self.dense, self.model, self.last, self.last_new, self.faded)
+        if min(weights) < 0 or sum(weights) == 0:
+            raise ArgumentError(f"{self}: weights are at least 0, and not all 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdStudy:
+    """The settings of one study.
+
+    recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; behaviour comes from training alone, cold items
+    borrow that of the nearest texts. dense: of the retriever over text. retrievers: so many of them, each of a seed of its
+    own, are averaged for the hybrid; the first is also a method of its own. text_dims: of the text vectors that retriever
+    and neighbours use. num_beams: of every beam search (the paper's 20).
+    """
+
+    recipe: Recipe = field(default_factory=lambda: Recipe(budget=Budget(epochs=8)))
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    quantiser: QuantiserConfig = field(default_factory=QuantiserConfig)
+    dense: DenseRecipe = field(default_factory=DenseRecipe)
+    retrievers: int = 3
+    fusion: Fusion = field(default_factory=Fusion)
+    text_dims: int = 256
+    num_beams: int = 20
+    batch_users: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.retrievers < 1:
+            raise ArgumentError(f"retrievers={self.retrievers}: at least 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ColdResult:
+    """Where each user's item came, by method: places in the list, MISS where it is not there.
+
+    ranks: items that the user already has are no answers. ranks_seen_kept: the same where they are (the paper does not say
+    that it removes them). scores: (U, C) of the parts of the hybrid, to choose its weights by. another_cold_U: users with
+    another cold item in their history; last_cold_U: those who took one last. seconds: by step.
+    """
+
+    report: ColdReport
+    ranks: dict[str, NDArray[np.int64]]
+    ranks_seen_kept: dict[str, NDArray[np.int64]]
+    scores: dict[str, NDArray[np.float32]]
+    another_cold_U: NDArray[np.bool_]
+    last_cold_U: NDArray[np.bool_]
+    choice: SearchChoice
+    seconds: dict[str, float]
+
+    def table(self) -> dict[str, dict[str, Scores]]:
+        """Scores of each method over all users, and over those without another cold item in their history."""
+        alone_U = ~self.another_cold_U
+        return {
+            name: {"all": Scores.of(ranks_U)} | ({"alone": Scores.of(ranks_U[alone_U])} if alone_U.any() else {})
+            for name, ranks_U in self.ranks.items()
+        }
+
+
+def fuse(scores: dict[str, NDArray[np.float32]], last_cold_U: NDArray[np.bool_], fusion: Fusion) -> NDArray[np.float32]:
+    """The weighted sum (U, C) of a user's scores, each standardised over the cold items (0 where all are equal)."""
+    last_U1 = np.where(last_cold_U, fusion.last_new, fusion.last)[:, None]
+    parts = {"dense_averaged": fusion.dense, "exact_allowed": fusion.model, "text": last_U1, "text_faded": fusion.faded}
+    total = np.zeros(scores["text"].shape, np.float32)
+    for name, weight in parts.items():
+        total += (weight * _standardised(scores[name])).astype(np.float32)
+    return total
+
+
+def _standardised(values_UC: NDArray[np.float32]) -> NDArray[np.float32]:
+    spread_U1 = values_UC.std(axis=1, keepdims=True)
+    return (values_UC - values_UC.mean(axis=1, keepdims=True)) / np.where(spread_U1 > 0, spread_U1, 1)
+
+
+def places_of(scores_UC: NDArray[np.floating], right_U: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The place of each user's right item when items are sorted by score, highest first, the earlier on a tie."""
+    own_U1 = scores_UC[np.arange(len(scores_UC)), right_U][:, None]
+    earlier_UC = np.arange(scores_UC.shape[1]) < right_U[:, None]
+    return ((scores_UC > own_U1) | ((scores_UC == own_U1) & earlier_UC)).sum(axis=1)
+
+
+def study_cold_start(
+    log: InteractionLog, split: ColdSplit, study: ColdStudy | None = None, *, progress: Progress | None = None
+) -> ColdResult:
+    """Train on what a cold split leaves, and ask its questions of every method. One thread, deterministic under the seed.
+
+    Semantic IDs, the model over them and the dense retriever see `split.train` and the items' text, nothing else.
+    Raises DataError where the items have no text: then nothing is known of a cold item.
+    """
+    study = study or ColdStudy()
+    seconds: dict[str, float] = {}
+    begun = time.perf_counter()
+
+    def note(name: str) -> None:
+        nonlocal begun
+        seconds[name] = round(time.perf_counter() - begun, 2)
+        begun = time.perf_counter()
+
+    columns = study.embedding.text_columns or text_columns(log.items)
+    text_ND = text_vectors(log.items, columns, dims=study.text_dims, seed=study.seed)
+    note("text")
+    fitted = fit_sids(
+        log.items, split.train, embedding=study.embedding, quantiser=study.quantiser, seed=study.seed, progress=progress
+    )
+    note("sids")
+    sizes = fitted.table.codebook_sizes
+    vocabulary = study.recipe.vocabulary(sizes)
+    model = new_model(study.recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
+    users = log.user_ids if study.recipe.num_users else None
+    Trainer(model, split.train, fitted.table.codes, study.recipe, user_ids=users).run(
+        progress=None if progress is None else lambda moment: progress("training the model", moment.share)
+    )
+    note("model")
+    cold, right_U, histories = split.cold_items, split.places_U, split.questions.histories
+    dense = [_retrieved(split, text_ND, study, number, progress) for number in range(study.retrievers)]
+    note("dense")
+    last_U = histories.items_E[histories.ptr_U1[1:] - 1]
+    last_cold_U = np.isin(last_U, cold)
+    scores = {
+        "dense": dense[0],
+        "dense_averaged": np.mean(dense, axis=0),
+        "text": text_ND[last_U] @ text_ND[cold].T,
+        "text_faded": _faded(text_ND, split, study.dense.max_items),
+    }
+    index = Trie.build(fitted.table.codes, codebook_sizes=sizes, item_ids=log.item_ids)
+    asking = _Asking(model, index, log, split, study)
+    with torch_threads(study.recipe.threads):
+        for done in asking.run():
+            if progress is not None:
+                progress("asking", done)
+    note("asking")
+    scores |= {f"exact_{scoring}": scores_UC for scoring, scores_UC in asking.exact.items()}
+    seen_UC = split.seen_UC()
+
+    def ranked(scores_UC: NDArray[np.floating], *, seen_kept: bool = False) -> NDArray[np.int64]:
+        return places_of(scores_UC if seen_kept else np.where(seen_UC, -np.inf, scores_UC), right_U)
+
+    ranking = {name: scores_UC for name, scores_UC in scores.items() if name in METHODS}
+    ranking["hybrid"] = fuse(scores, last_cold_U, study.fusion)
+    random_UC = np.random.default_rng([study.seed, 11]).random(seen_UC.shape)
+    ranks = asking.ranks | {
+        "random": ranked(random_UC),
+        **{name: ranked(scores_UC) for name, scores_UC in ranking.items()},
+    }
+    return ColdResult(
+        report=split.report,
+        ranks={name: ranks[name] for name in METHODS},
+        ranks_seen_kept=asking.ranks_seen_kept
+        | {name: ranked(scores_UC, seen_kept=True) for name, scores_UC in ranking.items()},
+        scores=scores,
+        another_cold_U=split.another_cold_U,
+        last_cold_U=last_cold_U,
+        choice=asking.choice,
+        seconds=seconds,
+    )
+
+
+def _retrieved(
+    split: ColdSplit, text_ND: NDArray[np.float32], study: ColdStudy, number: int, progress: Progress | None
+) -> NDArray[np.float32]:
+    """Scores (U, C) of a retriever trained with the recipe's seed, moved on by `number`."""
+    recipe = replace(study.dense, seed=study.dense.seed + 1000 * number)  # studies of seeds 0, 1, 2 share none
+    what = f"training retriever {number + 1} of {study.retrievers}"
+    retriever = fit_dense(
+        split.train,
+        text_ND,
+        recipe,
+        progress=None if progress is None else lambda done, _: progress(what, done / recipe.epochs),
+    )
+    return retriever.scores(split.questions.histories, split.cold_items, max_items=recipe.max_items)
+
+
+def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fading: float = 0.8) -> NDArray[np.float32]:
+    """How near the text of each cold item is to a history in which an item counts 0.8 of the one after it."""
+    histories = split.questions.histories
+    ages_E = histories.ptr_U1[1:][histories.users_E] - 1 - np.arange(len(histories.items_E))
+    weights_E = np.where(ages_E < max_items, fading ** ages_E.astype(np.float64), 0.0).astype(np.float32)
+    sums_UD = np.add.reduceat(text_ND[histories.items_E] * weights_E[:, None], histories.ptr_U1[:-1], axis=0)
+    return sums_UD @ text_ND[split.cold_items].T
+
+
+class _Asking:
+    """Asks the model over Semantic IDs: four beam searches and two exact scorings of the same prompts."""
+
+    def __init__(self, model: AnyModel, index: Trie, log: InteractionLog, split: ColdSplit, study: ColdStudy) -> None:
+        self._model, self._log, self._split, self._study = model.eval(), log, split, study
+        self._codes_NL = index.codes_of(log.item_ids)
+        cold_ids = log.item_ids[split.cold_items]
+        self._cold = index.filter(item_ids=cold_ids)
+        self._searches = {scoring: BeamSearch(index, study.num_beams, scoring) for scoring in ("full", "allowed")}
+        self._exact = {scoring: ExactScoring(index, cold_ids, scoring) for scoring in ("full", "allowed")}
+        self.choice = choose_search(self._exact["full"], study.num_beams)
+        users = len(split.questions.users)
+        self.exact = {scoring: np.empty((users, len(cold_ids)), np.float32) for scoring in self._exact}
+        beamed = ("unconstrained", "catalog", "trie_full", "trie_allowed")
+        self.ranks = {name: np.full(users, MISS, np.int64) for name in beamed}
+        self.ranks_seen_kept = {"trie_full": np.full(users, MISS, np.int64)}
+
+    def run(self) -> Iterator[float]:
+        """Ask batch by batch; yields the share that is done."""
+        questions, max_items = self._split.questions, self._study.recipe.max_items
+        batches = list(questions.batches(max_items, self._study.batch_users))
+        for number, places in enumerate(batches):
+            self._batch(places, [questions.histories[place] for place in places.tolist()], max_items)
+            yield (number + 1) / len(batches)
+
+    def _batch(self, places: NDArray[np.int64], histories: list[NDArray[np.int32]], max_items: int) -> None:
+        users = self._log.user_ids[self._split.questions.users[places]] if self._model.vocabulary.num_users else None
+        prompts = self._model.vocabulary.prompts([self._codes_NL[items[-max_items:]] for items in histories], users)
+        rounds = self._model.start(*(torch.as_tensor(array) for array in prompts))
+        size, item_ids = len(places), self._log.item_ids
+        right = self._split.questions.targets_U[places]
+        seen = [item_ids[items] for items in histories]
+        once: _Recording | _Replay = _Recording(rounds.step_fn)  # both scorings ask about the same prefixes
+        for scoring, exact in self._exact.items():
+            self.exact[scoring][places] = exact.run(once, size)
+            once = _Replay(once.answers)
+        for scoring, search in self._searches.items():
+            found = search.run(rounds.step_fn, size, filters=self._cold, deny=seen)
+            self.ranks[f"trie_{scoring}"][places] = _places_in(found.item_ids, item_ids[right])
+        full = self._searches["full"]
+        found = full.run(rounds.step_fn, size, filters=self._cold)
+        self.ranks_seen_kept["trie_full"][places] = _places_in(found.item_ids, item_ids[right])
+        found = full.run(rounds.step_fn, size, deny=seen)
+        self.ranks["catalog"][places] = _places_in(found.item_ids, item_ids[right])
+        codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=self._codes_NL.shape[1], num_beams=self._study.num_beams)
+        right_BK = (codes_BKL.numpy() == self._codes_NL[right][:, None]).all(axis=2)
+        self.ranks["unconstrained"][places] = np.where(right_BK.any(axis=1), right_BK.argmax(axis=1), MISS)
+
+
+class _Recording:
+    """A step function that keeps its answers."""
+
+    def __init__(self, step_fn: StepFn) -> None:
+        self._step_fn = step_fn
+        self.answers: list[Any] = []
+
+    def __call__(self, codes: Any, parents: Any) -> Any:
+        self.answers.append(self._step_fn(codes, parents))
+        return self.answers[-1]
+
+
+class _Replay:
+    """The answers of a recording once more, in order."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self._next = iter(answers)
+
+    def __call__(self, codes: Any, parents: Any) -> Any:
+        return next(self._next)
+
+
+def _places_in(lists: list[NDArray[np.generic]], right: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Where each right item stands in its list, MISS where it does not."""
+    hits = [np.flatnonzero(found == wanted) for found, wanted in zip(lists, right, strict=True)]
+    return np.array([hit[0] if len(hit) else MISS for hit in hits], np.int64)

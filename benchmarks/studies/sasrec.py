@@ -1,0 +1,220 @@
+"""SASRec, trained here: the sequential recommender that every paper of the field compares itself with.
+
+Shapes: B histories of a batch, T items of each, D hidden, N items, U users.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from leafbeam.errors import ArgumentError, TrainingError
+from leafbeam.train.batches import Batches
+from leafbeam.train.evaluate import Questions
+from leafbeam.train.metrics import MISS, Scores
+from leafbeam.train.split import Split
+from leafbeam.train.threads import torch_threads
+
+__all__ = ["SasRec", "SasRecRecipe", "fit_sasrec", "sasrec_ranks"]
+
+Loss = Literal["bce", "softmax"]
+Drop = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SasRecRecipe:
+    """How SASRec is trained; the defaults are those behind the published 0.0605 (S3-Rec, section 5.1.3).
+
+    loss: "bce" is the paper's, one random item against each right one; "softmax" is the cross-entropy over all items, which
+    learns in fewer passes (Klenitskiy and Vasilev, 2023). minutes, epochs: training ends at whichever comes first.
+    Validation recall is measured every `validate_every` epochs on `validation_users` users; the best weights are kept, and
+    after `patience` measurements without a better one training stops. remove_seen: in those, items of a user's history are no
+    answers, as behind the published figures; it is for logs where nobody takes an item twice.
+    What differs from the original: batches hold histories of one length in place of padded ones (the sums are the same).
+    """
+
+    loss: Loss = "bce"
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 2
+    max_items: int = 50
+    dropout: float = 0.5
+    learning_rate: float = 1e-3
+    batch_items: int = 2048
+    epochs: int = 200
+    minutes: float | None = None
+    validate_every: int = 5
+    validation_users: int = 3000
+    patience: int = 8
+    remove_seen: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = ("hidden", "layers", "heads", "max_items", "batch_items", "epochs", "validate_every", "validation_users")
+        for name in (*names, "patience"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name}={getattr(self, name)}: at least 1")
+        if self.hidden % self.heads:
+            raise ArgumentError(f"hidden={self.hidden} must be a multiple of heads={self.heads}")
+        if self.loss not in get_args(Loss):
+            raise ArgumentError(f"loss={self.loss!r}: choose one of {', '.join(map(repr, get_args(Loss)))}")
+        if not 0 <= self.dropout < 1 or self.learning_rate <= 0 or (self.minutes is not None and self.minutes <= 0):
+            raise ArgumentError(f"dropout={self.dropout}, learning_rate={self.learning_rate}, minutes={self.minutes}")
+
+
+class SasRec(nn.Module):
+    """Self-attention over item embeddings; an item's score is its embedding times the last hidden state.
+
+    Positions count from the newest item, as in the original, where histories are padded on the left. (Kang and McAuley,
+    2018.)
+    """
+
+    def __init__(self, num_items: int, recipe: SasRecRecipe, generator: torch.Generator) -> None:
+        super().__init__()
+        self.recipe = recipe
+        hidden = recipe.hidden
+        self.items = nn.Embedding(num_items, hidden)
+        self.positions = nn.Embedding(recipe.max_items, hidden)
+        self.blocks = nn.ModuleList([_Block(hidden, recipe.heads) for _ in range(recipe.layers)])
+        self.norm = nn.LayerNorm(hidden, eps=1e-8)
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Linear | nn.Embedding):
+                    module.weight.normal_(std=0.02, generator=generator)
+                if isinstance(module, nn.Linear):
+                    module.bias.zero_()
+
+    def forward(self, items_BT: Tensor, drop: Drop = lambda x: x) -> Tensor:
+        """The state (B, T, D) after each item; score item n next by `state @ items.weight[n]`."""
+        places_T = torch.arange(items_BT.shape[1] - 1, -1, -1)
+        hidden_BTD = drop(self.items(items_BT) * self.recipe.hidden**0.5 + self.positions(places_T))
+        for block in self.blocks:
+            hidden_BTD = block(hidden_BTD, drop)
+        return self.norm(hidden_BTD)
+
+
+class _Block(nn.Module):
+    """Causal self-attention with normed queries, then a network of two layers, each beside what came in."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = (nn.LayerNorm(hidden, eps=1e-8) for _ in range(2))
+        self.query, self.key, self.value, self.out, self.first, self.second = (nn.Linear(hidden, hidden) for _ in range(6))
+
+    def forward(self, x_BTD: Tensor, drop: Drop) -> Tensor:
+        query_BTD = self.norm_1(x_BTD)
+        parts = (self.query(query_BTD), self.key(x_BTD), self.value(x_BTD))
+        query, key, value = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BTD = self.norm_2(query_BTD + drop(self.out(mixed.transpose(1, 2).flatten(2))))
+        return x_BTD + drop(self.second(drop(F.relu(self.first(x_BTD)))))
+
+
+def fit_sasrec(
+    split: Split,
+    num_items: int,
+    recipe: SasRecRecipe | None = None,
+    *,
+    progress: Callable[[float, float, float | None], None] | None = None,
+) -> tuple[SasRec, dict[str, float]]:
+    """Train on the training part of a split; the best weights on validation items, and how it went.
+
+    One thread. Deterministic under the seed unless `minutes` ends it. progress: called after each epoch with the share of
+    the budget, the mean loss and the last validation recall. Raises TrainingError when the loss is no longer a number.
+    """
+    recipe = recipe or SasRecRecipe()
+    generator = torch.Generator().manual_seed(recipe.seed)
+    model = SasRec(num_items, recipe, generator)
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), fused=True)
+    batches = Batches(
+        histories=split.train, max_items=recipe.max_items, num_levels=1, batch_tokens=recipe.batch_items, seed=recipe.seed
+    )
+    asked = Questions.of(split, "valid", sample=recipe.validation_users)
+    best: dict[str, Tensor] = {}
+    best_recall, best_epoch, recall, worse, epoch = -1.0, 0, None, 0, 0
+    begun = time.monotonic()
+
+    def drop(x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape, generator=generator) >= recipe.dropout) / (1 - recipe.dropout)
+
+    def share() -> float:
+        by_clock = 0.0 if recipe.minutes is None else (time.monotonic() - begun) / (60 * recipe.minutes)
+        return min(1.0, max(epoch / recipe.epochs, by_clock))
+
+    with torch_threads(1):
+        while share() < 1 and worse < recipe.patience:
+            model.train()
+            losses: list[float] = []
+            for items_BT in batches.epoch(epoch):
+                if items_BT.shape[1] < 2:
+                    continue
+                items = torch.as_tensor(items_BT, dtype=torch.int64)
+                state_XD = model(items[:, :-1], drop).flatten(0, 1)
+                loss = _loss(model, state_XD, items[:, 1:].flatten(), generator)
+                if not bool(torch.isfinite(loss)):
+                    raise TrainingError(f"SASRec's loss is {loss.item()} in epoch {epoch}: lower learning_rate")
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                if recipe.minutes is not None and time.monotonic() - begun > 60 * recipe.minutes:
+                    break
+            epoch += 1
+            if epoch % recipe.validate_every == 0 or share() >= 1:
+                recall = Scores.of(sasrec_ranks(model, asked, remove_seen=recipe.remove_seen)).recall_10.mean
+                worse += 1
+                if recall > best_recall:
+                    best_recall, best_epoch, worse = recall, epoch, 0
+                    best = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+            if progress is not None:
+                progress(share(), float(np.mean(losses)) if losses else float("nan"), recall)
+    model.load_state_dict(best)
+    how = {"epochs": epoch, "best_epoch": best_epoch, "valid_recall_10": best_recall, "seconds": time.monotonic() - begun}
+    return model.eval(), how
+
+
+@torch.inference_mode()
+def sasrec_ranks(
+    model: SasRec, questions: Questions, *, remove_seen: bool = False, batch_users: int = 256
+) -> NDArray[np.int64]:
+    """The place of each question's item among all items. Equal scores go by item row.
+
+    remove_seen: among the items that are not in the user's history; one that is there is a MISS.
+    """
+    model.eval()
+    ranks_U = np.empty(len(questions.users), np.int64)
+    rows_N = torch.arange(model.items.num_embeddings)
+    histories, max_items = questions.histories, model.recipe.max_items
+    lengths_U = np.minimum(histories.lengths_U, max_items)
+    for length in np.unique(lengths_U).tolist():
+        users = np.flatnonzero(lengths_U == length)
+        for first in range(0, len(users), batch_users):
+            some = users[first : first + batch_users]
+            items_BT = histories.items_E[histories.ptr_U1[1:][some, None] + np.arange(-length, 0)]
+            state_BD = model(torch.as_tensor(items_BT, dtype=torch.int64))[:, -1]
+            scores_BN = state_BD @ model.items.weight.T
+            if remove_seen:
+                place_P, item_P = (torch.as_tensor(rows, dtype=torch.int64) for rows in histories.pairs(some))
+                scores_BN[place_P, item_P] = -torch.inf
+            right_B1 = torch.as_tensor(questions.targets_U[some], dtype=torch.int64)[:, None]
+            own_B1 = scores_BN.gather(1, right_B1)
+            before_BN = (scores_BN > own_B1) | ((scores_BN == own_B1) & (rows_N < right_B1))
+            ranks_U[some] = before_BN.sum(dim=1).masked_fill(own_B1[:, 0] == -torch.inf, MISS).numpy()
+    return ranks_U
+
+
+def _loss(model: SasRec, state_XD: Tensor, right_X: Tensor, generator: torch.Generator) -> Tensor:
+    if model.recipe.loss == "softmax":
+        return F.cross_entropy(state_XD @ model.items.weight.T, right_X)
+    count = model.items.num_embeddings
+    # Any item but the right one; of thousands of items, one that the user took elsewhere is drawn too rarely to matter.
+    wrong_X = (right_X + torch.randint(1, count, right_X.shape, generator=generator)) % count
+    right, wrong = ((state_XD * model.items(rows_X)).sum(dim=1) for rows_X in (right_X, wrong_X))
+    return F.softplus(-right).mean() + F.softplus(wrong).mean()

@@ -1,0 +1,233 @@
+"""A deterministic automaton over bytes, minimal and without dead ends: what composition with a vocabulary starts from.
+
+Shapes: X states, E edges, C classes of bytes that no state tells apart, N strings, T bytes.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from leafbeam.automata.minimize import minimised
+
+__all__ = ["ByteDFA", "prefix_tree", "run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ByteDFA:
+    """Think of it as a regular language of byte strings, written down in the only way that is smallest: state 0 is the start,
+    the others follow breadth first, every state can still reach acceptance.
+
+    class_256: uint8, the class of each byte; bytes of one class lead to the same place from every state.
+    first_X1, label_E, next_E: the edges of state x, ascending by class, are first_X1[x] to first_X1[x + 1] - 1.
+    accepting_X: where a string may end.
+
+    A language without strings has no states. Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
+
+    >>> [ByteDFA.from_strings([b"ab", b"b"]).accepts(text) for text in (b"ab", b"b", b"a")]
+    [True, True, False]
+    """
+
+    class_256: NDArray[np.uint8]
+    first_X1: NDArray[np.int32]
+    label_E: NDArray[np.uint8]
+    next_E: NDArray[np.int32]
+    accepting_X: NDArray[np.bool_]
+
+    @classmethod
+    def from_edges(
+        cls,
+        first_X1: NDArray[np.int64],
+        byte_E: NDArray[np.uint8],
+        next_E: NDArray[np.int32],
+        accepting_X: NDArray[np.bool_],
+        start: int,
+    ) -> ByteDFA:
+        """Put bytes into classes, drop useless states, merge equal ones. Cost: O(E log X).
+
+        The edges of state x are first_X1[x] to first_X1[x + 1] - 1, in any order, at most one for each byte.
+        """
+        class_256, agreed, seed = np.zeros(256, np.uint8), False, 0
+        while not agreed:  # a hash of each byte's column, then a look at every edge: all but certain the first time
+            seed += 1
+            agreed = _classes(first_X1, byte_E, next_E, np.uint64(seed * 2 + 1), class_256)
+        from_e, label_e, to_e = _by_class(first_X1, byte_E, next_E, class_256)
+        block_X, (from_e, label_e, to_e) = minimised((from_e, label_e, to_e), accepting_X, start)
+        num_blocks = int(block_X.max(initial=-1)) + 1
+        accepting_Y = np.zeros(num_blocks, np.bool_)
+        accepting_Y[block_X[accepting_X & (block_X >= 0)]] = True
+        return cls(
+            class_256=class_256,
+            first_X1=np.searchsorted(from_e, np.arange(num_blocks + 1)).astype(np.int32),
+            label_E=label_e.astype(np.uint8),
+            next_E=to_e,
+            accepting_X=accepting_Y,
+        )
+
+    @classmethod
+    def from_strings(cls, strings: Sequence[bytes]) -> ByteDFA:
+        """The strings and no others; the same one twice counts once. Cost: one sort and O(T log T)."""
+        ordered = sorted(set(strings))
+        start_N1 = np.concatenate([[0], np.cumsum(np.fromiter(map(len, ordered), np.int64, len(ordered)))])
+        bytes_T = np.frombuffer(b"".join(ordered), np.uint8)
+        parent_E, byte_E, accepting_X = prefix_tree(bytes_T, start_N1)
+        first_X1 = np.concatenate([[0], np.cumsum(np.bincount(parent_E, minlength=len(accepting_X)))])
+        order = np.argsort(parent_E, kind="stable")
+        return cls.from_edges(first_X1, byte_E[order], (order + 1).astype(np.int32), accepting_X, 0)
+
+    @property
+    def num_states(self) -> int:
+        return len(self.accepting_X)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.class_256, self.first_X1, self.label_E, self.next_E, self.accepting_X)
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def used_256(self) -> NDArray[np.bool_]:
+        """Which bytes appear in some string of the language."""
+        return np.isin(self.class_256, self.label_E)
+
+    def accepts(self, text: bytes) -> bool:
+        """Is the whole text a string of the language?"""
+        if not self.num_states:
+            return False
+        state = run(self.class_256, self.first_X1, self.label_E, self.next_E, np.frombuffer(text, np.uint8), 0, len(text), 0)
+        return state >= 0 and bool(self.accepting_X[state])
+
+    def forced(self, state: int) -> bytes:
+        """The bytes that every string from a state on begins with: those before the first state with a choice or an end."""
+        found = bytearray()
+        size_256 = np.bincount(self.class_256, minlength=256)
+        while len(found) < self.num_states and state >= 0 and not self.accepting_X[state]:
+            edge = int(self.first_X1[state])
+            if self.first_X1[state + 1] - edge != 1 or size_256[self.label_E[edge]] != 1:
+                break
+            found.append(int(np.flatnonzero(self.class_256 == self.label_E[edge])[0]))
+            state = int(self.next_E[edge])
+        return bytes(found)
+
+    def renumbered(self, number_X: NDArray[np.int32]) -> ByteDFA:
+        """The same automaton under other state numbers (a permutation)."""
+        old_X = np.argsort(number_X)
+        counts_X = np.diff(self.first_X1)[old_X]
+        first_X1 = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts_X, dtype=np.int32)])
+        places_E = np.repeat(self.first_X1[:-1][old_X] - first_X1[:-1], counts_X) + np.arange(len(self.next_E))
+        return ByteDFA(
+            class_256=self.class_256,
+            first_X1=first_X1,
+            label_E=self.label_E[places_E],
+            next_E=number_X[self.next_E[places_E]],
+            accepting_X=self.accepting_X[old_X],
+        )
+
+
+@njit(cache=True)
+def run(class_256, first_X1, label_E, next_E, bytes_T, begin, end, state):
+    """The state after bytes_T[begin:end], -1 where they lead nowhere."""
+    for place in range(begin, end):
+        label = class_256[bytes_T[place]]
+        low, high = first_X1[state], first_X1[state + 1]
+        past = high
+        while low < high:
+            middle = (low + high) >> 1
+            if label_E[middle] < label:
+                low = middle + 1
+            else:
+                high = middle
+        if low == past or label_E[low] != label:
+            return -1
+        state = next_E[low]
+    return state
+
+
+@njit(cache=True)
+def _mixed(first, second, seed):
+    """A hash of two numbers."""
+    state = (np.uint64(first) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(second)) * seed
+    state = (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return state ^ (state >> np.uint64(29))
+
+
+@njit(cache=True)
+def _classes(first_X1, byte_E, next_E, seed, class_256):
+    """Fill `class_256` from hashes of what each byte does; True where every edge agrees with it."""
+    column_256 = np.zeros(256, np.uint64)
+    for state in range(len(first_X1) - 1):
+        for edge in range(first_X1[state], first_X1[state + 1]):
+            column_256[byte_E[edge]] += _mixed(state, next_E[edge], seed)
+    first_256 = np.empty(256, np.int64)  # the first byte of each class
+    count = 0
+    for byte in range(256):
+        number = 0
+        while number < count and column_256[first_256[number]] != column_256[byte]:
+            number += 1
+        if number == count:
+            first_256[count] = byte
+            count += 1
+        class_256[byte] = number
+    size_256 = np.bincount(class_256, minlength=256)
+    target_256, seen_256 = np.empty(256, np.int64), np.empty(256, np.int64)
+    for state in range(len(first_X1) - 1):
+        seen_256[:count] = 0
+        for edge in range(first_X1[state], first_X1[state + 1]):
+            number = class_256[byte_E[edge]]
+            if seen_256[number] and target_256[number] != next_E[edge]:
+                return False
+            target_256[number] = next_E[edge]
+            seen_256[number] += 1
+        for number in range(count):
+            if seen_256[number] and seen_256[number] != size_256[number]:
+                return False
+    return True
+
+
+@njit(cache=True)
+def _by_class(first_X1, byte_E, next_E, class_256):
+    """One edge for each state and class, in place of one for each byte: (from, label, to)."""
+    lowest_256 = np.full(256, 256, np.int64)
+    for byte in range(255, -1, -1):
+        lowest_256[class_256[byte]] = byte
+    from_e, label_e, to_e = np.empty(len(byte_E), np.int32), np.empty(len(byte_E), np.int32), np.empty(len(byte_E), np.int32)
+    count = 0
+    for state in range(len(first_X1) - 1):
+        for edge in range(first_X1[state], first_X1[state + 1]):
+            label = class_256[byte_E[edge]]
+            if lowest_256[label] == byte_E[edge]:
+                from_e[count], label_e[count], to_e[count] = state, label, next_E[edge]
+                count += 1
+    return from_e[:count].copy(), label_e[:count].copy(), to_e[:count].copy()
+
+
+@njit(cache=True)
+def prefix_tree(labels_T, start_N1):
+    """A state for each prefix of some sequences, the empty one first: (parent, label) of each other, and where sequences end.
+
+    Sequence n is labels_T[start_N1[n] : start_N1[n + 1]]; those with a common prefix follow each other.
+    """
+    parent_E, label_E = np.empty(len(labels_T), np.int32), np.empty(len(labels_T), labels_T.dtype)
+    accepting_X = np.zeros(len(labels_T) + 1, np.bool_)
+    longest = 0
+    for row in range(len(start_N1) - 1):
+        longest = max(longest, start_N1[row + 1] - start_N1[row])
+    path = np.zeros(longest + 1, np.int32)
+    count = 1
+    for row in range(len(start_N1) - 1):
+        begin, length = start_N1[row], start_N1[row + 1] - start_N1[row]
+        shared = 0
+        if row:
+            before = start_N1[row - 1]
+            while shared < min(length, begin - before) and labels_T[before + shared] == labels_T[begin + shared]:
+                shared += 1
+        for depth in range(shared, length):
+            parent_E[count - 1], label_E[count - 1] = path[depth], labels_T[begin + depth]
+            path[depth + 1] = count
+            count += 1
+        accepting_X[path[length]] = True
+    return parent_E[: count - 1].copy(), label_E[: count - 1].copy(), accepting_X[:count].copy()

@@ -1,0 +1,188 @@
+"""Rules: named SQL predicates, as they are written down, and how they fared."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leafbeam.errors import RuleError
+
+__all__ = ["LoadReport", "Rule", "RuleReport", "RuleSource", "read_rules", "rules_from_text", "seconds_of"]
+
+# A TOML file, a mapping, or several of them of which a later one replaces the rules that it names.
+_Stated = str | os.PathLike[str] | Mapping[str, object]
+RuleSource = _Stated | Sequence[_Stated] | None
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST = 365 * 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """A name and the SQL predicate over the table `items` that it stands for.
+
+    refresh: how often it is evaluated again, in seconds; None: when the catalog is reloaded, and for the items that change.
+
+    Raises RuleError for what cannot be a name or a predicate; whether DuckDB understands the predicate turns out when it is
+    evaluated.
+    """
+
+    name: str
+    where: str
+    refresh: float | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise RuleError(f"a rule's name is a letter and up to 63 letters, digits, - or _, not {self.name[:80]!r}")
+        if not isinstance(self.where, str) or not self.where.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
+
+    @classmethod
+    def of(cls, name: str, value: object, *, refresh: float | None = None) -> Rule:
+        """A rule as a file or a mapping states it: a predicate, or a table with `where` and, if it likes, `refresh`.
+
+        refresh: of a rule that states none, in seconds. Raises RuleError.
+        """
+        if not isinstance(value, Mapping):
+            return cls(name=name, where=value, refresh=refresh)  # type: ignore[arg-type]
+        unknown = sorted(str(key) for key in value if key not in ("where", "refresh"))
+        if unknown or "where" not in value:
+            what = f"it has {unknown[0]!r} too" if unknown else "it has no where"
+            raise RuleError(f'rule {name!r} has to be a predicate, or {{ where = "...", refresh = "60s" }}, but {what}')
+        often = refresh if "refresh" not in value else seconds_of(value["refresh"], f"the refresh of rule {name!r}")
+        return cls(name=name, where=value["where"], refresh=often)
+
+
+def seconds_of(duration: object, what: str = "a duration") -> float:
+    """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d". Raises RuleError."""
+    found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds <= _LONGEST:
+        raise RuleError(f'{what} has to be a text such as "500ms", "60s", "5m", "1h" or "1d", up to a year, not {duration!r}')
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuleReport:
+    """How one rule fared at a load: `num_items` it allows now, and why it could not be evaluated, if it could not.
+
+    kept: the filter of an earlier load is still in force, because this load failed.
+    """
+
+    name: str
+    num_items: int
+    error: str | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadReport:
+    """What a load of the catalog found. `str(report)` is one readable paragraph; `ok` is false if anything failed.
+
+    not_in_index: items of the table that the index does not know (they can never be recommended).
+    not_in_catalog: items of the index without a row in the table (they come without rules, and no rule selects them).
+    error: why the whole load failed, in which case everything is as it was before.
+    """
+
+    num_items: int
+    not_in_index: int
+    not_in_catalog: int
+    rules: tuple[RuleReport, ...]
+    seconds: float
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and all(rule.error is None for rule in self.rules)
+
+    @property
+    def agrees(self) -> bool:
+        """Table and index know the same items."""
+        return self.not_in_index == self.not_in_catalog == 0
+
+    def __str__(self) -> str:
+        lines = [f"catalog: {self.num_items:,} items, {len(self.rules)} rules, loaded in {self.seconds:.2f} s"]
+        if self.error is not None:
+            lines = [f"catalog: nothing was changed, because the load failed: {self.error}"]
+        if self.not_in_index:
+            lines.append(f"  {self.not_in_index:,} items of the table are not in the index: they are never recommended")
+        if self.not_in_catalog:
+            lines.append(f"  {self.not_in_catalog:,} items of the index are not in the table: no rule selects them")
+        for rule in self.rules:
+            what = f"{rule.num_items:,} items" if rule.error is None or rule.kept else "not available"
+            why = "" if rule.error is None else f"{' as before' if rule.kept else ''}: {rule.error}"
+            lines.append(f"  rule {rule.name}: {what}{why}")
+        return "\n".join(lines)
+
+
+def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
+    """Rules as a command line states them, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalog.open`.
+
+    Raises RuleError where a text is neither, or two name the same rule; whether DuckDB understands a predicate turns out later.
+
+    >>> rules_from_text(["cheap=price < 20", "fresh@60s=first_seen > now() - INTERVAL 7 DAY"])
+    {'cheap': 'price < 20', 'fresh': {'where': 'first_seen > now() - INTERVAL 7 DAY', 'refresh': '60s'}}
+    """
+    rules: dict[str, object] = {}
+    for text in texts:
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise RuleError(
+                f'a rule is written NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}'
+            )
+        name, refresh, where = found["name"], found["refresh"], found["where"].strip()
+        stated = where if refresh is None else {"where": where, "refresh": refresh}
+        Rule.of(name, stated)
+        if name in rules:
+            raise RuleError(f"rule {name!r} is stated twice: keep one, or give them two names and let requests join them")
+        rules[name] = stated
+    return rules
+
+
+def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
+    """(rules, faults) by name, from a TOML file with one table `[rules]`, from a mapping, or from several of these.
+
+    Of several, a later one replaces the rules that it names. refresh: of rules that state none. A fault is what is wrong with
+    one rule, so that it does not hide the others.
+
+    Raises RuleError: no such file, not TOML, no table `[rules]`, or something beside it.
+    """
+    rules: dict[str, Rule] = {}
+    faults: dict[str, RuleError] = {}
+    for name, value in _stated(source).items():
+        try:
+            rules[name] = Rule.of(name, value, refresh=refresh)
+        except RuleError as error:
+            faults[name] = error
+    return rules, faults
+
+
+def _stated(source: RuleSource) -> Mapping[str, object]:
+    if source is None:
+        return {}
+    if isinstance(source, Mapping):
+        return source
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return {name: value for one in source for name, value in _stated(one).items()}
+    return _file(Path(source))
+
+
+def _file(path: Path) -> Mapping[str, object]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError(f"cannot read the rules of {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RuleError(f"{path} is not a TOML file: {error}") from error
+    rules = document.pop("rules", None)
+    if not isinstance(rules, dict) or document:
+        found = ", ".join(["rules"] * (rules is not None) + list(document)) or "nothing"
+        raise RuleError(f'{path} has to hold one table [rules] with lines such as fresh = "age < 7"; it holds: {found}')
+    return rules

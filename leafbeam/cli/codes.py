@@ -1,0 +1,251 @@
+"""A table of codes in Parquet, read a batch at a time: item_id, and the codes as lists or as one column a level.
+
+Shapes: n rows of a batch, L levels.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
+
+__all__ = ["CodesTable", "largest_codes", "parse_bytes", "parse_sizes"]
+
+_BATCH = 1 << 17
+_SIZES_KEY = b"leafbeam.codebook_sizes"  # what `fit-sids` writes into its table
+_EXPECTED = "expected item_id, and the codes as a list column `codes` or as columns c0, c1, ... (or code_0, code_1, ...)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodesTable:
+    """The rows of a Parquet file, or of all Parquet files of a directory in the order of their names.
+
+    columns: the one list column of codes, or one for each level.
+    """
+
+    files: tuple[Path, ...]
+    columns: tuple[str, ...]
+    num_levels: int
+    num_rows: int
+    codebook_sizes: tuple[int, ...]
+
+    @classmethod
+    def open(cls, path: Path, codebook_sizes: Sequence[int] | None, *, sizes_needed: bool = True) -> "CodesTable":
+        """Look at the schemas. codebook_sizes: of each level; one for all levels; None: as `fit-sids` noted them in the file.
+
+        sizes_needed: False for a look alone: where nothing says the sizes, they are ().
+
+        Raises DataError for what is no such table, ArgumentError where the sizes do not fit.
+        """
+        files = tuple(sorted(path.glob("*.parquet"))) if path.is_dir() else (path,)
+        if not files:
+            raise DataError(f"{path} has no *.parquet files: name a Parquet table, or a directory of them")
+        columns: tuple[str, ...] = ()
+        num_levels = num_rows = 0
+        noted: tuple[int, ...] | None = None
+        for file in files:
+            with _opened(file) as parquet:
+                schema = parquet.schema_arrow
+                found = _code_columns(file, schema)
+                levels = len(found) if found != ("codes",) else _list_levels(file, parquet, codebook_sizes)
+                if columns and (found, levels) != (columns, num_levels):
+                    raise DataError(
+                        f"{file} has {levels} levels in {', '.join(found)}, {files[0]} has {num_levels} in "
+                        f"{', '.join(columns)}: expected the same in all files"
+                    )
+                columns, num_levels, num_rows = found, levels, num_rows + parquet.metadata.num_rows
+                noted = _noted_sizes(file, schema.metadata or {}) or noted
+        sizes = noted if codebook_sizes is None else tuple(codebook_sizes)
+        if sizes is None and not sizes_needed:
+            return cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=())
+        if sizes is None:
+            raise ArgumentError(
+                f"{path} does not say how many codes each of its {num_levels} levels has: pass --codebook-sizes, such as "
+                f"2048 or {','.join(['2048'] * num_levels)}{_seen(files, columns)}"
+            )
+        if len(sizes) == 1:
+            sizes *= num_levels
+        if len(sizes) != num_levels:
+            raise ArgumentError(f"--codebook-sizes names {len(sizes)} levels, {path} has {num_levels}: expected one for each")
+        return cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=sizes)
+
+    def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
+        """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError and ItemIdError with the row."""
+        first = 0
+        for file in self.files:
+            with _opened(file) as parquet:
+                for batch in _batches(file, parquet, _BATCH, ["item_id", *self.columns]):
+                    yield self._codes(file, batch, first), _ids(file, batch["item_id"], first)
+                    first += len(batch)
+
+    def _codes(self, file: Path, batch: Any, first: int) -> NDArray[np.integer]:
+        if self.columns != ("codes",):
+            return np.stack([_numbers(file, name, batch[name], first) for name in self.columns], axis=1)
+        lists = batch["codes"]
+        if lists.null_count:
+            raise CodesError(f"{file}: row {first + _first_null(lists):,} has no codes: expected {self.num_levels}")
+        if not pa.types.is_fixed_size_list(lists.type):
+            lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+            wrong = np.flatnonzero(lengths != self.num_levels)
+            if wrong.size:
+                row = int(wrong[0])
+                raise CodesError(f"{file}: row {first + row:,} has {lengths[row]} codes: expected {self.num_levels}")
+        flat = _numbers(file, "codes", lists.flatten(), first, self.num_levels)
+        return flat.reshape(len(batch), self.num_levels)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """`2048` or `2048,2048,8192` as numbers. Raises ArgumentError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d{0,9}", word) for word in words):
+        raise ArgumentError(f"--codebook-sizes {text}: expected one number, or one for each level, such as 256,256,256")
+    return tuple(int(word) for word in words)
+
+
+def parse_bytes(text: str) -> int:
+    """`4GiB`, `512 MB` or `1000000` as a number of bytes. Raises ArgumentError."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?(?:([kmgt])(i?)b?|b)?", text.strip().lower())
+    if found is None:
+        raise ArgumentError(f"--memory-limit {text}: expected a number of bytes, such as 4GiB, 512MB or 1000000000")
+    unit = (1024 if found[3] else 1000) ** ("kmgt".index(found[2]) + 1) if found[2] else 1
+    return int(float(found[1]) * unit)
+
+
+def _opened(file: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file, buffer_size=1 << 20)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as Parquet ({error}): {_EXPECTED}") from error
+
+
+def _batches(file: Path, parquet: pq.ParquetFile, size: int, columns: list[str]) -> Iterator[Any]:
+    """The file's record batches. Raises DataError where they cannot be read."""
+    batches = parquet.iter_batches(size, columns=columns)
+    read = 0
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is not None:
+                batch.validate(full=True)  # a damaged file may hold lists that end before they begin
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file} cannot be read beyond row {read:,} ({error}): write it again") from error
+        if batch is None:
+            return
+        read += len(batch)
+        yield batch
+
+
+def _code_columns(file: Path, schema: Any) -> tuple[str, ...]:
+    names = schema.names
+    if "item_id" not in names:
+        raise DataError(f"{file} has the columns {', '.join(names) or '(none)'}: {_EXPECTED}")
+    if "codes" in names:
+        kind = schema.field("codes").type
+        lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        if not lists or not pa.types.is_integer(kind.value_type):
+            raise DataError(f"{file} has codes of type {kind}: expected lists of whole numbers")
+        return ("codes",)
+    for stem in ("c", "code_"):
+        levels = sorted(int(found[1]) for name in names if (found := re.fullmatch(stem + r"(0|[1-9]\d{0,3})", name)))
+        if levels:
+            if levels != list(range(len(levels))):
+                missing = next(level for level in range(len(levels)) if level not in levels)
+                raise DataError(f"{file} has {stem}{levels[-1]} and no {stem}{missing}: expected one column for each level")
+            columns = tuple(f"{stem}{level}" for level in levels)
+            for name in columns:
+                if not pa.types.is_integer(schema.field(name).type):
+                    raise DataError(f"{file} has {name} of type {schema.field(name).type}: expected whole numbers")
+            return columns
+    raise DataError(f"{file} has the columns {', '.join(names)}: {_EXPECTED}")
+
+
+def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
+    """The length of the lists: of the type, of the codebooks that were named or noted, or of the first row."""
+    schema = parquet.schema_arrow
+    kind = schema.field("codes").type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    sizes = codebook_sizes or _noted_sizes(file, schema.metadata or {}) or ()
+    if len(sizes) > 1:
+        return len(sizes)
+    for batch in _batches(file, parquet, 1, ["codes"]):
+        if len(batch) and batch["codes"][0].is_valid:
+            return len(batch["codes"][0])
+    return len(sizes)
+
+
+def _noted_sizes(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
+    if _SIZES_KEY not in metadata:
+        return None
+    try:
+        return tuple(int(size) for size in json.loads(metadata[_SIZES_KEY]))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file} notes codebook sizes that are none ({error}): pass --codebook-sizes") from error
+
+
+def largest_codes(files: Sequence[Path], columns: Sequence[str]) -> dict[str, int]:
+    """The largest code of each column, as the files' own statistics have it; columns without statistics are left out."""
+    largest: dict[str, int] = {}
+    unknown: set[str] = set()
+    for file in files:
+        with _opened(file) as parquet:
+            for group in range(parquet.metadata.num_row_groups):
+                row_group = parquet.metadata.row_group(group)
+                for number in range(row_group.num_columns):
+                    chunk = row_group.column(number)
+                    name, noted = chunk.path_in_schema.split(".")[0], chunk.statistics
+                    if name not in columns or not chunk.num_values:
+                        continue
+                    if noted is None or not noted.has_min_max:
+                        unknown.add(name)
+                    else:
+                        largest[name] = max(largest.get(name, 0), int(noted.max))
+    return {name: largest[name] for name in columns if name in largest and name not in unknown}
+
+
+def _seen(files: Sequence[Path], columns: Sequence[str]) -> str:
+    largest = largest_codes(files, columns)
+    return f" (the largest codes are {', '.join(f'{code:,} in {name}' for name, code in largest.items())})" if largest else ""
+
+
+def _first_null(column: Any) -> int:
+    return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+
+
+def _numbers(file: Path, name: str, column: Any, first: int, per_row: int = 1) -> NDArray[np.integer]:
+    if column.null_count:
+        row = first + _first_null(column) // per_row
+        raise CodesError(f"{file}: row {row:,} has a null in {name}: expected a whole number")
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _ids(file: Path, column: Any, first: int) -> NDArray[np.generic]:
+    """Item ids as int64, or as UTF-8 bytes of fixed width."""
+    kind: Any = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.dictionary_decode(), kind.value_type
+    if column.null_count:
+        raise ItemIdError(f"{file}: row {first + _first_null(column):,} has no item_id: expected a whole number or a text")
+    if pa.types.is_integer(kind):
+        return column.to_numpy(zero_copy_only=False)
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"{file} has item_id of type {kind}: expected whole numbers or text")
+    text = column.cast(pa.large_string())
+    _, offsets, data = text.buffers()
+    starts = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+    lengths = np.diff(starts)
+    width = max(1, int(lengths.max(initial=1)))
+    rows = np.zeros((len(text), width), np.uint8)
+    if data is not None and lengths.any():
+        values = np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
+        places = np.arange(len(values)) - np.repeat(starts[:-1] - starts[0], lengths)
+        rows[np.repeat(np.arange(len(text)), lengths), places] = values
+    return rows.view(f"S{width}").reshape(-1)

@@ -1,0 +1,315 @@
+"""ReadSession and writing bits inside compiled loops: the numba half of `Bitmap`.
+
+    rank(i)       = how many set bits lie before position i
+    next_set(i)   = the first set bit at or after i
+    prev_set(i)   = the last set bit at or before i
+
+Words are uint64, bit `i % 64` of word `i // 64` is position i. Every bitmap of N positions has `N // 64 + 1` words, so
+that `rank(N)` needs no special case. Shapes: W words, N positions.
+"""
+
+# pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np import arrayobj
+
+__all__ = [
+    "bits_float",
+    "bits_from",
+    "float32_at",
+    "float_bits",
+    "groups_of",
+    "int64_at",
+    "leading_zeros",
+    "next_set",
+    "pack_bits",
+    "pack_bits_ordered",
+    "popcount",
+    "positions_of",
+    "prefetch",
+    "prev_set",
+    "rank",
+    "rank_directory",
+    "rank_many",
+    "trailing_zeros",
+    "uint32_at",
+    "uint64_at",
+    "word_hash",
+]
+
+
+@intrinsic
+def popcount(typing_context, word):
+    """How many bits of a uint64 are set (one instruction)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def trailing_zeros(typing_context, word):
+    """The position of the lowest set bit of a non-zero uint64 (one instruction)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], cgutils.true_bit)
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def leading_zeros(typing_context, word):
+    """How many zeros stand above the highest set bit of a non-zero uint64 (one instruction)."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ctlz(args[0], cgutils.true_bit)
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def float_bits(typing_context, value):
+    """The bits of a float32 as an int32."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def bits_float(typing_context, bits):
+    """The float32 that has these int32 bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic
+def prefetch(typing_context, array, position):
+    """Ask for the cache line of array[position], which may lie beyond its end; a hint that never fails."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        line = builder.bitcast(builder.gep(data, [args[1]]), cgutils.voidptr_t)
+        flag = ir.IntType(32)
+        hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
+        hint = cgutils.get_or_insert_function(builder.module, hint_type, "llvm.prefetch.p0")
+        builder.call(hint, [line, flag(0), flag(3), flag(1)])  # for reading, to stay in all caches, data
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64), codegen
+
+
+@intrinsic
+def bits_at(typing_context, words, bit):
+    """The 57 or more bits of a uint64 array that start at a bit position: one unaligned read of 8 bytes and a shift."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        byte = builder.gep(builder.bitcast(data, cgutils.voidptr_t), [builder.lshr(args[1], ir.Constant(ir.IntType(64), 3))])
+        word = builder.load(builder.bitcast(byte, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return builder.lshr(word, builder.and_(args[1], ir.Constant(ir.IntType(64), 7)))
+
+    return types.uint64(words, types.int64), codegen
+
+
+def _array_at(dtype):
+    """An intrinsic (address, length) -> array over that memory."""
+
+    @intrinsic
+    def array_at(typing_context, address, length):
+        def codegen(context, builder, signature, args):
+            array_type = signature.return_type
+            array = context.make_array(array_type)(context, builder)
+            element = context.get_data_type(array_type.dtype)
+            item_size = context.get_constant(types.intp, context.get_abi_sizeof(element))
+            data = builder.inttoptr(args[0], element.as_pointer())
+            arrayobj.populate_array(array, data, [args[1]], [item_size], item_size, meminfo=None)
+            return array._getvalue()
+
+        return types.Array(dtype, 1, "C")(types.int64, types.int64), codegen
+
+    return array_at
+
+
+# The array of `length` words at an address; whoever passes the address keeps the memory alive. (numba's own `carray` needs
+# the reference counting that these loops do without.)
+uint64_at = _array_at(types.uint64)
+uint32_at = _array_at(types.uint32)
+int64_at = _array_at(types.int64)
+float32_at = _array_at(types.float32)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def rank(words_W, before_W, position):
+    """How many set bits lie before `position` (0 <= position <= N). Two reads, no search."""
+    word = position >> 6
+    below = (np.uint64(1) << np.uint64(position & 63)) - np.uint64(1)
+    return np.int64(before_W[word]) + np.int64(popcount(words_W[word] & below))
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def next_set(words_W, position, end):
+    """The first set bit at or after `position`, or `end` where none lies before `end`."""
+    if position >= end:
+        return end
+    word = position >> 6
+    last = (end - 1) >> 6
+    bits = words_W[word] >> np.uint64(position & 63)
+    if bits != np.uint64(0):
+        found = position + np.int64(trailing_zeros(bits))
+        return found if found < end else end
+    word += 1
+    while word <= last:
+        bits = words_W[word]
+        if bits != np.uint64(0):
+            found = (word << 6) + np.int64(trailing_zeros(bits))
+            return found if found < end else end
+        word += 1
+    return end
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def prev_set(words_W, position):
+    """The last set bit at or before `position`, which must exist."""
+    word = position >> 6
+    bits = words_W[word] << np.uint64(63 - (position & 63))
+    if bits != np.uint64(0):
+        return position - np.int64(leading_zeros(bits))
+    word -= 1
+    while words_W[word] == np.uint64(0):
+        word -= 1
+    return (word << 6) + 63 - np.int64(leading_zeros(words_W[word]))
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def rank_directory(words_W, before_W):
+    """Fill `before_W` with the set bits before each word and return their total."""
+    total = np.int64(0)
+    for word in range(words_W.size):
+        before_W[word] = total
+        total += np.int64(popcount(words_W[word]))
+    return total
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def pack_bits(mask_N, words_W):
+    """Set bit i of `words_W` iff `mask_N[i]`; every word is written."""
+    size = mask_N.size
+    for word in range(words_W.size):
+        bits = np.uint64(0)
+        start = word << 6
+        for bit in range(min(64, size - start)):
+            if mask_N[start + bit]:
+                bits |= np.uint64(1) << np.uint64(bit)
+        words_W[word] = bits
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def pack_bits_ordered(mask_N, order_N, words_W):
+    """Set bit i of `words_W` iff `mask_N[order_N[i]]`; every word is written."""
+    size = order_N.size
+    for word in range(words_W.size):
+        bits = np.uint64(0)
+        start = word << 6
+        for bit in range(min(64, size - start)):
+            bits |= np.uint64(mask_N[order_N[start + bit]]) << np.uint64(bit)  # no branch: the reads overlap
+        words_W[word] = bits
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def pack_codes(codes_M, width, words_W):
+    """Write the codes one behind the other, `width` bits each, from the lowest bit of the first word on."""
+    filled, word = 0, np.uint64(0)
+    at = 0
+    for place in range(codes_M.size):
+        code = np.uint64(codes_M[place])
+        word |= code << np.uint64(filled)
+        filled += width
+        if filled >= 64:
+            words_W[at] = word
+            at += 1
+            filled -= 64
+            word = code >> np.uint64(width - filled)  # the bits that did not fit; none of them where filled is 0
+    words_W[at:] = np.uint64(0)
+    words_W[at] = word
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def positions_of(words_W, out_M):
+    """Write the positions of all set bits, in order."""
+    count = 0
+    for word in range(words_W.size):
+        bits = words_W[word]
+        while bits != np.uint64(0):
+            out_M[count] = (word << 6) + np.int64(trailing_zeros(bits))
+            bits &= bits - np.uint64(1)
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def rank_many(words_W, before_W, positions_M, out_M):
+    """`rank` of many positions."""
+    for i in range(positions_M.size):
+        out_M[i] = rank(words_W, before_W, np.int64(positions_M[i]))
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def bits_from(words_W, position):
+    """The 64 bits that begin at `position` (below N); beyond the last word they are 0."""
+    word, shift = position >> 6, np.uint64(position & 63)
+    bits = words_W[word] >> shift
+    if shift != np.uint64(0) and word + 1 < words_W.size:
+        bits |= words_W[word + 1] << (np.uint64(64) - shift)
+    return bits
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def groups_of(words_W, first_M1, out_W, before_W):
+    """Set bit g of `out_W` iff one of the positions first_M1[g] to first_M1[g + 1] - 1 is set; fill the rank directory too.
+
+    No group is empty. Returns how many are set. 64 groups of one position each are one unaligned read.
+    """
+    count = first_M1.size - 1
+    total = np.int64(0)
+    for word in range(out_W.size):
+        group = word << 6
+        end = min(group + 64, count)
+        bits = np.uint64(0)
+        if end == group + 64 and first_M1[end] - first_M1[group] == 64:
+            bits = bits_from(words_W, np.int64(first_M1[group]))
+        else:
+            start = np.int64(first_M1[group])
+            for one in range(group, end):
+                stop = np.int64(first_M1[one + 1])
+                found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                while stop - start > 64 and found == np.uint64(0):
+                    start += 64
+                    found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                bits |= np.uint64(found != np.uint64(0)) << np.uint64(one - group)
+                start = stop
+        before_W[word] = total
+        total += np.int64(popcount(bits))
+        out_W[word] = bits
+    return total
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def word_hash(words_W, seed):
+    """A 64-bit hash of an array of uint64 that depends on their order. Cost: one read; not for adversaries."""
+    state = np.uint64(seed)
+    for word in range(words_W.size):
+        state = (state ^ words_W[word]) * np.uint64(0x9E3779B97F4A7C15)
+        state ^= state >> np.uint64(29)
+    return state

@@ -1,0 +1,119 @@
+"""One level of a trie: the codes that extend a prefix, found by leaf range.
+
+Shapes: M leaves, S nodes of this level (prefixes that end here), W words of 64 leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.index import bit_kernels as bits
+from leafbeam.index.bitmap import Bitmap
+
+__all__ = ["Level", "code_dtype", "code_width", "packed_words"]
+
+
+def code_dtype(codebook_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
+    """The narrowest unsigned type that holds every code below `codebook_size`."""
+    return np.uint8 if codebook_size <= 1 << 8 else np.uint16 if codebook_size <= 1 << 16 else np.uint32
+
+
+def code_width(codebook_size: int) -> int:
+    """The bits of a packed code."""
+    return max(1, (codebook_size - 1).bit_length())
+
+
+def packed_words(num_codes: int, width: int) -> int:
+    """The uint64 words of so many packed codes, and one more that a read of the last may touch."""
+    return (num_codes * width + 63) // 64 + 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Level:
+    """The nodes of one level, in one of three layouts; the children of a range are the nodes that start inside it.
+
+    listing (few nodes): `codes` and `firsts` have one entry for each node; a range's first child is `boundary.rank(lo)`.
+    column (many nodes): `codes` has one entry for each leaf, read where `boundary` has a bit; `firsts` is None.
+    column, every leaf a node: as above with `boundary` None.
+
+    codes: uint8, uint16 or uint32; or packed, `width` bits each, in uint64 words (width 0: not packed), about 11 instead of 16
+    bits for 2,048 codes. firsts: uint32, the first leaf of each node.
+    """
+
+    size: int
+    num_nodes: int
+    codes: NDArray[np.unsignedinteger]
+    firsts: NDArray[np.uint32] | None
+    boundary: Bitmap | None
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.width in (0, code_width(self.size))
+        assert self.codes.dtype == (np.uint64 if self.width else code_dtype(self.size))
+        assert len(self.codes) == (packed_words(self.num_codes, self.width) if self.width else self.num_codes)
+        assert self.firsts is None or (self.boundary is not None and len(self.firsts) == self.num_nodes)
+        assert self.boundary is None or self.boundary.count == self.num_nodes
+
+    @property
+    def layout(self) -> str:
+        """ "listing", "column" or "leaves" (a column in which every leaf is a node)."""
+        return "listing" if self.firsts is not None else "leaves" if self.boundary is None else "column"
+
+    @property
+    def num_codes(self) -> int:
+        """The entries of the listing, or the leaves of the column."""
+        return self.num_nodes if self.firsts is not None or self.boundary is None else self.boundary.size
+
+    @property
+    def plain_codes(self) -> NDArray[np.unsignedinteger]:
+        """The codes one by one; unpacked where they are packed. Cost: nothing, or a copy."""
+        return self._entries(np.arange(self.num_codes)).astype(code_dtype(self.size)) if self.width else self.codes
+
+    def codes_at(self, leaves: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The code of this level on the path to each leaf. Cost: one or two reads a leaf."""
+        places = leaves if self.firsts is None else np.searchsorted(self.firsts, leaves, side="right") - 1
+        return self._entries(places).astype(np.int64)
+
+    def find(self, lo: int, hi: int, code: int) -> tuple[int, int]:
+        """The range of the child of [lo, hi) that has this code; an empty range where there is none. Cost: two searches."""
+        if self.firsts is not None:
+            assert self.boundary is not None
+            begin, end = self.boundary.rank(lo), self.boundary.rank(hi)
+            node = self._first_at_least(begin, end, code)
+            if node == end or self._first_at_least(node, end, code + 1) == node:
+                return lo, lo
+            return int(self.firsts[node]), int(self.firsts[node + 1]) if node + 1 < end else hi
+        return self._first_at_least(lo, hi, code), self._first_at_least(lo, hi, code + 1)
+
+    def _first_at_least(self, begin: int, end: int, code: int) -> int:
+        if self.width:
+            return bisect_left(range(end), code, begin, end, key=lambda place: int(self._entries(np.array([place]))[0]))
+        return begin + int(np.searchsorted(self.codes[begin:end], code))
+
+    def _entries(self, places_n: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
+        if not self.width:
+            return self.codes[places_n]
+        bits_n = places_n.astype(np.uint64) * np.uint64(self.width)
+        words, shifts = bits_n >> np.uint64(6), bits_n & np.uint64(63)
+        # Two shifts, because a shift by 64 is not defined; the word after the last code is there to be read.
+        values = (self.codes[words] >> shifts) | (self.codes[words + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shifts))
+        return values & np.uint64((1 << self.width) - 1)
+
+    def packed(self) -> Level:
+        """The same level with its codes packed, or itself where that saves nothing. Cost: one pass over the codes."""
+        width = code_width(self.size)
+        if self.width or width == 8 * self.codes.dtype.itemsize:
+            return self
+        words_W = np.empty(packed_words(self.num_codes, width), np.uint64)
+        bits.pack_codes(self.codes, width, words_W)
+        return replace(self, codes=words_W, width=width)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, first leaves and boundary."""
+        firsts = 0 if self.firsts is None else self.firsts.nbytes
+        return self.codes.nbytes + firsts + (0 if self.boundary is None else self.boundary.nbytes)

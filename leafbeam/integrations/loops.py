@@ -1,0 +1,191 @@
+"""The compiled loops of a logits processor: from tokens to leaf ranges, from leaf ranges to scores.
+
+Levels and filters are tuples with one entry for each segment of what `ops.constrain.ranges` calls a level and a filter. Tensors
+come as addresses and everything happens in one call: inside `generate` a processor finds cold caches, where each array that is
+handed over costs as much as a row. Nothing here allocates.
+
+Shapes: S segments, R rows (a request's rows together), D depths (0 to L tokens generated), L levels, T tokens of a row, V codes
+of a level, K tokens of a level, W tokens of the model.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from leafbeam.index.bit_kernels import float32_at, int64_at
+from leafbeam.ops.constrain.cpu.children import (
+    alive_in,
+    allowed_of,
+    child_range,
+    children_bounds,
+    collect,
+    find_code,
+    first_at_least,
+)
+from leafbeam.ops.constrain.logsumexp import log_sum_exp
+
+__all__ = ["advance_rows", "follow_rows"]
+
+
+@njit(nogil=True, _nrt=False)
+def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
+    """The slot of the row that has this request and these first `depth` tokens, or the empty one where it would go."""
+    state = np.uint64(request) + np.uint64(0x9E3779B97F4A7C15)
+    for i in range(depth):
+        state = (state ^ np.uint64(tokens_t[i])) * np.uint64(0x9E3779B97F4A7C15)
+        state ^= state >> np.uint64(29)
+    slot = np.int64(state & np.uint64(table.size - 1))
+    while table[slot] >= 0:
+        row = table[slot]
+        same = row // rows == request
+        for i in range(depth):
+            same &= tokens_RL[row, i] == tokens_t[i]
+        if same:
+            break
+        slot = (slot + 1) & (table.size - 1)
+    return slot
+
+
+@njit(nogil=True, _nrt=False)
+def _child_of(level, filters, request, lo, hi, code):
+    """The range of the child of [lo, hi) that has this code, (0, 0) where it has none with a leaf alive."""
+    if lo < hi and code >= 0:
+        begin, end = children_bounds(level, lo, hi)
+        place = find_code(level, begin, end, code)
+        if place >= 0:
+            child_lo, child_hi = child_range(level, place)
+            if alive_in(allowed_of(filters, request, level[5]), child_lo, child_hi) > 0:
+                return child_lo, child_hi
+    return np.int64(0), np.int64(0)
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table):
+    """Read `depth` >= 1 tokens of each row and write the ranges that they reach, empty where they are no legal prefix.
+
+    address: int64, R sequences `stride` apart, with their prompts; `rows` of them for each request. tokens_DRL, ranges_D2SR:
+    the rows of each depth; that of `depth` is written, the one before read. known_2K: the tokens of level depth - 1, ascending,
+    above their codes. table: room for a hash table, a power of two, more than 2 R.
+    Returns False where the depth before lacks the prefix of a row.
+    """
+    tokens_RL, ranges_2SR = tokens_DRL[depth], ranges_D2SR[depth]
+    before_RL, before_2SR = tokens_DRL[depth - 1], ranges_D2SR[depth - 1]
+    num_rows = tokens_RL.shape[0]
+    sequences = int64_at(address, num_rows * stride)
+    table[:] = -1
+    for row in range(num_rows):
+        slot = _slot_of(table, before_RL, rows, depth - 1, before_RL[row], row // rows)
+        table[slot] = row  # of equal rows any one will do
+    for row in range(num_rows):
+        request = row // rows
+        for i in range(depth):
+            tokens_RL[row, i] = sequences[row * stride + prompt_length + i]
+        parent = table[_slot_of(table, before_RL, rows, depth - 1, tokens_RL[row], request)]
+        if parent < 0:
+            return False
+        token = tokens_RL[row, depth - 1]
+        place = first_at_least(known_2K[0], 0, known_2K.shape[1], token)
+        code = known_2K[1, place] if place < known_2K.shape[1] and known_2K[0, place] == token else np.int64(-1)
+        lo, hi = before_2SR[0, 0, parent], before_2SR[1, 0, parent]
+        ranges_2SR[0, 0, row], ranges_2SR[1, 0, row] = _child_of(levels[0], filters[0], request, lo, hi, code)
+        if len(levels) > 1:
+            lo, hi = before_2SR[0, 1, parent], before_2SR[1, 1, parent]
+            ranges_2SR[0, 1, row], ranges_2SR[1, 1, row] = _child_of(levels[1], filters[1], request, lo, hi, code)
+    return True
+
+
+@njit(nogil=True, _nrt=False)
+def _legal_codes(levels, filters, request, ranges_2SR, row, space_4V):
+    """Write the legal codes of a row to space_4V[0], those that the delta alone has last; returns how many."""
+    allowed = allowed_of(filters[0], request, levels[0][5])
+    lo, hi = ranges_2SR[0, 0, row], ranges_2SR[1, 0, row]
+    count = collect(levels[0], allowed, lo, hi, space_4V[0], space_4V[1]) if lo < hi else 0
+    if len(levels) > 1:
+        lo_1, hi_1 = ranges_2SR[0, 1, row], ranges_2SR[1, 1, row]
+        if lo_1 < hi_1:
+            more = collect(levels[1], allowed_of(filters[1], request, levels[1][5]), lo_1, hi_1, space_4V[2], space_4V[3])
+            for child in range(more):
+                code = space_4V[2, child]
+                base_lo, base_hi = _child_of(levels[0], filters[0], request, lo, hi, code)
+                if base_lo == base_hi:
+                    space_4V[0, count] = code
+                    count += 1
+    return count
+
+
+@njit(nogil=True, _nrt=False)
+def _write_row(read, write, count, tokens, known_2K, scoring, ends, floats_3V):
+    """Write one row: -inf, and the normalised score at `count` legal tokens. False where it holds NaN or +inf."""
+    nothing = np.float32(-np.inf)
+    values, gathered, chunks = floats_3V[0], floats_3V[1], floats_3V[2]
+    top = nothing
+    for child in range(count):
+        value = read[tokens[child]]
+        if not value < np.inf:
+            return False
+        values[child] = value
+        top = value if value > top else top
+    lse = np.float32(0.0)
+    if scoring > 0 and top > nothing:
+        source, level_K = values[:count], known_2K[0]
+        if scoring == 1 and level_K[level_K.size - 1] - level_K[0] + 1 == level_K.size:
+            source = read[level_K[0] : level_K[0] + level_K.size]
+        elif scoring == 1:
+            for place in range(level_K.size):
+                gathered[place] = read[level_K[place]]
+            source = gathered[: level_K.size]
+        lse = log_sum_exp(source, chunks)[1]
+        if math.isnan(lse):
+            return False
+    for token in range(write.size):
+        write[token] = nothing
+    for child in range(count):
+        write[tokens[child]] = values[child] - lse
+    if top == nothing:
+        write[ends[0]] = ends[1]
+    return True
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def advance_rows(step, before, at, rows, tokens_DRL, ranges_D2SR, work, scoring, ends, scores, out, width):
+    """Follow the last token of each row, then write -inf and, at the tokens of its legal codes, the normalised score.
+
+    step: (levels, filters, the token of each code, known_2K) of this depth. before: (levels, known_2K) of the one before, not
+    read at depth 0. at: (address, stride, prompt length, depth) as in `follow_rows`. work: (table, codes_4V, floats_3V).
+    scoring: 0 the score as it is, 1 less the log-sum-exp of all tokens of the level, 2 of the legal ones. ends: (the end token,
+    what it scores in a row without a finite legal score, a code that must not occur, the token behind which a row is over).
+    scores, out: addresses of float32 (R, width), which may be equal.
+    Returns -1, the number of a row that holds NaN or +inf, -2 where that code occurs, -3 where `follow_rows` is False.
+    """
+    levels, filters, token_V, known_2K = step
+    table, codes_4V, floats_3V = work
+    address, stride, prompt_length, depth = at
+    if depth > 0 and not follow_rows(
+        before[0], filters, before[1], address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table
+    ):
+        return -3
+    ranges_2SR = ranges_D2SR[depth]
+    _, num_segments, num_rows = ranges_2SR.shape
+    scores_n, out_n = float32_at(scores, num_rows * width), float32_at(out, num_rows * width)
+    count = 0
+    for row in range(num_rows):
+        # The beams of a request all start at its root: the children of the row before may be this row's.
+        same = row % rows > 0
+        for s in range(num_segments):
+            same = same and ranges_2SR[0, s, row] == ranges_2SR[0, s, row - 1]
+            same = same and ranges_2SR[1, s, row] == ranges_2SR[1, s, row - 1]
+        if not same:
+            count = _legal_codes(levels, filters, row // rows, ranges_2SR, row, codes_4V)
+            for child in range(count):
+                if codes_4V[0, child] == ends[2]:
+                    return -2
+                codes_4V[1, child] = token_V[codes_4V[0, child]]
+        over = depth > 0 and tokens_DRL[depth, row, depth - 1] == ends[3]
+        read, write = scores_n[row * width : row * width + width], out_n[row * width : row * width + width]
+        if not _write_row(read, write, 0 if over else count, codes_4V[1], known_2K, scoring, ends, floats_3V):
+            return row
+    return -1

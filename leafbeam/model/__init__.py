@@ -1,0 +1,38 @@
+"""The model room: which token is which code, models over them (Qwen3, an encoder-decoder), and their rounds in a search."""
+
+from leafbeam.model.config import ModelConfig
+from leafbeam.model.encoder_decoder import EncoderDecoder
+from leafbeam.model.kv_cache import search_bytes, token_bytes
+from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model
+from leafbeam.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
+from leafbeam.model.prompt_store import PromptStore
+from leafbeam.model.session import Rounds
+from leafbeam.model.t5_config import EncoderDecoderConfig
+from leafbeam.model.transformer import Transformer
+from leafbeam.model.two_stage import TwoStage
+from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
+from leafbeam.model.workspace import Workspace
+
+__all__ = [
+    "AnyConfig",
+    "AnyModel",
+    "AnyVocabulary",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "ModelConfig",
+    "PromptStore",
+    "Rounds",
+    "TokenTable",
+    "Transformer",
+    "TwoStage",
+    "Vocabulary",
+    "Workspace",
+    "load_model",
+    "new_model",
+    "qwen3_config",
+    "qwen3_vocabulary",
+    "search_bytes",
+    "tiger_config",
+    "token_bytes",
+    "vocabulary_from_dict",
+]

@@ -1,0 +1,139 @@
+"""The body of Qwen3, with Hugging Face's parameter names: tokens in, hidden states out.
+
+How positions see each other is left to an `Attend`, so that training, prefill and the rounds of a search run the same
+layers.
+
+Shapes: B requests, T tokens of each (or K beams in their place), D hidden, H query heads, G key heads, E values of a
+head.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafbeam.model.config import ModelConfig
+
+Dropout = Callable[[Tensor], Tensor]
+
+
+class Attend(Protocol):
+    """What the tokens of one layer see: from queries, keys (both turned to their positions) and values to an answer."""
+
+    def __call__(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor: ...
+
+
+def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
+    """Every token sees itself and those before it; padding on the right is thereby seen by padding alone."""
+    query_BHTE, key_BGTE, value_BGTE = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
+    grouped = key_BGTE.shape[1] != query_BHTE.shape[1]
+    return F.scaled_dot_product_attention(query_BHTE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+
+
+class Rotary:
+    """Rotary positions: turns each pair (i, i + E/2) of a head by an angle that grows with the position.
+
+    positions: (T,) where all rows count alike, or (B, 1) for beams that all stand at their request's next position.
+    """
+
+    def __init__(self, config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> None:
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
+        angles = positions[..., None].float() * (1.0 / config.rope_theta**half)
+        cos, sin = angles.cos(), angles.sin()
+        # The pair's other half arrives by a roll; the sign of the turn is kept in the sine.
+        self.cos = torch.cat((cos, cos), -1).to(dtype)[..., None, :]
+        self.sin = torch.cat((-sin, sin), -1).to(dtype)[..., None, :]
+
+    def __call__(self, x_BTHE: Tensor) -> Tensor:
+        return torch.addcmul(x_BTHE * self.cos, x_BTHE.roll(x_BTHE.shape[-1] // 2, -1), self.sin)
+
+
+class RMSNorm(nn.Module):
+    """Scales the last axis to a root mean square of 1, in float32 whatever comes in."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, device="meta"))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with a norm on every query and key head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.q_proj = _linear(config.hidden_size, config.num_attention_heads * config.head_dim)
+        self.k_proj = _linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
+        self.v_proj = _linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
+        self.o_proj = _linear(config.num_attention_heads * config.head_dim, config.hidden_size)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, hidden_BTD: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
+        heads = (-1, self.head_dim)
+        query_BTHE = rotary(self.q_norm(self.q_proj(hidden_BTD).unflatten(-1, heads)))
+        key_BTGE = rotary(self.k_norm(self.k_proj(hidden_BTD).unflatten(-1, heads)))
+        value_BTGE = self.v_proj(hidden_BTD).unflatten(-1, heads)
+        return self.o_proj(attend(layer, query_BTHE, key_BTGE, value_BTGE).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: one projection gates the other."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = _linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = _linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = _linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        gate, up = self.gate_proj(hidden_BTD), self.up_proj(hidden_BTD)
+        if torch.is_inference_mode_enabled():  # the same values, without two more buffers as wide as the layer
+            return self.down_proj(F.silu(gate, inplace=True).mul_(up))
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    """One block: attention, then feed-forward, each behind a norm and added to what came in."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden_BTD: Tensor, layer: int, rotary: Rotary, attend: Attend, dropout: Dropout) -> Tensor:
+        hidden_BTD = hidden_BTD + dropout(self.self_attn(self.input_layernorm(hidden_BTD), layer, rotary, attend))
+        return hidden_BTD + dropout(self.mlp(self.post_attention_layernorm(hidden_BTD)))
+
+
+class Qwen3(nn.Module):
+    """The stack: embedding, layers, final norm. Parameters are made without storage; `Transformer` fills them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device="meta")
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, tokens_BT: Tensor, positions: Tensor, attend: Attend, dropout: Dropout = lambda x: x) -> Tensor:
+        """Hidden states (B, T, D) after the final norm of tokens that stand at `positions` (see `Rotary`)."""
+        hidden_BTD = dropout(self.embed_tokens(tokens_BT))
+        rotary = Rotary(self.config, positions, hidden_BTD.dtype)
+        for number, layer in enumerate(self.layers):
+            hidden_BTD = cast(Layer, layer)(hidden_BTD, number, rotary, attend, dropout)
+        return self.norm(hidden_BTD)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False, device="meta")

@@ -1,0 +1,187 @@
+"""Checkpoints on disk: Hugging Face's safetensors and config.json, and leafbeam.json with the vocabulary beside them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from leafbeam.errors import CheckpointError
+from leafbeam.model.config import ModelConfig
+from leafbeam.model.t5_config import EncoderDecoderConfig
+from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
+
+Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
+
+_FORMAT = 1
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def read_model_type(directory: Path) -> str:
+    """What config.json says that the model is, "qwen3" or "t5" for instance."""
+    return str(_read_hf(directory).get("model_type"))
+
+
+def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
+    """The config, of one kind, and the vocabulary of a checkpoint; `vocabulary` stands in where there is no leafbeam.json."""
+    hf = _read_hf(directory)
+    if not (directory / "leafbeam.json").exists():
+        if vocabulary is None:
+            raise CheckpointError(
+                f"{directory} has no leafbeam.json, so nothing says which tokens are SIDs: "
+                "pass vocabulary=Vocabulary(...) or TokenTable(...)"
+            )
+        own: Mapping[str, Any] = {"format": _FORMAT, "vocabulary": vocabulary.to_dict()}
+    else:
+        own = _read_json(directory / "leafbeam.json")
+    if own.get("format") != _FORMAT or not isinstance(own.get("vocabulary"), dict):
+        raise CheckpointError(
+            f"{directory / 'leafbeam.json'} has format {own.get('format')!r}, this leafbeam reads format {_FORMAT}: "
+            "save the model again, or install the leafbeam that wrote it"
+        )
+    saved = vocabulary_from_dict(own["vocabulary"])
+    if vocabulary is not None and saved != vocabulary:
+        raise CheckpointError(
+            f"the vocabulary given is not the one in {directory / 'leafbeam.json'}: leave it out to use the saved one"
+        )
+    try:
+        config = kind.from_hf(hf, dropout=own.get("dropout", 0.0))
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+    if saved.size > config.vocab_size:
+        raise CheckpointError(
+            f"the vocabulary has {saved.size:,} tokens, but {directory / 'config.json'} a vocab_size of only "
+            f"{config.vocab_size:,}: the two do not belong together"
+        )
+    return config, saved
+
+
+def read_tensors(
+    directory: Path,
+    shapes: Mapping[str, torch.Size],
+    *,
+    tied: bool,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    embedding: str = "model.embed_tokens.weight",
+    copies: Sequence[str] = (),
+    unused: Sequence[str] = (),
+) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, exactly those named in `shapes`; CheckpointError for a missing, foreign or mis-shaped one.
+
+    tied: the head is the embedding; a file may then hold `lm_head.weight` too, as long as it is the same matrix.
+    embedding: its name. copies: other names under which a file may hold the same matrix once more.
+    unused: names that a file may hold and no model reads.
+    dtype: what to cast to; None keeps what the file holds, which then must be one dtype throughout.
+    """
+    tensors: dict[str, Tensor] = {}
+    tied_names = (*copies, "lm_head.weight") if tied else tuple(copies)
+    copied: dict[str, Tensor] = {}
+    for path, name, tensor in _stored(directory, device):
+        if name in tied_names:
+            copied[name] = tensor
+        elif name in unused:
+            continue
+        elif name not in shapes:
+            raise CheckpointError(
+                f"{path} holds {name}, which a model of this config.json does not have: the two do not belong together"
+            )
+        elif tensor.shape != shapes[name]:
+            raise CheckpointError(
+                f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json asks for {tuple(shapes[name])}: "
+                "the two do not belong together"
+            )
+        elif not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{path} holds {name} as {tensor.dtype}, quantised; leafbeam reads floats: use the original checkpoint"
+            )
+        else:
+            tensors[name] = tensor if dtype is None else tensor.to(dtype)
+    if missing := [name for name in shapes if name not in tensors]:
+        raise CheckpointError(
+            f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}: "
+            "copy the whole checkpoint again"
+        )
+    for name, copy in copied.items():
+        if not torch.equal(copy.to(tensors[embedding].dtype), tensors[embedding]):
+            raise CheckpointError(
+                f"{directory} says tie_word_embeddings, but {name} differs from {embedding}: "
+                f"set tie_word_embeddings to false in config.json, or remove {name}"
+                if name == "lm_head.weight"
+                else f"{directory} holds {name}, which differs from {embedding}: leafbeam has one embedding for both"
+            )
+    if len(dtypes := {tensor.dtype for tensor in tensors.values()}) > 1:
+        raise CheckpointError(f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32")
+    return tensors
+
+
+def write_checkpoint(
+    directory: Path, config: ModelConfig | EncoderDecoderConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write config.json, model.safetensors and leafbeam.json; each file appears whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    specials = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+    own = {"format": _FORMAT, "vocabulary": vocabulary.to_dict(), "dropout": config.dropout}
+
+    partial = directory / f"{_SINGLE}.partial"
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(on_cpu, partial, metadata={"format": "pt"})  # transformers refuses files without this mark
+    os.replace(partial, directory / _SINGLE)
+    (directory / _INDEX).unlink(missing_ok=True)
+    _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
+    _write_json(directory / "leafbeam.json", own)
+
+
+def _read_hf(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
+    return _read_json(directory / "config.json")
+
+
+def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
+    """Every tensor of the single file, or of the shards that the index names, one at a time."""
+    if (directory / _INDEX).exists():
+        placed = _read_json(directory / _INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not all(
+            isinstance(shard, str) and Path(shard).name == shard for shard in placed.values()
+        ):
+            raise CheckpointError(
+                f"{directory / _INDEX} has no weight_map from tensors to file names: copy the checkpoint again"
+            )
+        paths = [directory / shard for shard in sorted(set(placed.values()))]
+    else:
+        paths = [directory / _SINGLE]
+    for path in paths:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: copy the whole checkpoint (leafbeam reads safetensors only, not .bin)")
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                for name in file.keys():  # noqa: SIM118 (it is no dict)
+                    yield path, name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is truncated or not a safetensors file ({error}): copy it again") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing: {path.parent} is not a whole checkpoint") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}): copy it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, expected an object of fields: copy it again")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,381 @@
+"""The constrained step over regular languages, on a CPU: the verbs of `ops.constrain` where the constraint is an `Automaton`.
+
+    a beam's range is [state, state + 1) of its request's automaton; (S, S + 1) has ended, where S is the number of states;
+    (0, 0) is dead
+    legal codes    the state's row, or the set bits of its mask, and the end code where a sequence may end
+    kept           the K best by (score desc, parent asc, code asc); only their next states are looked up
+    an ended beam  keeps its score: its only child is the end code again, which is certain
+
+So whatever searches a trie searches a language: there is one segment, nothing is filtered, and the level does not matter.
+
+Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of a request's automaton.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from leafbeam.automata.automaton import Automaton
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index.bit_kernels import trailing_zeros
+from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
+from leafbeam.ops.constrain.topk import arrival_of, compact, key_of, score_of, sort_descending
+from leafbeam.ops.constrain.types import Beams, Scoring
+
+__all__ = ["AutomatonBatch", "bind", "children", "extend", "legal", "roots", "step"]
+
+Children = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AutomatonBatch:
+    """One automaton for each request of a batch, the code that ends a sequence, and how many codes the model has."""
+
+    automata: tuple[Automaton, ...]
+    end_code: int
+    num_codes: int
+
+
+def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> AutomatonBatch:
+    """Put the automata of a batch together; one object may stand for many requests, and nothing is copied.
+
+    end_code: the model's end-of-sequence code, which no automaton may have as a token of its language. num_codes: V, the width
+    of the model's logits. Raises ArgumentError.
+    """
+    if not len(automata):
+        raise ArgumentError("there are no automata: expected one for each request, at least one")
+    if not 0 <= end_code < num_codes:
+        raise ArgumentError(f"end_code is {end_code}: expected a code of the model, 0 to {num_codes - 1:,}")
+    for automaton in {id(one): one for one in automata}.values():
+        if automaton.vocabulary_size > num_codes:
+            raise ArgumentError(
+                f"the automaton is over {automaton.vocabulary_size:,} tokens, the model has {num_codes:,} codes: expected at "
+                f"most as many; build it with the model's own vocabulary"
+            )
+        rows = automaton.rows
+        in_masks = end_code < automaton.vocabulary_size and (
+            (rows.mask_MW[:, end_code >> 6] >> np.uint64(end_code & 63)) & np.uint64(1)
+        )
+        if (rows.code_E == end_code).any() or np.any(in_masks):
+            raise ArgumentError(
+                f"end_code {end_code} is a token of the language: give special tokens None in the vocabulary, so that they "
+                f"never stand for text"
+            )
+    return AutomatonBatch(automata=tuple(automata), end_code=end_code, num_codes=num_codes)
+
+
+def roots(languages: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(lo_SB1, hi_SB1): every request in the start state."""
+    lo = np.zeros((1, len(languages.automata), 1), np.int64)
+    return lo, lo + 1
+
+
+def legal(
+    languages: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(row_R1, code_C): the legal codes of every beam, ragged, ascending: what an allowed-only head computes.
+
+    None of dead beams. Cost: 1 ns a code.
+    """
+    _, batch_size, num_rows = lo_SBK.shape
+    _check(languages, lo_SBK)
+    row_R1, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
+    space = np.empty(languages.num_codes + 1, np.int64)
+    for request, automaton in enumerate(languages.automata):
+        table, end = _table(automaton), languages.end_code
+        for beam in range(num_rows):
+            live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
+            count = _legal_codes(table, lo_SBK[0, request, beam], end, space) if live else 0
+            parts.append(space[:count].copy())
+            row_R1[request * num_rows + beam + 1] = count
+    return np.cumsum(row_R1), np.concatenate(parts)
+
+
+def children(
+    languages: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
+) -> Children:
+    """Every legal child of every beam, ragged: (row_R1, code_C, lo_SC, hi_SC), as `leafbeam.ops.constrain.reference.children`.
+
+    Cost: that of `legal`, and one look-up of a next state for each child.
+    """
+    row_R1, code_C = legal(languages, lo_SBK, hi_SBK)
+    lo_C = np.empty(len(code_C), np.int64)
+    row_C, num_rows = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1)), lo_SBK.shape[2]
+    for request, automaton in enumerate(languages.automata):
+        mine = slice(row_R1[request * num_rows], row_R1[(request + 1) * num_rows])
+        before = lo_SBK[0, request, row_C[mine] - request * num_rows]
+        lo_C[mine] = _next_states(automaton, languages.end_code, before, code_C[mine])
+    return row_R1, code_C, lo_C[None], lo_C[None] + 1
+
+
+def step(
+    languages: AutomatonBatch,
+    level: int,
+    lo_SBK: NDArray[np.int64],
+    hi_SBK: NDArray[np.int64],
+    scores_BK: NDArray[np.float32],
+    logits_BKV: NDArray[np.float32],
+    filters: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[NDArray[Any]]:
+    """One round of constrained beam search, as `leafbeam.ops.constrain.reference.step`, over the children of an automaton.
+
+    Cost: one read of the logits for "full", and of the legal ones; rows whose beam cannot be among the best are not read.
+    Raises LogitsError where a row that was read holds NaN or +inf, ArgumentError for shapes that do not fit.
+    """
+    _, batch_size, num_rows = lo_SBK.shape
+    _check(languages, lo_SBK)
+    if logits_BKV.shape != (batch_size, num_rows, languages.num_codes):
+        raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, languages.num_codes)}")
+    found = _Found.of(batch_size, num_beams)
+    space = (np.empty(languages.num_codes + 1, np.int64), np.empty(languages.num_codes + 1, np.float32))
+    chunks = np.empty(languages.num_codes // CHUNK + 2, np.float32)
+    for request, automaton in enumerate(languages.automata):
+        bad = _step_rows(
+            _table(automaton),
+            languages.end_code,
+            lo_SBK[0, request],
+            hi_SBK[0, request],
+            scores_BK[request],
+            logits_BKV[request],
+            scoring == "full",
+            (*space, chunks),
+            found.work,
+            found.outputs(request),
+        )
+        if bad >= 0:
+            raise LogitsError.not_finite(request, bad, f"in round {level}")
+    return found.beams(languages, lo_SBK)
+
+
+def extend(
+    languages: AutomatonBatch,
+    lo_SBK: NDArray[np.int64],
+    scores_BK: NDArray[np.float32],
+    ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
+    logit_C: NDArray[np.float32],
+    lse_R: NDArray[np.float32],
+    *,
+    num_beams: int,
+) -> Beams[NDArray[Any]]:
+    """The same round where only the logits of legal codes were computed (`ops.head`): ragged is what `legal` gave.
+
+    lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
+    """
+    row_R1, code_C = ragged
+    _, batch_size, num_rows = lo_SBK.shape
+    found = _Found.of(batch_size, num_beams)
+    for request, automaton in enumerate(languages.automata):
+        rows = slice(request * num_rows, (request + 1) * num_rows)
+        ended_K = lo_SBK[0, request] == automaton.num_states
+        begins = row_R1[rows.start : rows.stop + 1]
+        bad = _extend_rows(
+            begins, code_C, logit_C, lse_R[rows], scores_BK[request], ended_K, found.work, found.outputs(request)
+        )
+        if bad >= 0:
+            raise LogitsError.not_finite(request, bad, "")
+    return found.beams(languages, lo_SBK)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    """Room for candidates, and what was kept of each request."""
+
+    work: tuple[NDArray[Any], ...]  # keys, parents, codes, places, scratch
+    scores_BK: NDArray[np.float32]
+    parent_BK: NDArray[np.int64]
+    code_BK: NDArray[np.int64]
+    num_valid_B: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch_size: int, num_beams: int) -> _Found:
+        if num_beams < 1:
+            raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
+        keys, scratch = np.empty((2, 4 * num_beams + 64), np.uint64)
+        parents, codes, places = np.empty((3, len(keys)), np.int64)
+        shape = (batch_size, num_beams)
+        return cls(
+            work=(keys, parents, codes, places, scratch),
+            scores_BK=np.full(shape, -np.inf, np.float32),
+            parent_BK=np.zeros(shape, np.int64),
+            code_BK=np.zeros(shape, np.int64),
+            num_valid_B=np.zeros(batch_size, np.int64),
+        )
+
+    def outputs(self, request: int) -> tuple[NDArray[Any], ...]:
+        number = self.num_valid_B[request : request + 1]
+        return self.scores_BK[request], self.parent_BK[request], self.code_BK[request], number
+
+    def beams(self, languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> Beams[NDArray[Any]]:
+        """Look up where the kept ones lead."""
+        lo, hi = np.zeros((2, 1, *self.scores_BK.shape), np.int64)
+        for request, automaton in enumerate(languages.automata):
+            count = int(self.num_valid_B[request])
+            before = lo_SBK[0, request, self.parent_BK[request, :count]]
+            lo[0, request, :count] = _next_states(automaton, languages.end_code, before, self.code_BK[request, :count])
+            hi[0, request, :count] = lo[0, request, :count] + 1
+        return Beams(scores=self.scores_BK, parent=self.parent_BK, code=self.code_BK, lo=lo, hi=hi, num_valid=self.num_valid_B)
+
+
+def _next_states(
+    automaton: Automaton, end_code: int, states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Where legal codes lead; S after the end code."""
+    after = np.full(len(states_R), automaton.num_states, np.int64)
+    going = codes_R != end_code
+    after[going] = automaton.step(states_R[going], codes_R[going])
+    return after
+
+
+def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
+    rows = automaton.rows
+    return rows.row_ptr_S1, rows.code_E, rows.mask_S, rows.mask_MW, rows.accepting.words_W
+
+
+def _check(languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
+    if lo_SBK.shape[:2] != (1, len(languages.automata)):
+        raise ArgumentError(
+            f"ranges have shape {lo_SBK.shape}: expected (1, {len(languages.automata)}, beams), a request for each automaton"
+        )
+
+
+@njit(cache=True, nogil=True)
+def _legal_codes(table, state, end_code, out_C):
+    """Write the legal codes of a state, ascending, the end code among them where a sequence may end; returns how many."""
+    row_ptr_S1, code_E, mask_S, mask_MW, accepting_W = table
+    if state == mask_S.size:  # ended
+        out_C[0] = end_code
+        return 1
+    ends = (accepting_W[state >> 6] >> np.uint64(state & 63)) & np.uint64(1) != 0
+    count = 0
+    if mask_S[state] < 0:
+        for entry in range(row_ptr_S1[state], row_ptr_S1[state + 1]):
+            if ends and code_E[entry] > end_code:
+                out_C[count] = end_code
+                count += 1
+                ends = False
+            out_C[count] = code_E[entry]
+            count += 1
+    else:
+        for word in range(mask_MW.shape[1]):
+            bits = mask_MW[mask_S[state], word]
+            if ends and word == end_code >> 6:  # it is none of the mask's own
+                bits |= np.uint64(1) << np.uint64(end_code & 63)
+                ends = False
+            while bits:
+                out_C[count] = word * 64 + np.int64(trailing_zeros(bits))
+                count += 1
+                bits &= bits - np.uint64(1)
+    if ends:
+        out_C[count] = end_code
+        count += 1
+    return count
+
+
+@njit(nogil=True)
+def _lse(values, chunks):
+    """(largest, log-sum-exp, never below it); NaN where the values hold NaN or +inf."""
+    top = chunk_maxima(values, chunks)
+    total = sum_exp(values, top if top > np.float32(-np.inf) else np.float32(0.0))
+    if not total < np.float32(np.inf) or top == np.float32(np.inf):
+        return top, np.float32(np.nan)
+    return top, top + np.float32(math.log(total)) if top > np.float32(-np.inf) else top
+
+
+@njit(nogil=True)
+def _finite(logits, lse):
+    """Whether a row holds neither NaN nor +inf."""
+    fine = lse < np.float32(np.inf)
+    for place in range(logits.size):
+        fine &= logits[place] < np.float32(np.inf)
+    return fine
+
+
+@njit(nogil=True)
+def _offer(codes, logits, base, lse, parent, work, count, threshold, num_beams):
+    """Offer a row's legal codes; returns (count, threshold)."""
+    keys, parents, chosen, places, scratch = work
+    for place in range(codes.size):
+        score = base + (logits[place] - lse)
+        if score <= threshold:
+            continue
+        keys[count], parents[count], chosen[count] = key_of(score, count), parent, codes[place]
+        count += 1
+        if count == keys.size:
+            threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
+            count = num_beams
+    if count > num_beams:
+        threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
+        count = num_beams
+    return count, threshold
+
+
+@njit(nogil=True)
+def _finish(work, count, out):
+    """Write what was kept, best first."""
+    keys, parents, chosen, _, _ = work
+    out_scores, out_parents, out_codes, out_count = out
+    sort_descending(keys, count)
+    for slot in range(count):
+        candidate = arrival_of(keys[slot])
+        out_scores[slot] = score_of(keys[slot])
+        out_parents[slot], out_codes[slot] = parents[candidate], chosen[candidate]
+    out_count[0] = count
+
+
+@njit(cache=True, nogil=True)
+def _step_rows(table, end_code, lo_K, hi_K, scores_K, logits_KV, full, space, work, out):
+    """All beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
+    codes_V, logits_V, chunks = space
+    num_beams = out[0].size
+    count, threshold = 0, np.float32(-np.inf)
+    for k in range(lo_K.size):
+        base = scores_K[k]
+        if lo_K[k] >= hi_K[k] or base <= threshold:
+            continue
+        found = _legal_codes(table, lo_K[k], end_code, codes_V)
+        if lo_K[k] == table[2].size:  # ended: certain, whatever the model says
+            logits_V[0] = 0.0
+            count, threshold = _offer(codes_V[:1], logits_V[:1], base, np.float32(0.0), k, work, count, threshold, num_beams)
+            continue
+        for place in range(found):
+            logits_V[place] = logits_KV[k, codes_V[place]]
+        top, lse = _lse(logits_KV[k] if full else logits_V[:found], chunks)
+        if math.isnan(lse):
+            return k
+        if top == np.float32(-np.inf) or base + (top - lse) <= threshold:
+            continue
+        count, threshold = _offer(codes_V[:found], logits_V[:found], base, lse, k, work, count, threshold, num_beams)
+    _finish(work, count, out)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _extend_rows(row_K1, code_C, logit_C, lse_K, scores_K, ended_K, work, out):
+    """The same from logits of legal codes alone."""
+    num_beams = out[0].size
+    count, threshold = 0, np.float32(-np.inf)
+    certain = np.zeros(1, np.float32)
+    for k in range(scores_K.size):
+        begin, end = row_K1[k], row_K1[k + 1]
+        base, lse, logits = scores_K[k], lse_K[k], logit_C[begin:end]
+        if begin == end or base <= threshold:
+            continue
+        if ended_K[k]:
+            lse, logits = np.float32(0.0), certain
+        elif not _finite(logits, lse):
+            return k
+        if lse > np.float32(-np.inf):
+            count, threshold = _offer(code_C[begin:end], logits, base, lse, k, work, count, threshold, num_beams)
+    _finish(work, count, out)
+    return -1

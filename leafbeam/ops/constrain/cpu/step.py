@@ -1,0 +1,157 @@
+"""The constrained step on a CPU: numba, one thread, no `[rows, V]` mask. The compiled loops are in `rows`.
+
+Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied leaves, C children of a row.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import LogitsError
+from leafbeam.index import Trie, Version
+from leafbeam.index.level import Level
+from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING
+from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
+from leafbeam.ops.constrain.logsumexp import CHUNK
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+
+__all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VersionArrays:
+    """A version's levels as the kernel reads them: for each level a (base, delta) pair of
+    (layout, codes, firsts, words, before, num_leaves, width). Where there is one segment, it stands for both.
+    """
+
+    levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
+    sizes: tuple[int, ...]
+    num_leaves_S: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilterArrays:
+    """The filters of a batch as addresses, so that one compiled loop serves any number of different filters.
+
+    pair: for base and delta (words_B, before_B, denied_B1, denied): the addresses of each request's bitmap, 0 where it has
+    none, and the ragged denied leaves. held: keeps the addressed memory.
+    """
+
+    pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]
+    held: tuple[tuple[RequestFilter, ...], ...]
+
+
+def bind(index: Trie | Version) -> VersionArrays:
+    """View a version's arrays; nothing is copied."""
+    tries = [segment.trie for segment in Version.of(index).segments]
+    views = [[_view(level, trie.num_leaves) for level in trie.levels] for trie in tries]
+    return VersionArrays(
+        levels=tuple(zip(views[0], views[-1], strict=True)),
+        sizes=tries[0].codebook_sizes,
+        num_leaves_S=tuple(trie.num_leaves for trie in tries),
+    )
+
+
+def _view(level: Level, num_leaves: int) -> tuple[Any, ...]:
+    no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
+    return (
+        {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
+        level.codes,
+        no_firsts if level.firsts is None else level.firsts,
+        no_words if level.boundary is None else level.boundary.words_W,
+        no_firsts if level.boundary is None else level.boundary.before_W,
+        num_leaves,
+        level.width,
+    )
+
+
+def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
+    """Collect the addresses of a batch's filters, once for all rounds of a search."""
+    bound = [_addresses([parts[s] for parts in filters], size) for s, size in enumerate(arrays.num_leaves_S)]
+    return FilterArrays(pair=(bound[0], bound[-1]), held=tuple(filters))
+
+
+def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArray[np.int64], ...]:
+    words_B, before_B = np.zeros(len(filters), np.int64), np.zeros(len(filters), np.int64)
+    for request, one in enumerate(filters):
+        if one.leaves is not None:
+            assert one.leaves.size == num_leaves
+            words_B[request] = one.leaves.words_W.ctypes.data
+            before_B[request] = one.leaves.before_W.ctypes.data
+    denied_B1 = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
+    denied = np.concatenate([np.empty(0, np.int64), *(one.denied_D for one in filters)])
+    return words_B, before_B, denied_B1, denied
+
+
+def children(
+    arrays: VersionArrays, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: FilterArrays
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Every legal child of every beam, ragged: see `leafbeam.ops.constrain.reference.children`, which this equals.
+
+    Cost: a few reads a child; memory for min(range, codebook) children a row and segment at most.
+    """
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    most = int(np.minimum(hi_SBK - lo_SBK, arrays.sizes[level]).sum())
+    row_R1 = np.zeros(batch_size * num_rows + 1, np.int64)
+    code_C, lo_SC, hi_SC = (
+        np.empty(most, np.int64),
+        np.zeros((num_segments, most), np.int64),
+        np.zeros((num_segments, most), np.int64),
+    )
+    space = _children_space(arrays, level)
+    count = children_of_rows(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_R1, code_C, lo_SC, hi_SC)
+    return row_R1, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
+
+
+def step(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: NDArray[np.int64],
+    hi_SBK: NDArray[np.int64],
+    scores_BK: NDArray[np.float32],
+    logits_BKV: NDArray[np.float32],
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[NDArray[Any]]:
+    """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals.
+
+    Cost: one read of the logits for "full", plus a few reads for each child that beats the worst beam kept so far. A row
+    whose beam score is already below that threshold is not read at all.
+    Raises LogitsError where a row that was read holds NaN or +inf.
+    """
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    shape = (batch_size, num_beams)
+    scores = np.empty(shape, np.float32)
+    parent_code = np.zeros((2, *shape), np.int64)
+    ranges = np.zeros((2, num_segments, *shape), np.int64)
+    num_valid_B = np.zeros(batch_size, np.int64)
+    capacity = 4 * num_beams + 64
+    space = _children_space(arrays, level)
+    num_codes = logits_BKV.shape[2]
+    work = (
+        np.empty((2, capacity), np.uint64),  # keys and scratch of the candidates
+        np.empty((3, capacity), np.int64),  # their parents, codes and places
+        space,
+        np.empty((2, max(space.shape[2], num_codes // CHUNK + 1)), np.float32),  # a row's logits and maxima of its chunks
+    )
+    out = (parent_code, ranges, scores, num_valid_B)
+    bad = step_of_rows(arrays.levels[level], lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.pair, scoring == "full", work, out)
+    if bad >= 0:
+        request, beam = divmod(bad, num_rows)
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
+    (parent, code), (lo, hi) = parent_code, ranges
+    return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
+
+
+def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
+    """Room for (codes, places) of a row's children: of both segments, of the base alone, of the delta alone."""
+    num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
+    return np.empty((num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))), np.int64)

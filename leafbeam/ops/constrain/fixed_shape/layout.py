@@ -1,0 +1,218 @@
+"""A segment as devices read it: plain arrays of fixed sizes, without ranks, and short or long ranges kept apart.
+
+    short range (at most 32 leaves): its children are bits of a 32-bit window of the level's boundaries; codes stand by leaf
+    long range: its children are listed, one behind the other (codes and first leaves); a directory finds the list
+    wide range (a long one with many children): has a mask over the codes besides, so that a row of logits is read in order
+
+At most one long range starts in a block of 32 leaves, so `directory[lo // 32]` is its number. No range needs more lanes than
+`narrow_limit` or a mask, however skewed the catalog is.
+
+Shapes: M leaves, L levels, G long ranges of a level, E their children, V codes.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from leafbeam.index import Bitmap, Trie, Version
+from leafbeam.index.bit_kernels import next_set, rank_many
+from leafbeam.index.level import Level, code_dtype
+from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, LevelRoom, Room, SegmentRoom, check_size, narrow_limit
+
+__all__ = ["PackedLevel", "PackedSegment", "as_words", "pack_version"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedLevel:
+    """One level's long ranges and their children, in order.
+
+    lo_G, hi_G: int64, the ranges. begin_G1: int64, each one's first entry. mask_G: int32, the number of its mask, -1 for none.
+    firsts_E: int32, the first leaf of each child; codes_E: its code, as narrow as the level's. source: the level that it was
+    made from. needs: the exact sizes.
+    """
+
+    lo_G: NDArray[np.int64]
+    hi_G: NDArray[np.int64]
+    begin_G1: NDArray[np.int64]
+    mask_G: NDArray[np.int32]
+    firsts_E: NDArray[np.int32]
+    codes_E: NDArray[np.unsignedinteger]
+    source: Level
+    num_leaves: int
+    needs: LevelRoom
+
+    @classmethod
+    def of(cls, level: Level, parents: Bitmap | None, num_leaves: int) -> PackedLevel:
+        """List the children of long ranges. `parents`: where ranges start, None where each is one leaf."""
+        long_G2, shortest = np.empty((0, 2), np.int64), min(1, num_leaves)
+        if parents is not None:
+            long_G2 = np.empty((num_leaves // (SHORT + 1) + 1, 2), np.int64)
+            count, shortest = _long_ranges(parents.words_W, num_leaves, SHORT, long_G2)
+            long_G2 = long_G2[:count].copy()
+        lo_G, hi_G = long_G2[:, 0], long_G2[:, 1]
+        count_G = _ranks(level, hi_G) - _ranks(level, lo_G)
+        begin_G1 = np.concatenate([[0], np.cumsum(count_G)])
+        firsts_E = np.empty(int(begin_G1[-1]), np.int32)
+        if level.boundary is None:
+            _every_leaf(lo_G, begin_G1, firsts_E)
+        else:
+            _starts(level.boundary.words_W, lo_G, hi_G, begin_G1, firsts_E)
+        is_wide = count_G > narrow_limit(level.size)
+        codes = level.plain_codes
+        places_E = firsts_E if level.firsts is None else _ranks(level, firsts_E)
+        needs = LevelRoom(
+            size=level.size,
+            short=shortest,
+            ranges=len(lo_G),
+            entries=len(firsts_E),
+            width=int(count_G[~is_wide].max(initial=0)),
+            wide=int(is_wide.sum()),
+        )
+        return cls(
+            lo_G=lo_G,
+            hi_G=hi_G,
+            begin_G1=begin_G1,
+            mask_G=np.where(is_wide, np.cumsum(is_wide) - 1, -1).astype(np.int32),
+            firsts_E=firsts_E,
+            codes_E=codes[places_E],
+            source=level,
+            num_leaves=num_leaves,
+            needs=needs,
+        )
+
+    def arrays(self, room: LevelRoom, leaves: int) -> dict[str, NDArray[np.generic]]:
+        """What a device gets, padded to the sizes of `room`; parts that the room has no space for are left out.
+
+        column_M: the code at each leaf. boundary_W: uint32 words. directory_M: int32, the long range that starts in each block
+        of 32 leaves. ranges_G3: int32 (first entry, entries, mask or -1). codes_E, firsts_E: of the entries.
+        """
+        dtype = code_dtype(self.source.size)
+        arrays: dict[str, NDArray[np.generic]] = {}
+        if room.short:
+            column_M = np.zeros(leaves + SHORT, dtype)
+            column_M[: self.num_leaves] = self._column()
+            boundary = self.source.boundary or Bitmap.full(self.num_leaves)
+            arrays |= {"column_M": column_M, "boundary_W": as_words(boundary, leaves)}
+        if room.ranges:
+            directory_M = np.zeros(leaves // SHORT + 1, np.int32)
+            directory_M[self.lo_G // SHORT] = np.arange(len(self.lo_G))
+            ranges_G3 = np.zeros((room.ranges, 3), np.int32)
+            ranges_G3[: len(self.lo_G)] = np.stack([self.begin_G1[:-1], np.diff(self.begin_G1), self.mask_G], axis=1)
+            codes_E = np.zeros(room.entries + room.width, dtype)
+            firsts_E = np.zeros(room.entries + room.width + 1, np.int32)
+            codes_E[: len(self.codes_E)], firsts_E[: len(self.firsts_E)] = self.codes_E, self.firsts_E
+            arrays |= {"directory_M": directory_M, "ranges_G3": ranges_G3, "codes_E": codes_E, "firsts_E": firsts_E}
+        return arrays
+
+    def _column(self) -> NDArray[np.unsignedinteger]:
+        codes, firsts = self.source.plain_codes, self.source.firsts
+        return codes if firsts is None else np.repeat(codes, np.diff(firsts, append=np.uint32(self.num_leaves)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedSegment:
+    """All levels of a trie with their long ranges listed. Cost: one pass over each level's bitmap, a few ns a leaf."""
+
+    trie: Trie
+    levels: tuple[PackedLevel, ...]
+
+    @classmethod
+    def of(cls, trie: Trie) -> PackedSegment:
+        parents: Bitmap | None = Bitmap.from_positions(np.arange(min(1, trie.num_leaves)), trie.num_leaves)
+        levels: list[PackedLevel] = []
+        for level in trie.levels:
+            levels.append(PackedLevel.of(level, parents, trie.num_leaves))
+            parents = level.boundary
+        return cls(trie=trie, levels=tuple(levels))
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes that a device would hold if nothing were padded."""
+        total = 0
+        for level in self.levels:
+            need, item = level.needs, code_dtype(level.source.size)().itemsize
+            total += (item * self.trie.num_leaves + self.trie.num_leaves // 8) if need.short else 0
+            total += (self.trie.num_leaves // 8 + 12 * need.ranges) if need.ranges else 0
+            total += (item + 4) * need.entries
+        return total
+
+    @property
+    def needs(self) -> SegmentRoom:
+        """The exact sizes."""
+        return SegmentRoom(leaves=self.trie.num_leaves, levels=tuple(level.needs for level in self.levels))
+
+
+def pack_version(
+    index: Trie | Version, delta_leaves: int, known: tuple[PackedSegment, ...], kept: Room | None
+) -> tuple[tuple[PackedSegment, ...], Room]:
+    """A version's segments packed, and the room for them; segments that are among `known` are taken from there.
+
+    The room is what the segments need, a delta of `delta_leaves` at least, and no less than `kept`. Where it has space for a
+    delta that is not there, an empty one stands in. Raises ArgumentError for more than 2^31 leaves.
+    """
+    version = Version.of(index)
+    check_size(version)
+    of_trie = {id(one.trie): one for one in known}
+    packed = [of_trie.get(id(segment.trie)) or PackedSegment.of(segment.trie) for segment in version.segments]
+    wanted = Room.of([one.needs for one in packed], delta_leaves, kept)
+    if len(packed) < len(wanted.segments):
+        sizes = version.codebook_sizes
+        empty = next((one for one in known if one.trie.num_leaves == 0), None)
+        packed.append(empty or PackedSegment.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes)))
+    return tuple(packed), wanted
+
+
+def as_words(bitmap: Bitmap, leaves: int) -> NDArray[np.uint32]:
+    """The bitmap as uint32 words with room for `leaves` positions, and one word more that a window's read may touch."""
+    words_W = np.zeros(leaves // 32 + 2, np.uint32)
+    words = bitmap.words_W.view(np.dtype("<u4"))[: -(-bitmap.size // 32)]
+    words_W[: len(words)] = words
+    return words_W
+
+
+def _ranks(level: Level, leaves_n: NDArray[np.integer]) -> NDArray[np.integer]:
+    """How many nodes of the level start before each leaf."""
+    if level.boundary is None:
+        return leaves_n
+    out_n = np.empty(len(leaves_n), np.int64)
+    rank_many(level.boundary.words_W, level.boundary.before_W, leaves_n, out_n)
+    return out_n
+
+
+@njit(cache=True, nogil=True)
+def _long_ranges(words_W, num_leaves, short, out_G2):
+    """Write the ranges of more than `short` leaves; returns (how many, the longest of the others)."""
+    count, longest = 0, 0
+    lo = np.int64(0)
+    while lo < num_leaves:
+        hi = next_set(words_W, lo + 1, num_leaves)
+        if hi - lo > short:
+            out_G2[count, 0], out_G2[count, 1] = lo, hi
+            count += 1
+        elif hi - lo > longest:
+            longest = hi - lo
+        lo = hi
+    return count, longest
+
+
+@njit(cache=True, nogil=True)
+def _every_leaf(lo_G, begin_G1, out_E):
+    """The children of each range, where every leaf is one."""
+    for number in range(lo_G.size):
+        for entry in range(begin_G1[number], begin_G1[number + 1]):
+            out_E[entry] = lo_G[number] + entry - begin_G1[number]
+
+
+@njit(cache=True, nogil=True)
+def _starts(words_W, lo_G, hi_G, begin_G1, out_E):
+    """The first leaf of each child of each range: its boundary bits."""
+    for number in range(lo_G.size):
+        leaf = lo_G[number]
+        for entry in range(begin_G1[number], begin_G1[number + 1]):
+            out_E[entry] = leaf
+            leaf = next_set(words_W, leaf + 1, hi_G[number])

@@ -1,0 +1,167 @@
+"""The constrained step in plain torch: short, obvious, slow, and the truth that every other backend is compared with.
+
+Shapes: S segments, B requests, K beams, V codes of the level, L levels, M leaves, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leafbeam.errors import LogitsError
+from leafbeam.index import Trie, Version
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+
+__all__ = ["FilterArrays", "TrieArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrieArrays:
+    """The sorted table of SIDs, unpacked. codes_ML: int64. starts_LM: bool, whether a prefix of length t + 1 starts there."""
+
+    codes_ML: Tensor
+    starts_LM: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VersionArrays:
+    """The segments of a version, each as the sorted table of its SIDs."""
+
+    segments: tuple[TrieArrays, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilterArrays:
+    """alive_BM: bool, which leaves of each segment each request may reach."""
+
+    segments: tuple[Tensor, ...]
+
+
+def bind(index: Trie | Version, device: torch.device | str = "cpu") -> VersionArrays:
+    """Unpack a version: 9 bytes for each leaf and level."""
+    return VersionArrays(segments=tuple(_unpack(segment.trie, device) for segment in Version.of(index).segments))
+
+
+def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
+    codes_ML = torch.from_numpy(trie.codes_at(np.arange(trie.num_leaves)))
+    starts_LM = torch.ones(trie.num_levels, trie.num_leaves, dtype=torch.bool)
+    for level, same in enumerate((codes_ML[1:] == codes_ML[:-1]).cumprod(dim=1).T):
+        starts_LM[level, 1:] = same == 0
+    return TrieArrays(codes_ML=codes_ML.to(device), starts_LM=starts_LM.to(device))
+
+
+def bind_filters(arrays: VersionArrays, filters: Sequence[Sequence[RequestFilter]]) -> FilterArrays:
+    """Unpack a batch's filters: one byte for each request and leaf."""
+    alive: list[Tensor] = []
+    for number, segment in enumerate(arrays.segments):
+        alive_BM = torch.ones(len(filters), len(segment.codes_ML), dtype=torch.bool)
+        for request, parts in enumerate(filters):
+            one = parts[number]
+            if one.leaves is not None:
+                alive_BM[request] = False
+                alive_BM[request, torch.from_numpy(one.leaves.positions())] = True
+            alive_BM[request, torch.from_numpy(one.denied_D)] = False
+        alive.append(alive_BM.to(segment.codes_ML.device))
+    return FilterArrays(segments=tuple(alive))
+
+
+def children(
+    arrays: VersionArrays, level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: FilterArrays
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every legal child of every beam, ragged: (row_R1, code_C, lo_SC, hi_SC).
+
+        for each beam, row by row, and each segment: the places inside its range where a longer prefix starts, if a leaf under
+        it is alive; a code found in two segments is one child with a range in each
+
+    row_R1: int64, where each of the B x K rows begins and, last, C. Ascending by code within a row. (0, 0) is no range.
+    """
+    num_segments, *shape = lo_SBK.shape
+    rows: list[Tensor] = []
+    for request, beam in np.ndindex(*shape):
+        found = [
+            _children_of(segment, alive_BM[request], level, int(lo_SBK[s, request, beam]), int(hi_SBK[s, request, beam]))
+            for s, (segment, alive_BM) in enumerate(zip(arrays.segments, filters.segments, strict=True))
+        ]
+        codes_C = torch.cat([code for code, _, _ in found]).unique()
+        row = lo_SBK.new_zeros(1 + 2 * num_segments, len(codes_C))
+        row[0] = codes_C
+        for s, (code, lo, hi) in enumerate(found):
+            at = torch.searchsorted(codes_C, code)
+            row[1 + s, at], row[1 + num_segments + s, at] = lo, hi
+        rows.append(row)
+    sizes = torch.tensor([0, *(row.shape[1] for row in rows)])
+    ragged = torch.cat([*rows, lo_SBK.new_empty(1 + 2 * num_segments, 0)], dim=1)
+    return sizes.cumsum(0), ragged[0], ragged[1 : 1 + num_segments], ragged[1 + num_segments :]
+
+
+def _children_of(segment: TrieArrays, alive_M: Tensor, level: int, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(code, lo, hi) of the children of one range that have a leaf alive."""
+    firsts_C = lo + segment.starts_LM[level, lo:hi].nonzero().squeeze(1)
+    lasts_C = torch.cat([firsts_C[1:], firsts_C.new_full((min(1, len(firsts_C)),), hi)])
+    before_M1 = torch.nn.functional.pad(alive_M.cumsum(0), (1, 0))
+    alive_C = before_M1[lasts_C] > before_M1[firsts_C]
+    return segment.codes_ML[firsts_C, level][alive_C], firsts_C[alive_C], lasts_C[alive_C]
+
+
+def step(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Tensor,
+    hi_SBK: Tensor,
+    scores_BK: Tensor,
+    logits_BKV: Tensor,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[Tensor]:
+    """One round of constrained beam search: extend every live beam by every legal code, keep the best.
+
+        for each request, each live beam, each child that the filter leaves alive:
+            score = beam score + log_softmax(logits)[code]       over the level's codebook ("full") or the children ("allowed")
+        keep the `num_beams` best by (score desc, parent asc, code asc)
+
+    (STATIC, Algorithm 1, phases 1 to 4, with the mask replaced by enumeration; "allowed" is xGR's normalisation, §6.)
+
+    lo_SBK, hi_SBK: int64, a leaf range for each segment, all empty for a dead beam. scores_BK, logits_BKV: float32. A logit of
+    -inf is a code that the model itself excludes. Raises LogitsError where a live row holds NaN or +inf.
+    """
+    device = lo_SBK.device
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    shape = (batch_size, num_beams)
+    out = Beams(
+        scores=torch.full(shape, -torch.inf, device=device),
+        parent=torch.zeros(shape, dtype=torch.int64, device=device),
+        code=torch.zeros(shape, dtype=torch.int64, device=device),
+        lo=torch.zeros((num_segments, *shape), dtype=torch.int64, device=device),
+        hi=torch.zeros((num_segments, *shape), dtype=torch.int64, device=device),
+        num_valid=torch.zeros(shape[0], dtype=torch.int64, device=device),
+    )
+    row_R1, code_C, lo_SC, hi_SC = children(arrays, level, lo_SBK, hi_SBK, filters)
+    for request in range(batch_size):
+        found: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
+        for beam in range(num_rows):
+            row = request * num_rows + beam
+            mine_C = torch.arange(int(row_R1[row]), int(row_R1[row + 1]), device=device)
+            if len(mine_C) == 0 or bool(scores_BK[request, beam].isneginf()):
+                continue
+            row_V = logits_BKV[request, beam]
+            read = row_V if scoring == "full" else row_V[code_C[mine_C]]
+            if bool(read.isnan().any()) or bool(read.isposinf().any()):
+                raise LogitsError.not_finite(request, beam, f"at level {level}")
+            scores_C = scores_BK[request, beam] + (row_V[code_C[mine_C]] - read.logsumexp(0))
+            live_C = scores_C > -torch.inf  # neither -inf nor, in a row of nothing else, NaN
+            found.append((scores_C[live_C], torch.full_like(mine_C, beam)[live_C], mine_C[live_C]))
+        if not found:
+            continue
+        scores_C, parents_C, mine_C = (torch.cat(parts) for parts in zip(*found, strict=True))
+        best = scores_C.argsort(descending=True, stable=True)[:num_beams]  # they stand in (parent, code) order already
+        count, mine_C = len(best), mine_C[best]
+        out.scores[request, :count], out.parent[request, :count] = scores_C[best], parents_C[best]
+        out.code[request, :count], out.num_valid[request] = code_C[mine_C], count
+        out.lo[:, request, :count], out.hi[:, request, :count] = lo_SC[:, mine_C], hi_SC[:, mine_C]
+    return out

@@ -1,0 +1,130 @@
+"""Keeping the K best candidates of a request, in compiled loops.
+
+    candidates arrive in the order (parent, code); an unsorted buffer of a few times K fills up
+    when it is full: keep the K best in their order of arrival; the K-th best score is the new threshold
+    a later candidate has to be strictly better than the threshold, because ties go to the one that came first
+
+A candidate's key is its score made sortable (32 bits) above its arrival counted backwards (32 bits), so that one integer
+comparison gives (score desc, parent asc, code asc).
+
+Nothing here allocates, so everything is compiled without numba's reference counting (`_nrt=False`), which would cost more than
+the work itself.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from leafbeam.index.bit_kernels import bits_float, float_bits
+
+__all__ = ["arrival_of", "compact", "key_of", "kth_largest", "least_of_groups", "score_of", "sort_descending"]
+
+
+@njit(nogil=True, _nrt=False)
+def key_of(score, arrival):
+    """The sortable key of a candidate."""
+    bits = np.int64(float_bits(score + np.float32(0.0)))  # + 0.0 makes -0.0 equal to 0.0
+    if bits < 0:
+        bits = ~bits
+    else:
+        bits |= np.int64(0x80000000)
+    return (np.uint64(bits & np.int64(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(np.int64(0xFFFFFFFF) - arrival)
+
+
+@njit(nogil=True, _nrt=False)
+def score_of(key):
+    """The score in a key."""
+    bits = np.int64(key >> np.uint64(32))
+    if bits & np.int64(0x80000000):
+        bits &= np.int64(0x7FFFFFFF)
+    else:
+        bits = ~bits
+    return bits_float(np.int32(bits))
+
+
+@njit(nogil=True, _nrt=False)
+def arrival_of(key):
+    """The arrival in a key."""
+    return np.int64(0xFFFFFFFF) - np.int64(key & np.uint64(0xFFFFFFFF))
+
+
+@njit(nogil=True, _nrt=False)
+def sort_descending(keys, count):
+    """Sort keys[:count] in place, largest first: Shell's sort, for a few hundred keys."""
+    gap = 1
+    while gap * 3 + 1 < count:
+        gap = gap * 3 + 1
+    while gap > 0:
+        for i in range(gap, count):
+            key = keys[i]
+            j = i
+            while j >= gap and keys[j - gap] < key:
+                keys[j] = keys[j - gap]
+                j -= gap
+            keys[j] = key
+        gap //= 3
+
+
+@njit(nogil=True, _nrt=False)
+def kth_largest(keys, count, k):
+    """Reorder keys[:count] so that the k-th largest (from 1) stands at k - 1, and return it. O(count) on average."""
+    left, right, target = 0, count - 1, k - 1
+    while left < right:
+        pivot = keys[(left + right) >> 1]
+        i, j = left, right
+        while i <= j:
+            while keys[i] > pivot:
+                i += 1
+            while keys[j] < pivot:
+                j -= 1
+            if i <= j:
+                keys[i], keys[j] = keys[j], keys[i]
+                i += 1
+                j -= 1
+        if target <= j:
+            right = j
+        elif target >= i:
+            left = i
+        else:
+            break
+    return keys[target]
+
+
+@njit(nogil=True, _nrt=False)
+def compact(keys, parents, codes, places, count, k, scratch):
+    """Keep the k best of `count` > k candidates in their order of arrival; returns the k-th best score."""
+    for i in range(count):
+        scratch[i] = keys[i]
+    least = kth_largest(scratch, count, k)
+    kept = 0
+    for i in range(count):
+        if keys[i] >= least:
+            keys[kept] = (keys[i] & np.uint64(0xFFFFFFFF00000000)) | np.uint64(np.int64(0xFFFFFFFF) - kept)
+            parents[kept] = parents[i]
+            codes[kept] = codes[i]
+            places[kept] = places[i]
+            kept += 1
+    return score_of(least)
+
+
+@njit(nogil=True, _nrt=False)
+def least_of_groups(row, base, lse, child_codes, k, scratch):
+    """A score just below one that at least k of the children reach: the k-th largest of the maxima of 2k groups of them."""
+    groups = 2 * k
+    size = child_codes.size // groups
+    for group in range(groups):
+        best = np.float32(-np.inf)
+        for child in range(group * size, group * size + size):
+            value = row[child_codes[child]]
+            best = value if value > best else best
+        scratch[group] = key_of(base + (best - lse), 0)
+    least = kth_largest(scratch, groups, k)
+    score = score_of(least)
+    if score == np.float32(-np.inf):
+        return score
+    if score == np.float32(0.0):
+        return np.float32(-1e-37)  # one key less would be -0.0, which equals 0.0
+    # One key less in the score's bits is the next smaller float32: what ties with the k-th is still let in.
+    return score_of(least - (np.uint64(1) << np.uint64(32)))

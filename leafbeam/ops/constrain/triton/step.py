@@ -1,0 +1,347 @@
+"""The constrained step on a GPU: two launches a round, no `[rows, V]` mask, nothing that waits for the host.
+
+    bind          the trie's own arrays, copied to the device as they are (about 15 bytes an item)
+    bind_filters  the bitmaps of a batch, as addresses; once for all rounds of a search
+    launch        the two kernels of `triton_rows`; can be captured in a graph
+    step          launch, and look whether a row held NaN or +inf
+
+Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), which is how it is tested.
+
+Shapes: S segments, B requests, R rows of a request (its beams), V codes, L levels, K beams kept, D denied leaves, C children,
+P the power of two that holds K.
+"""
+
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.index import Bitmap, Trie, Version
+from leafbeam.index.level import Level
+from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING
+from leafbeam.ops.constrain.triton.children import children_kernel
+from leafbeam.ops.constrain.triton.kernels import NO_KEY, request_kernel, row_kernel
+from leafbeam.ops.constrain.triton.ranges import form_of
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+
+__all__ = ["FilterArrays", "LevelArrays", "VersionArrays", "bind", "bind_filters", "children", "launch", "refill", "step"]
+
+_TILE = 512  # children looked at together
+_NARROW = 64  # the same where all of them may stay: deep ranges have few
+_MAX_BEAMS = 8192
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelArrays:
+    """A level of one segment on the device: (codes, firsts, words, before) and what they are."""
+
+    tensors: tuple[Tensor, ...]
+    layout: int
+    width: int
+
+    @classmethod
+    def of(cls, level: Level, device: torch.device) -> LevelArrays:
+        nothing = np.zeros(1, np.uint64)
+        firsts = nothing.view(np.uint32) if level.firsts is None else level.firsts
+        words = nothing if level.boundary is None else level.boundary.words_W
+        before = nothing.view(np.uint32) if level.boundary is None else level.boundary.before_W
+        layout = {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout]
+        tensors = tuple(_on(array, device) for array in (level.codes, firsts, words, before))
+        return cls(tensors=tensors, layout=layout, width=level.width)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VersionArrays:
+    """The levels of a version, each a LevelArrays for every segment, on one device."""
+
+    levels: tuple[tuple[LevelArrays, ...], ...]
+    sizes: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.levels[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilterArrays:
+    """The filters of a batch on the device, and what the rounds of one search share: one search at a time uses it.
+
+    segments: for each segment int64 tensors (words_B, before_B: addresses of each request's bitmap, 0 where it has none;
+    denied_B1: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at. least_B:
+    int64, reset by every round. bad_1: int64, the number + 1 of a row that held NaN or +inf. held: keeps the addressed memory.
+    """
+
+    segments: tuple[tuple[Tensor, ...], ...]
+    filtered: bool
+    least_B: Tensor
+    bad_1: Tensor
+    held: list[Any]
+
+
+def bind(index: Trie | Version, device: torch.device | str | None = None) -> VersionArrays:
+    """Copy a version to a device: the first GPU, or this machine's memory under the interpreter (else ArgumentError)."""
+    target = torch.device(_default_device() if device is None else device)
+    tries = [segment.trie for segment in Version.of(index).segments]
+    levels = zip(*([LevelArrays.of(level, target) for level in trie.levels] for trie in tries), strict=True)
+    return VersionArrays(levels=tuple(levels), sizes=tries[0].codebook_sizes, device=target)
+
+
+def bind_filters(
+    arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, ...]], *, max_denied: int | None = None
+) -> FilterArrays:
+    """Copy a batch's bitmaps (each different one once) and denied leaves to the device. Cost: 1.5 bits a leaf and filter.
+
+    max_denied: room for so many denied leaves of a batch and segment, and for filters where there are none now, so that
+    `refill` can bring those of another batch to a captured graph. None: what this batch needs.
+    """
+    room = max_denied if max_denied is not None else max((len(one.denied_D) for parts in filters for one in parts), default=0)
+    room = room * (len(filters) if max_denied is None else 1)
+    filtered = max_denied is not None or any(one.leaves is not None or len(one.denied_D) for parts in filters for one in parts)
+    size = len(filters)
+    shapes = (size, size, size + 1, max(1, room))
+    bound = FilterArrays(
+        segments=tuple(
+            tuple(torch.zeros(shape, dtype=torch.int64, device=arrays.device) for shape in shapes)
+            for _ in range(arrays.num_segments)
+        ),
+        filtered=filtered,
+        least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=arrays.device),
+        bad_1=torch.zeros(1, dtype=torch.int64, device=arrays.device),
+        held=[],
+    )
+    refill(bound, filters)
+    return bound
+
+
+def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
+    """Put the filters of another batch of the same size where a captured graph finds them. Raises ArgumentError: no room."""
+    size, held = len(bound.least_B), []
+    if len(filters) != size:
+        raise ArgumentError(f"{len(filters)} requests where the filters were bound for {size}: bind them for the larger batch")
+    for number, (words_B, before_B, denied_B1, denied) in enumerate(bound.segments):
+        parts = [one[number] for one in filters]
+        bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
+        copies = {key: _bitmap_on(bitmap, denied.device) for key, bitmap in bitmaps.items()}
+        leaves = np.concatenate([part.denied_D for part in parts])
+        if len(leaves) > len(denied) or (not bound.filtered and (copies or len(leaves))):
+            raise ArgumentError(
+                f"{len(leaves)} denied leaves and {len(copies)} filters where there is room for {len(denied)} and "
+                f"{'any number' if bound.filtered else 'none'}: give bind_filters a larger max_denied"
+            )
+        addresses = [copies.get(id(part.leaves), (None, None)) for part in parts]
+        words_B.copy_(torch.tensor([0 if words is None else words.data_ptr() for words, _ in addresses]))
+        before_B.copy_(torch.tensor([0 if before is None else before.data_ptr() for _, before in addresses]))
+        denied_B1.copy_(torch.tensor([0, *np.cumsum([len(part.denied_D) for part in parts]).tolist()]))
+        denied[: len(leaves)].copy_(torch.from_numpy(leaves))
+        held.append(copies)
+    bound.held[:] = held
+
+
+def step(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Tensor | NDArray[np.int64],
+    hi_SBK: Tensor | NDArray[np.int64],
+    scores_BK: Tensor | NDArray[np.float32],
+    logits_BKV: Tensor | NDArray[np.float32],
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[Tensor]:
+    """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals.
+
+    Cost: one read of the logits for "full", a few reads for each child, and one wait for the device to learn whether a row held
+    NaN or +inf (LogitsError); `launch` does without. A row whose beam score is too low is not read.
+    """
+    given = (torch.as_tensor(one, device=arrays.device) for one in (lo_SBK, hi_SBK, scores_BK, logits_BKV))
+    found = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
+    bad = int(filters.bad_1)
+    if bad:
+        filters.bad_1.zero_()
+        request, beam = divmod(bad - 1, lo_SBK.shape[2])
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
+    return found
+
+
+def launch(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Tensor,
+    hi_SBK: Tensor,
+    scores_BK: Tensor,
+    logits_BKV: Tensor,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[Tensor]:
+    """The two kernels of a round and nothing else, from tensors on the device (int64, float32; logits may be half precision).
+
+    A row of NaN or +inf is left out of the search and noted in `filters.bad_1`. Raises ArgumentError, before any launch.
+    """
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    size, device = arrays.sizes[level], lo_SBK.device
+    _check(arrays, (lo_SBK, hi_SBK, scores_BK, logits_BKV), filters, size, num_beams)
+    power = max(16, triton.next_power_of_2(num_beams))
+    keys_BRP = torch.empty((batch_size, num_rows, power), dtype=torch.int64, device=device)
+    count_BR = torch.empty((batch_size, num_rows), dtype=torch.int32, device=device)
+    scratch_BP = torch.empty((batch_size, power), dtype=torch.int64, device=device)
+    out = Beams(
+        scores=torch.empty((batch_size, num_beams), device=device),
+        parent=torch.empty((batch_size, num_beams), dtype=torch.int64, device=device),
+        code=torch.empty((batch_size, num_beams), dtype=torch.int64, device=device),
+        lo=torch.empty((num_segments, batch_size, num_beams), dtype=torch.int64, device=device),
+        hi=torch.empty((num_segments, batch_size, num_beams), dtype=torch.int64, device=device),
+        num_valid=torch.empty(batch_size, dtype=torch.int64, device=device),
+    )
+    segments, forms = _segments(arrays, level, filters)
+    sizes = (batch_size, num_rows, size, num_beams)
+    lo_SBK, hi_SBK, scores_BK = (one.contiguous() for one in (lo_SBK, hi_SBK, scores_BK))
+    row_kernel[(batch_size * num_rows,)](
+        segments,
+        lo_SBK,
+        hi_SBK,
+        scores_BK,
+        logits_BKV,
+        logits_BKV.stride(0),
+        logits_BKV.stride(1),
+        keys_BRP,
+        count_BR,
+        filters.least_B,
+        filters.bad_1,
+        *sizes,
+        *forms,
+        SEGMENTS=num_segments,
+        FULL=scoring == "full",
+        P=power,
+        TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(size))),
+        NARROW=_NARROW,
+        BLOCK=min(4096, max(128, triton.next_power_of_2(size))),
+        num_warps=4,
+    )
+    rows = triton.next_power_of_2(min(num_rows, 128))
+    request_kernel[(batch_size,)](
+        segments,
+        lo_SBK,
+        hi_SBK,
+        keys_BRP,
+        count_BR,
+        filters.least_B,
+        scratch_BP,
+        out.scores,
+        out.parent,
+        out.code,
+        out.lo,
+        out.hi,
+        out.num_valid,
+        *sizes,
+        *forms,
+        SEGMENTS=num_segments,
+        P=power,
+        ROWS=rows,
+        ENTRIES=min(power, 2 * _TILE // rows),
+        CHUNK=16,
+        num_warps=8,
+    )
+    return out
+
+
+def children(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Tensor | NDArray[np.int64],
+    hi_SBK: Tensor | NDArray[np.int64],
+    filters: FilterArrays,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every legal child of every beam, ragged: see `leafbeam.ops.constrain.reference.children`, which this equals.
+
+    Cost: each child is met twice (to count, to write), and one wait for the device to learn how many there are.
+    """
+    lo_SBK, hi_SBK = (torch.as_tensor(one, device=arrays.device).contiguous() for one in (lo_SBK, hi_SBK))
+    num_segments, batch_size, num_rows = lo_SBK.shape
+    segments, forms = _segments(arrays, level, filters)
+    row_R1 = torch.zeros(batch_size * num_rows + 1, dtype=torch.int64, device=arrays.device)
+    code_C = row_R1.new_empty(0)
+    ranges = row_R1.new_empty(2, num_segments, 0)
+    for write in (False, True):
+        children_kernel[(batch_size * num_rows,)](
+            segments,
+            lo_SBK,
+            hi_SBK,
+            row_R1,
+            code_C,
+            ranges[0],
+            ranges[1],
+            batch_size * num_rows,
+            num_rows,
+            len(code_C),
+            *forms,
+            SEGMENTS=num_segments,
+            WRITE=write,
+            TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(arrays.sizes[level]))),
+        )
+        if not write:
+            row_R1 = row_R1.cumsum(0)
+            code_C = row_R1.new_empty(int(row_R1[-1]))
+            ranges = row_R1.new_empty(2, num_segments, len(code_C))
+    row_C = torch.repeat_interleave(row_R1.diff())
+    order = (row_C * arrays.sizes[level] + code_C).argsort()  # the delta's own children stand behind the base's
+    return row_R1, code_C[order], ranges[0][:, order], ranges[1][:, order]
+
+
+def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Any, ...], tuple[int, int]]:
+    """What the kernels read of each segment, and what they are compiled for; one segment stands for both."""
+    levels = arrays.levels[level]
+    segments = tuple((*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
+    forms = [form_of(one.layout, one.width, filters.filtered) for one in levels]
+    return segments, (forms[0], forms[-1])
+
+
+def _check(arrays: VersionArrays, given: tuple[Tensor, ...], filters: FilterArrays, size: int, num_beams: int) -> None:
+    lo_SBK, _, _, logits_BKV = given
+    _, batch_size, num_rows = lo_SBK.shape
+    if len(filters.least_B) != batch_size:
+        raise ArgumentError(f"{batch_size} requests and filters for {len(filters.least_B)}: expected one for each request")
+    if not 1 <= num_beams <= _MAX_BEAMS or num_rows * size >= 1 << 32:
+        raise ArgumentError(
+            f"num_beams is {num_beams} from {num_rows} beams of {size:,} codes: the kernels keep 1 to {_MAX_BEAMS:,} beams and "
+            f"number all beams' codes in 32 bits; use backend='cpu'"
+        )
+    if logits_BKV.shape != (batch_size, num_rows, size) or logits_BKV.stride(2) != 1:
+        raise LogitsError(
+            f"the logits have shape {tuple(logits_BKV.shape)} and strides {logits_BKV.stride()}: expected "
+            f"{(batch_size, num_rows, size)} with the codes side by side; call .contiguous()"
+        )
+    devices = {str(one.device) for one in given} | {str(arrays.levels[0][0].tensors[0].device)}
+    if len(devices) > 1:
+        raise ArgumentError(f"index, ranges, scores and logits are on {sorted(devices)}: expected one device")
+
+
+def _default_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ArgumentError(
+            "backend 'triton' found no GPU: use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to try it slowly"
+        )
+    return "cpu"
+
+
+def _bitmap_on(bitmap: Bitmap, device: torch.device) -> tuple[Tensor, Tensor]:
+    return _on(bitmap.words_W, device), _on(bitmap.before_W, device)
+
+
+def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy on the device, or the array itself where that is this machine's memory and it may be shared."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)

@@ -1,0 +1,96 @@
+"""Which way to compute legal logits is cheapest: bytes, multiplications and a machine's own figures.
+
+    dense    all V codes of the level for all rows, then gather            V x D weights read once
+    blocks   only blocks of codes that hold a legal code of some row       (codes in such blocks) x D
+    gather   one dot product for each legal code of each row               C x D, each read by the row that needs it
+    tokens   the same, ordered by code: a code's weights are read once      (different codes) x D, and C x D from the cache
+
+"full" has to see every code once, whatever is legal: it is always dense, block by block, without a table of R x V.
+
+Shapes: R rows, V codes, D hidden, C legal codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from leafbeam.ops.head.types import Normalize
+
+__all__ = ["BLOCK", "Costs", "Path", "Work", "choose"]
+
+Path = Literal["dense", "blocks", "gather", "tokens"]
+BLOCK = 64  # codes that are skipped or computed together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one call has to do. distinct: different legal codes. blocked: codes in blocks that hold a legal one."""
+
+    rows: int
+    codes: int
+    hidden: int
+    legal: int
+    distinct: int
+    blocked: int
+
+    @classmethod
+    def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Work:
+        """Where looking would cost more than it tells: as if every row drew its codes by itself."""
+        illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share that a row may not take
+        distinct = round(codes * (1 - illegal**rows))
+        blocked = round(codes * (1 - illegal ** (rows * BLOCK)))
+        return cls(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=distinct, blocked=blocked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Nanoseconds on one machine, measured once (`cpu.calibrate`, `triton.calibrate`) and then passed to every call.
+
+    dense: nanoseconds for each weight of a dense product, at each number of rows that was measured. gather: for each weight
+    that a dot product reads where rows choose their own; token: for each weight of a different code, and `shared` for each
+    further product with it. call: fixed, for one product of a block or one kernel. margin: how much cheaper than dense
+    another way has to look before it is taken.
+
+    The defaults are a rough server core of 2023: enough to choose well at the extremes.
+    """
+
+    dense: tuple[tuple[int, float], ...] = ((1, 0.25), (16, 0.35), (128, 2.0))
+    gather: float = 0.1
+    token: float = 0.2
+    shared: float = 0.05
+    call: float = 5_000.0
+    margin: float = 0.9
+
+    def dense_at(self, rows: int) -> float:
+        """Nanoseconds for each weight, between and beyond the measured numbers of rows."""
+        below = self.dense[0]
+        for above in self.dense:
+            if rows <= above[0]:
+                share = (rows - below[0]) / max(1, above[0] - below[0])
+                return below[1] + share * (above[1] - below[1]) if rows > below[0] else above[1]
+            below = above
+        return below[1] * rows / below[0]
+
+    def nanoseconds(self, work: Work) -> Mapping[Path, float]:
+        """What each way is expected to take."""
+        per_weight = self.dense_at(work.rows)
+        return {
+            "dense": self.call + per_weight * work.codes * work.hidden,
+            "blocks": self.call * (2 + work.blocked / BLOCK / 8) + per_weight * work.blocked * work.hidden,
+            "gather": self.call + self.gather * work.legal * work.hidden,
+            "tokens": 2 * self.call
+            + work.codes
+            + self.token * work.distinct * work.hidden
+            + self.shared * work.legal * work.hidden,
+        }
+
+
+def choose(costs: Costs, work: Work, normalize: Normalize) -> Path:
+    """The cheapest way. Cost: nothing to speak of."""
+    if normalize == "full":
+        return "dense"
+    expected = costs.nanoseconds(work)
+    best = min(expected, key=lambda path: expected[path])
+    return best if expected[best] < costs.margin * expected["dense"] else "dense"

@@ -1,0 +1,34 @@
+"""The allowed-only head in plain torch: all logits, then those that are asked for.
+
+Shapes: R rows, V codes, D hidden, C legal codes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leafbeam.ops.head.types import HeadLogits, Normalize, States, check_normalize, check_shapes
+
+__all__ = ["head"]
+
+
+def head(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], normalize: Normalize) -> HeadLogits[Tensor]:
+    """The logits of each row's legal codes and its log-sum-exp.
+
+        logits = hidden @ weight.T
+        for each row: logits[its codes], and logsumexp over all codes ("full") or over these ("allowed")
+
+    weight_VD may be a slice of a larger head: the rows of one level's codebook. Computed in float64; the answer is float32.
+    Cost: R x V x D multiplications and a table of R x V. Raises LogitsError, ArgumentError.
+    """
+    check_normalize(normalize)
+    check_shapes(hidden_RD, weight_VD, states)
+    logits_RV = hidden_RD.double() @ weight_VD.double().T
+    row_C = torch.repeat_interleave(states.row_R1.diff())
+    logit_C = logits_RV[row_C, states.code_C]
+    if normalize == "allowed":
+        legal_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
+        legal_RV[row_C, states.code_C] = True
+        logits_RV = logits_RV.masked_fill(~legal_RV, -torch.inf)
+    return HeadLogits(states=states, logit_C=logit_C.float(), lse_R=logits_RV.logsumexp(1).float(), path="reference")

@@ -1,0 +1,102 @@
+"""The table of Semantic IDs: which item has which codes.
+
+Shapes: N items, L levels.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from leafbeam.errors import CheckpointError, CodesError, ItemIdError
+
+__all__ = ["SidTable"]
+
+_METADATA_KEY = b"leafbeam.codebook_sizes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SidTable:
+    """The SID of each item: what `fit-sids` writes, and what building an index and training read.
+
+    item_ids: int64 or text (N,), each once.
+    codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
+
+    Raises CodesError for codes that do not fit, ItemIdError for an id that is given twice.
+
+    >>> SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0, 1], [2, 0]]), codebook_sizes=(3, 2)).num_levels
+    2
+    """
+
+    item_ids: NDArray[np.int64] | NDArray[np.str_]
+    codes: NDArray[np.int64]
+    codebook_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        item_ids, codes = np.asarray(self.item_ids), np.asarray(self.codes)
+        sizes = tuple(int(size) for size in self.codebook_sizes)
+        if codes.ndim != 2 or not np.issubdtype(codes.dtype, np.integer):
+            raise CodesError(f"codes are a table (N, L) of whole numbers, not {codes.dtype} of shape {codes.shape}")
+        if codes.shape[1] != len(sizes) or len(sizes) == 0:
+            raise CodesError(f"codes have {codes.shape[1]} levels, codebook_sizes {len(sizes)}")
+        if item_ids.ndim != 1 or len(item_ids) != len(codes):
+            raise CodesError(f"{len(codes):,} rows of codes for item ids of shape {item_ids.shape}: one row an item")
+        if np.issubdtype(item_ids.dtype, np.integer):
+            item_ids = item_ids.astype(np.int64)
+        elif item_ids.dtype.kind != "U":
+            raise ItemIdError(f"item ids are whole numbers or text, not {item_ids.dtype}")
+        wrong = (codes < 0) | (codes >= np.asarray(sizes, np.int64))
+        if wrong.any():
+            row, level = np.argwhere(wrong)[0]
+            raise CodesError(
+                f"item {item_ids[row]!r} has code {codes[row, level]} at level {level}, outside [0, {sizes[level]})"
+            )
+        unique, counts = np.unique(item_ids, return_counts=True)
+        if len(unique) < len(item_ids):
+            raise ItemIdError(f"item id {unique[np.argmax(counts > 1)]!r} has more than one row: an item has one SID")
+        object.__setattr__(self, "item_ids", item_ids)
+        object.__setattr__(self, "codes", np.ascontiguousarray(codes, dtype=np.int64))
+        object.__setattr__(self, "codebook_sizes", sizes)
+
+    def __len__(self) -> int:
+        """How many items."""
+        return len(self.codes)
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.codebook_sizes)
+
+    def save(self, path: str | Path) -> None:
+        """Write one Parquet file: item_id, code_0 .. code_{L-1}; the codebook sizes stand in the schema's metadata."""
+        columns = {f"code_{level}": pa.array(self.codes[:, level]) for level in range(self.num_levels)}
+        ids = pa.array(self.item_ids.tolist(), pa.int64() if self.item_ids.dtype.kind == "i" else pa.string())
+        table = pa.table({"item_id": ids, **columns})
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(self.codebook_sizes)}), path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "SidTable":
+        """Read what `save` wrote. Raises CheckpointError where the file is missing or is not a table of SIDs."""
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise CheckpointError(
+                f"{path} is not a table of Semantic IDs ({error}): write one with `leafbeam fit-sids`"
+            ) from error
+        sizes = (table.schema.metadata or {}).get(_METADATA_KEY)
+        if sizes is None or "item_id" not in table.column_names:
+            raise CheckpointError(f"{path} is a Parquet file, but not one that `leafbeam fit-sids` wrote")
+        try:
+            sizes = tuple(int(size) for size in json.loads(sizes))
+            if not sizes:
+                raise ValueError("no levels")
+            codes = [table[f"code_{level}"].to_numpy() for level in range(len(sizes))]
+        except (KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} does not hold the levels that its metadata names: {error}") from error
+        ids = table["item_id"]
+        item_ids = ids.to_numpy() if pa.types.is_integer(ids.type) else np.asarray(ids.to_pylist(), dtype=np.str_)
+        return cls(item_ids=item_ids, codes=np.stack(codes, axis=1), codebook_sizes=sizes)

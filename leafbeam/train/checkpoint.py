@@ -1,0 +1,161 @@
+"""A run that was interrupted, on disk: weights, moments, where it stood, and what it belongs to.
+
+Shapes: P parameters, by name.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from leafbeam.errors import CheckpointError
+from leafbeam.model import AnyVocabulary, vocabulary_from_dict
+from leafbeam.train.data import Histories
+from leafbeam.train.recipe import Recipe
+
+__all__ = ["Checkpoint", "Place", "fingerprint"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a run stands: everything that is random later follows from it and from the seed.
+
+    step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
+    best_recall, best_share: of the best weights seen so far; -1 before the first validation. worse: validations since then.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    next_validation: int = 0
+    best_recall: float = -1.0
+    best_share: float = -1.0
+    worse: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Checkpoint:
+    """One moment of a run, complete: resuming from it gives the weights, bit for bit, of a run that never stopped.
+
+    tensors: weights, AdamW's moments and (where there are any) averaged and best weights, named "kind/parameter".
+    data: the `fingerprint` of what it trains on. bf16: how its matrices are multiplied.
+    """
+
+    place: Place
+    recipe: Recipe
+    vocabulary: AnyVocabulary
+    data: str
+    bf16: bool
+    tensors: Mapping[str, Tensor]
+
+    def save(self, directory: str | Path) -> None:
+        """Write the directory; whoever reads it sees the former checkpoint whole, or this one whole."""
+        directory = Path(directory)
+        partial, former = directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}, partial / "tensors.safetensors"
+        )
+        content = {
+            "format": _FORMAT,
+            "place": asdict(self.place),
+            "recipe": json.loads(self.recipe.to_json()),
+            "vocabulary": self.vocabulary.to_dict(),
+            "data": self.data,
+            "bf16": self.bf16,
+        }
+        (partial / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(former, ignore_errors=True)
+        if directory.exists():
+            os.replace(directory, former)
+        os.replace(partial, directory)
+        shutil.rmtree(former, ignore_errors=True)
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Checkpoint":
+        """Read what `save` wrote. Raises CheckpointError where it is missing, cut short or of another format."""
+        directory = Path(directory)
+        former = directory.with_name(f"{directory.name}.old")
+        if former.exists() and not directory.exists():
+            directory = former  # `save` was stopped between its two renames
+        try:
+            content: Any = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+            tensors = load_file(directory / "tensors.safetensors")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{directory} is not a whole checkpoint of a training run ({error}): train from the start"
+            ) from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise CheckpointError(
+                f"{directory} is a checkpoint of another format than {_FORMAT}: train again, or use the leafbeam that wrote it"
+            )
+        try:
+            return cls(
+                place=Place(**content["place"]),
+                recipe=Recipe.from_json(json.dumps(content["recipe"])),
+                vocabulary=vocabulary_from_dict(content["vocabulary"]),
+                data=str(content["data"]),
+                bf16=bool(content["bf16"]),
+                tensors=tensors,
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{directory / 'run.json'} lacks {error}: train from the start") from error
+
+    @staticmethod
+    def exists(directory: str | Path) -> bool:
+        """Whether there is something for `load` to read."""
+        directory = Path(directory)
+        return directory.exists() or directory.with_name(f"{directory.name}.old").exists()
+
+    @staticmethod
+    def remove(directory: str | Path) -> None:
+        """Delete what `save` wrote, if anything."""
+        directory = Path(directory)
+        for name in (directory.name, f"{directory.name}.old", f"{directory.name}.partial"):
+            shutil.rmtree(directory.with_name(name), ignore_errors=True)
+
+    def of(self, kind: str) -> dict[str, Tensor]:
+        """The tensors of one kind, by the parameter's name."""
+        return {name.removeprefix(f"{kind}/"): x for name, x in self.tensors.items() if name.startswith(f"{kind}/")}
+
+    def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
+        """CheckpointError unless it belongs to this recipe, this vocabulary and this data."""
+        if different := recipe.differences(self.recipe):
+            raise CheckpointError(
+                f"the checkpoint was made under another recipe ({'; '.join(different)}): "
+                "resume with the same one, or train from the start"
+            )
+        if vocabulary != self.vocabulary:
+            raise CheckpointError(
+                f"the checkpoint is of a model over codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
+                f"{vocabulary.codebook_sizes}: resume with the SIDs that it began with, or train from the start"
+            )
+        if data != self.data:
+            raise CheckpointError(
+                "the checkpoint was made on another log or other Semantic IDs: "
+                "resume with those that it began with, or train from the start"
+            )
+
+
+def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:
+    """16 hexadecimal digits that stand for what a model is trained on: who took what in which order, the SIDs, user tokens."""
+    digest = sha256()
+    for array in (histories.ptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
+        digest.update(str((array.shape, array.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]

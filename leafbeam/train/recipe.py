@@ -1,0 +1,211 @@
+"""How a model is trained: one frozen table of settings, and the shape of the learning rate."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import cos, pi
+from typing import Any, Literal, get_args
+
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
+
+__all__ = ["Architecture", "Budget", "Precision", "Recipe"]
+
+Architecture = Literal["decoder-only", "encoder-decoder"]
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """When training ends: after so many steps, epochs or minutes. Exactly one is given.
+
+    Steps and epochs give the same weights on every run with one seed. Minutes do not: how far the schedule has come is
+    then read from the clock, so a faster machine takes more steps, and two runs never agree to the bit.
+
+    steps: updates of the weights. epochs: passes over the log, may be a fraction. minutes: of wall-clock time, counted
+    from the first step and carried over a resumed run.
+
+    >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
+    0.5
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if len(given) != 1:
+            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {given or 'none'} given")
+        for name, value in given.items():
+            _check_number(name, value, low=0, above=True)
+
+    def share(self, *, steps: int, epochs: float, seconds: float) -> float:
+        """How much of the budget is used up, from 0 to 1."""
+        if self.steps is not None:
+            used = steps / self.steps
+        elif self.epochs is not None:
+            used = epochs / self.epochs
+        else:
+            assert self.minutes is not None
+            used = seconds / (60 * self.minutes)
+        return min(1.0, used)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value:,g} {name}" for name, value in asdict(self).items() if value is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Everything that decides what training does, apart from the data.
+
+    Think of it as the whole command line of a run: it is written into every checkpoint, and a checkpoint resumes only
+    under the same recipe. The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
+
+    budget: when training ends. seed: the weights at the start, the order of the data and dropout follow from it.
+    architecture: Qwen3's, or T5's, with as many layers in the encoder as in the decoder (and no num_key_value_heads).
+    hidden_size .. tie_word_embeddings: the model (`ModelConfig`); dropout: share of values dropped in training.
+    num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: one network for all tokens.
+    max_items: the longest history the model is shown, in items; longer ones are cut into windows of it.
+    batch_tokens: tokens of a batch, about; a batch holds histories of one length, so none of it is padding.
+    learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0.
+    weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
+    label_smoothing: share of the target's mass that is spread over the codes of its level.
+    precision: "auto" takes bf16 where the hardware multiplies it (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
+    threads: of the CPU, while it trains; more pays for wide models on idle cores only (see `torch_threads`).
+    validations: how often, evenly over the last half of the budget, recall on validation items is measured; the best
+    weights are kept. 0: never, the last weights are kept. validation_users: on how many users, at most.
+    patience: after so many validations in a row without a better one, training stops early; 0: never.
+    num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model knows no users.
+    user_dropout: how often training shows the token of no user instead, so that it means something where nobody is given.
+    """
+
+    budget: Budget = field(default_factory=lambda: Budget(minutes=10))
+    seed: int = 0
+    architecture: Architecture = "decoder-only"
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    tie_word_embeddings: bool = True
+    num_experts: int = 0
+    num_experts_per_tok: int = 2
+    dropout: float = 0.1
+    max_items: int = 20
+    batch_tokens: int = 1024
+    learning_rate: float = 3e-3
+    warmup: float = 0.03
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.98)
+    clip_norm: float = 1.0
+    label_smoothing: float = 0.05
+    precision: Precision = "auto"
+    threads: int = 1
+    validations: int = 0
+    validation_users: int = 2000
+    patience: int = 0
+    num_users: int = 0
+    user_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("max_items", "batch_tokens", "threads", "validation_users"):
+            _check_whole(name, getattr(self, name), low=1)
+        for name in ("seed", "validations", "patience", "num_users"):
+            _check_whole(name, getattr(self, name), low=0)
+        for name in ("learning_rate", "clip_norm"):
+            _check_number(name, getattr(self, name), low=0, above=True)
+        _check_number("weight_decay", self.weight_decay, low=0)
+        for name in ("warmup", "label_smoothing", "dropout", "user_dropout"):
+            _check_number(name, getattr(self, name), low=0, below=1)
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2:
+            raise ArgumentError(f"betas are two numbers, not {self.betas}")
+        for beta in self.betas:
+            _check_number("betas", beta, low=0, below=1)
+        if self.precision not in get_args(Precision):
+            raise ArgumentError(f"precision={self.precision!r}: choose one of {', '.join(map(repr, get_args(Precision)))}")
+        if self.architecture not in get_args(Architecture):
+            choices = ", ".join(map(repr, get_args(Architecture)))
+            raise ArgumentError(f"architecture={self.architecture!r}: choose one of {choices}")
+        if self.num_experts and self.architecture != "encoder-decoder":
+            raise ArgumentError(f"num_experts={self.num_experts}: only the architecture 'encoder-decoder' has experts")
+        self.model_config(Vocabulary(codebook_sizes=(1,)))  # the sizes of the model are checked by their owner
+
+    def vocabulary(self, codebook_sizes: Sequence[int]) -> Vocabulary:
+        """Which tokens a model of this recipe has: the SIDs' and the users'."""
+        return Vocabulary(codebook_sizes=tuple(codebook_sizes), num_users=self.num_users)
+
+    def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
+        """The model of this recipe over a vocabulary, with room for `max_items` items and one SID more.
+
+        Not for more: whoever serves the model cuts longer histories to what it was trained on by looking at this number.
+        """
+        positions = (self.max_items + 1) * vocabulary.num_levels + 1
+        if self.architecture == "encoder-decoder":
+            return EncoderDecoderConfig(
+                vocab_size=vocabulary.size,
+                d_model=self.hidden_size,
+                d_kv=self.head_dim,
+                d_ff=self.intermediate_size,
+                num_layers=self.num_hidden_layers,
+                num_decoder_layers=self.num_hidden_layers,
+                num_heads=self.num_attention_heads,
+                tie_word_embeddings=self.tie_word_embeddings,
+                scale_decoder_outputs=self.tie_word_embeddings,
+                decoder_start_token_id=vocabulary.pad,
+                dropout=self.dropout,
+                max_position_embeddings=positions,
+                num_experts=self.num_experts,
+                num_experts_per_tok=self.num_experts_per_tok,
+            )
+        return ModelConfig(
+            vocab_size=vocabulary.size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            tie_word_embeddings=self.tie_word_embeddings,
+            dropout=self.dropout,
+            max_position_embeddings=positions,
+        )
+
+    def learning_rate_at(self, share: float) -> float:
+        """The learning rate when `share` of the budget is used up: a straight rise, then half a cosine down to 0."""
+        if share < self.warmup:
+            return self.learning_rate * max(share, 1e-3 * self.warmup) / self.warmup
+        return self.learning_rate * 0.5 * (1 + cos(pi * (share - self.warmup) / (1 - self.warmup)))
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        """The recipe that `to_json` wrote; CheckpointError where it is not one."""
+        try:
+            settings: dict[str, Any] = json.loads(text)
+            settings["budget"] = Budget(**settings["budget"])
+            return cls(**settings)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """The settings in which two recipes differ, as "name: this, that"."""
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return [f"{name}: {mine}, {theirs}" for name, mine, theirs in pairs if mine != theirs]
+
+
+def _check_whole(name: str, value: Any, *, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ArgumentError(f"{name} must be a whole number of at least {low}, not {value!r}")
+
+
+def _check_number(name: str, value: Any, *, low: float, above: bool = False, below: float = float("inf")) -> None:
+    right_kind = isinstance(value, int | float) and not isinstance(value, bool)
+    if not right_kind or not (low < value if above else low <= value) or not value < below:
+        limits = f"{'above' if above else 'at least'} {low}" + (f" and below {below}" if below < float("inf") else "")
+        raise ArgumentError(f"{name} must be {limits}, not {value!r}")

@@ -1,1 +1,0 @@
-"""What a user could pick instead of pleach, implemented as its paper describes it, to be measured in the same run."""

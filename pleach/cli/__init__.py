@@ -1,5 +1,0 @@
-"""The command line: one file for each group of commands, each of them thin."""
-
-from pleach.cli.app import app, main
-
-__all__ = ["app", "main"]

@@ -1,1 +1,0 @@
-"""pleach inside other people's engines. Nothing here is imported by the rest of pleach."""

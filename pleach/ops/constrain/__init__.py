@@ -1,5 +1,0 @@
-"""The constrained step: one verb, `step`, one file per backend; `reference` is the truth."""
-
-from pleach.ops.constrain.beams import Beams, RequestFilter, Scoring, request_filters
-
-__all__ = ["Beams", "RequestFilter", "Scoring", "request_filters"]

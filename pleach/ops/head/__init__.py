@@ -1,6 +1,0 @@
-"""The allowed-only head: one verb, `head`, one file per backend; `reference` is the truth."""
-
-from pleach.ops.head.cost import Costs, Path, Work, choose
-from pleach.ops.head.states import HeadLogits, Normalize, States
-
-__all__ = ["Costs", "HeadLogits", "Normalize", "Path", "States", "Work", "choose"]

@@ -1,0 +1,128 @@
+"""Automata: the same language as brute force over every short sequence, and as `Trie`."""
+
+import itertools
+import re
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leafbeam import Trie
+from leafbeam.automata.automaton import Automaton
+from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.errors import AutomatonError
+from tests.automata.languages import LETTERS, distances, members, patterns, same, spelled, vocabularies
+
+
+@settings(max_examples=150)
+@given(patterns, vocabularies, st.sampled_from([0.0, 1 / 64, 0.4, 1.0]))
+def test_every_short_sequence_is_in_the_language_iff_its_text_matches(
+    pattern: str, vocabulary: list[bytes | None], dense_share: float
+) -> None:
+    tokens = range(len(vocabulary))
+    sequences = [one for length in range(5) for one in itertools.product(tokens, repeat=length)][:3000]
+    expected = {
+        one for one in sequences if (text := spelled(one, vocabulary)) is not None and re.fullmatch(pattern, text) is not None
+    }
+    if not expected:
+        try:
+            automaton = Automaton.from_regex(pattern, vocabulary, dense_share=dense_share)
+        except AutomatonError:
+            return
+    automaton = Automaton.from_regex(pattern, vocabulary, dense_share=dense_share)
+    assert members(automaton, sequences) == expected
+    assert (distances(automaton) >= 0).all()
+
+
+@settings(max_examples=60)
+@given(patterns, vocabularies)
+def test_rows_and_masks_are_the_same_automaton(pattern: str, vocabulary: list[bytes | None]) -> None:
+    tokens = TokenTrie.of([*vocabulary, b"a", b"b", b"c", b"\xc3", b"\xa9"])
+    rows = Automaton.from_regex(pattern, tokens, dense_share=1.0)
+    assert len(rows.rows.mask_MW) == 0
+    for share in (0.0, 0.2):
+        same(rows, Automaton.from_regex(pattern, tokens, dense_share=share))
+    assert len(np.unique(Automaton.from_regex(pattern, tokens, dense_share=0.0).rows.mask_MW, axis=0)) == len(
+        Automaton.from_regex(pattern, tokens, dense_share=0.0).rows.mask_MW
+    )
+
+
+@settings(max_examples=60)
+@given(patterns)
+def test_no_two_states_are_equal(pattern: str) -> None:
+    alphabet = [bytes([byte]) for byte in range(256)]
+    automaton = Automaton.from_regex(pattern, alphabet)
+    states = np.arange(automaton.num_states)
+    targets = automaton.step(np.repeat(states, 256), np.tile(np.arange(256), len(states))).reshape(-1, 256)
+    group = automaton.accepting.has(states).astype(np.int64)
+    for _ in states:
+        after = np.where(targets < 0, -1, group[targets])
+        group = np.unique(np.column_stack([group, after]), axis=0, return_inverse=True)[1].reshape(-1)
+    assert len(np.unique(group)) == len(states)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.text("abcé", max_size=6), min_size=1, max_size=12), st.sampled_from([0.0, 1.0]))
+def test_choices_are_all_spellings_of_their_texts(choices: list[str], dense_share: float) -> None:
+    automaton = Automaton.from_choices(choices, LETTERS, dense_share=dense_share)
+    short = [one for length in range(4) for one in itertools.product(range(len(LETTERS)), repeat=length)]
+    assert members(automaton, short) == {one for one in short if spelled(one, LETTERS) in choices}
+    assert all((one in automaton) == (spelled(one, LETTERS) in choices) for one in short[::40])
+    for choice in choices:
+        state = 0
+        for byte in choice.encode():
+            state = automaton.next(state, LETTERS.index(bytes([byte])))
+        assert automaton.accepts(state)
+    pattern = "|".join(choices)
+    same(automaton, Automaton.from_regex(pattern, LETTERS, dense_share=dense_share))
+
+
+@settings(max_examples=80)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=5), min_size=1, max_size=25))
+def test_sequences_have_the_language_of_their_trie(sequences: list[list[int]]) -> None:
+    automaton, trie = Automaton.from_sequences(sequences, 6), Trie.from_sequences(sequences, 6, max_length=5)
+    reached = {(): 0}
+    for _ in range(6):
+        longer = {}
+        for prefix, state in reached.items():
+            assert automaton.accepts(state) == (prefix in trie)
+            longer |= {(*prefix, int(token)): automaton.next(state, int(token)) for token in automaton.allowed(state)}
+            expected = {one[len(prefix)] for one in sequences if len(one) > len(prefix) and tuple(one[: len(prefix)]) == prefix}
+            assert set(automaton.allowed(state).tolist()) == expected
+        reached = longer
+    assert not reached
+
+
+def test_equal_suffixes_are_stored_once() -> None:
+    sequences = [[first, second, 7, 8, 9] for first in range(5) for second in range(5)]
+    automaton = Automaton.from_sequences(sequences, 10)
+    assert automaton.num_states == 6
+    assert automaton.parts["rows"] == 8 * 7 + 8 * (5 + 5 + 3)
+
+
+def test_a_match_that_might_have_ended_earlier_goes_on() -> None:
+    alphabet = [bytes([byte]) for byte in range(256)]
+    number = Automaton.from_regex(r"-?[0-9]+(\.[0-9]+)?", alphabet)
+    assert [list(text) in number for text in (b"1", b"1.5", b"-12.25", b"1.", b"-", b"")] == [True] * 3 + [False] * 3
+    assert [list(text) in Automaton.from_regex("a|ab|", alphabet) for text in (b"", b"a", b"ab", b"b")] == [True] * 3 + [False]
+    assert [list(text) in Automaton.from_regex("(a+?|ab)*?", alphabet) for text in (b"", b"aaba", b"b")] == [True, True, False]
+
+
+def test_a_pattern_that_would_be_searched_for_everywhere_is_compiled_from_its_start_only() -> None:
+    assert Automaton.from_regex("x[a-z]{200}", [b"a", b"x"]).num_states == 202
+
+
+def test_one_caret_and_one_dollar_around_a_pattern_change_nothing() -> None:
+    alphabet = [bytes([byte]) for byte in range(128)]
+    same(Automaton.from_regex("^ab?$", alphabet), Automaton.from_regex("ab?", alphabet))
+    assert list(b"a$") in Automaton.from_regex(r"a\$", alphabet)
+    assert list(b"a\\") in Automaton.from_regex(r"a\\$", alphabet)
+
+
+def test_tokens_longer_than_masks_look_ahead_are_still_exact() -> None:
+    lengths = [1, 2, 31, 32, 33, 34, 40, 64, 65]
+    tokens = TokenTrie.of([b"a" * length for length in lengths for _ in range(17)] + [b"b", b"b" + b"a" * 50])
+    pattern = "(?:a{0,70}b){0,3}"
+    automaton = Automaton.from_regex(pattern, tokens, dense_share=0.0)
+    same(automaton, Automaton.from_regex(pattern, tokens, dense_share=1.0))
+    assert len(automaton.rows.mask_MW) < automaton.num_states

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from benchmarks.studies.calibration import Isotonic, Temperature, calibration_error
+from leafbeam.errors import ArgumentError
+
+
+def too_sure(users: int = 4000, items: int = 12, *, sureness: float = 2.5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scores that are `sureness` times as far apart as what really happens."""
+    rng = np.random.default_rng(seed)
+    true_UC = rng.normal(size=(users, items))
+    p_UC = np.exp(true_UC) / np.exp(true_UC).sum(axis=1, keepdims=True)
+    right_U = (rng.random((users, 1)) > p_UC.cumsum(axis=1)).sum(axis=1).clip(max=items - 1)
+    return sureness * true_UC, right_U
+
+
+def hits_of(scores_UC: np.ndarray, right_U: np.ndarray) -> np.ndarray:
+    return (np.arange(scores_UC.shape[1]) == right_U[:, None]).ravel()
+
+
+@pytest.mark.parametrize("sureness", [0.4, 1.0, 2.5])
+def test_the_temperature_is_how_much_too_sure_the_scores_were(sureness: float):
+    scores, right = too_sure(sureness=sureness)
+    fitted = Temperature.fit(scores, right)
+    assert fitted.temperature == pytest.approx(sureness, rel=0.1)
+    new_scores, new_right = too_sure(sureness=sureness, seed=1)
+    hits = hits_of(new_scores, new_right)
+    before = calibration_error(Temperature(temperature=1.0).probabilities(new_scores).ravel(), hits)
+    after = calibration_error(fitted.probabilities(new_scores).ravel(), hits)
+    assert after < 0.012
+    assert before > 2 * after or sureness == 1.0
+    assert (fitted.probabilities(new_scores).argsort(axis=1) == new_scores.argsort(axis=1)).all()
+
+
+def test_excluded_items_stay_excluded():
+    scores, right = too_sure(users=500)
+    scores[np.arange(500), (right + 1) % 12] = -np.inf
+    p = Temperature.fit(scores, right).probabilities(scores)
+    assert (p[np.isneginf(scores)] == 0).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1)
+    scores[0, right[0]] = -np.inf
+    with pytest.raises(ArgumentError, match="1 right items have no finite score"):
+        Temperature.fit(scores, right)
+
+
+def test_the_staircase_gives_the_frequencies_of_new_answers():
+    scores, right = too_sure()
+    new_scores, new_right = too_sure(seed=1)
+    fitted = Isotonic.fit(scores.ravel(), hits_of(scores, right))
+    said, hits = fitted.probabilities(new_scores.ravel()), hits_of(new_scores, new_right)
+    assert calibration_error(said, hits) < 0.01
+    assert calibration_error(np.exp(new_scores).ravel().clip(max=1), hits) > 0.2
+    order = np.argsort(new_scores.ravel())
+    assert (np.diff(said[order]) >= 0).all()
+    assert fitted.probabilities(np.array([-np.inf, -1e9, 1e9])).tolist() == [0.0, fitted.frequencies[0], fitted.frequencies[-1]]
+
+
+def test_the_error_is_nought_for_honest_forecasts_and_the_gap_for_others():
+    hits = np.array([True, False] * 50)
+    assert calibration_error(np.full(100, 0.5), hits, bins=5) == pytest.approx(0.0)
+    assert calibration_error(np.full(100, 0.9), hits, bins=5) == pytest.approx(0.4)
+    assert calibration_error(hits.astype(float), hits) == 0.0
+
+
+def test_what_cannot_be_is_named():
+    for call, words in (
+        (lambda: Temperature(temperature=0.0), "positive"),
+        (lambda: Temperature.fit(np.zeros((2, 3)), np.zeros(3, int)), r"\(U, C\)"),
+        (lambda: Temperature.fit(np.full((2, 3), np.nan), np.zeros(2, int)), "NaN"),
+        (lambda: Isotonic.fit(np.zeros(0), np.zeros(0, bool)), "every answer"),
+        (lambda: Isotonic(scores=(1.0, 0.0), frequencies=(0.0, 1.0)), "rise"),
+        (lambda: calibration_error(np.zeros(3), np.zeros(2, bool)), "bins"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            call()

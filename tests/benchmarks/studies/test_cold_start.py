@@ -1,0 +1,133 @@
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.studies.cold_start import cold_split
+from benchmarks.studies.retriever import DenseRecipe, fit_dense
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.semid.fit import QuantiserConfig, fit_sids
+from leafbeam.semid.text import text_vectors
+from leafbeam.train.data import Histories, InteractionLog, load_log, log_of_tables
+
+DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+KINDS = ("red shoe", "green tea", "blue lamp", "old book", "soft soap", "hard nut")
+
+
+def shop(users: int = 300, items: int = 60, *, seed: int = 0, first_review: bool = True) -> InteractionLog:
+    """Everybody takes items of one kind, the newer the later."""
+    rng = np.random.default_rng(seed)
+    rows: list[tuple[int, str, int]] = []
+    for user in range(users):
+        kind = int(rng.integers(len(KINDS)))
+        taken = np.sort(rng.choice(np.arange(kind, items, len(KINDS)), int(rng.integers(2, 8)), replace=False))
+        rows += [(user, f"i{item:03}", 1000 + int(item)) for item in taken]
+    columns = dict(zip(("user_id", "item_id", "timestamp"), map(list, zip(*rows, strict=True)), strict=True))
+    listed = {
+        "item_id": [f"i{item:03}" for item in range(items)],
+        "title": [f"{KINDS[item % len(KINDS)]} {'abcdefgh'[item % 8]} {item // 8}" for item in range(items)],
+    }
+    if first_review:
+        listed["first_review"] = pa.array([1000 + item for item in range(items)], pa.int64()).cast(pa.timestamp("s"))
+    return log_of_tables(pa.table(columns), pa.table(listed))
+
+
+@pytest.mark.parametrize("part", ["test", "valid"])
+def test_the_newest_items_are_cold_and_no_training_sequence_has_one(part: str):
+    log = shop()
+    split = cold_split(log, share=0.2, part=part)
+    newest = np.arange(48, 60) if part == "test" else np.arange(36, 48)
+    assert split.cold_items.tolist() == newest.tolist()
+    asked = split.questions.users.tolist()
+    for user in range(log.num_users):
+        whole, trained = log.histories[user], split.train[user]
+        has_cold, has_test = bool(split.cold_N[whole].any()), bool((whole >= 48).any())
+        assert trained.tolist() == ([] if has_cold or has_test else whole.tolist())
+        ends_cold = bool(split.cold_N[whole[-1]]) and (part == "test" or not has_test)
+        assert (user in asked) == ends_cold
+        if ends_cold:
+            place = asked.index(user)
+            assert split.questions.histories[place].tolist() == whole[:-1].tolist()
+            assert split.cold_items[split.places_U[place]] == whole[-1] == split.questions.targets_U[place]
+            assert split.another_cold_U[place] == bool(split.cold_N[whole[:-1]].any())
+            assert split.cold_items[split.seen_UC()[place]].tolist() == [row for row in whole[:-1] if split.cold_N[row]]
+    assert split.report.test_users == len(asked) > 10
+    assert split.report.test_users_with_another_cold_item == split.another_cold_U.sum() > 0
+    assert split.report.train_interactions == len(split.train.items_E) > 0
+
+
+def test_the_age_is_the_column_or_else_the_first_interaction():
+    with_column, without = cold_split(shop(), share=0.2), cold_split(shop(first_review=False), share=0.2)
+    assert (with_column.report.age, without.report.age) == ("first_review", "first interaction")
+    assert with_column.cold_items.tolist() == without.cold_items.tolist()
+
+
+def test_nothing_of_the_test_interactions_reaches_what_is_learnt():
+    """Whatever users with a cold item took, and which cold item they end in: split, SIDs and weights stay bit for bit."""
+    log = shop()
+    split = cold_split(log, share=0.2)
+    rng = np.random.default_rng(3)
+    items_E = log.histories.items_E.copy()
+    held_E = ~np.isin(log.histories.users_E, np.flatnonzero(split.train.lengths_U))
+    items_E[held_E] = rng.integers(0, 48, held_E.sum())
+    ends = log.histories.ptr_U1[1:][split.questions.users] - 1
+    items_E[ends] = rng.choice(split.cold_items, len(ends))
+    histories = Histories(ptr_U1=log.histories.ptr_U1, items_E=items_E, times_E=log.histories.times_E)
+    other = cold_split(dataclasses.replace(log, histories=histories), share=0.2)
+    assert (other.questions.targets_U != split.questions.targets_U).any()
+
+    def learnt(histories: Histories) -> tuple[np.ndarray, np.ndarray]:
+        sids = fit_sids(log.items, histories, quantiser=QuantiserConfig(codebook_sizes=(8, 8))).table.codes
+        model = fit_dense(histories, text_vectors(log.items, ("title",), dims=16, seed=0), DenseRecipe(epochs=1, negatives=8))
+        return sids, np.concatenate([weight.detach().numpy().ravel() for weight in model.parameters()])
+
+    for mine, theirs in zip(learnt(split.train), learnt(other.train), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert not np.isin(split.train.items_E, split.cold_items).any()
+
+
+def test_a_share_that_leaves_nothing_is_a_named_error():
+    log = shop()
+    with pytest.raises(ArgumentError, match="between 0 and 1"):
+        cold_split(log, share=0.0)
+    with pytest.raises(ArgumentError, match="part="):
+        cold_split(log, share=0.1, part="train")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="not one item"):
+        cold_split(log, share=0.001)
+    with pytest.raises(DataError, match="nobody is left to train on"):
+        cold_split(log, share=0.98)
+    with pytest.raises(DataError, match="taken twice"):
+        cold_split(log, share=0.5, part="valid")
+    nobody = log.items.append_column("unused", pa.nulls(60)).set_column(
+        2, "first_review", pa.array([1] * 59 + [9], pa.int64()).cast(pa.timestamp("s"))
+    )
+    keeps = log.histories.where(log.histories.items_E != 59)
+    with pytest.raises(DataError, match="no user's last item"):
+        cold_split(dataclasses.replace(log, items=nobody, histories=keeps), share=0.02)
+
+
+def test_ages_that_cannot_be_read_are_named_errors():
+    log = shop()
+    for ages, words in (
+        (pa.array([None, *range(59)], pa.int64()).cast(pa.timestamp("s")), "1 items have no first_review"),
+        (pa.array([f"item {row}" for row in range(60)]), "not a date"),
+    ):
+        items = log.items.set_column(log.items.column_names.index("first_review"), "first_review", ages)
+        with pytest.raises(DataError, match=words):
+            cold_split(dataclasses.replace(log, items=items), share=0.1)
+    listed = pa.table({"item_id": ["a", "b", "c"]})
+    taken = pa.table({"user_id": [1, 1], "item_id": ["a", "b"], "timestamp": [1, 2]})
+    with pytest.raises(DataError, match="their age is unknown"):
+        cold_split(log_of_tables(taken, listed), share=0.4)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("share", "items", "users"), [(0.02, 242, 1343), (0.05, 605, 2984)])
+def test_beauty_has_the_counts_of_the_study(share: float, items: int, users: int):
+    if not (DATA / "amazon_beauty").is_dir():
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
+    report = cold_split(load_log(DATA / "amazon_beauty"), share=share).report
+    assert (report.cold_items, report.test_users) == (items, users)

@@ -1,0 +1,98 @@
+"""The GPU harness, run small under Triton's interpreter: parity passes, fails when it should, and rows are whole."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.gpu import attention as gpu_attention
+from benchmarks.gpu import gpu
+from benchmarks.gpu import head as gpu_head
+from benchmarks.gpu import language as gpu_language
+from benchmarks.gpu import step as gpu_step
+from benchmarks.gpu.timing import attempt, ceilings, poisoned, relative_error, times
+from benchmarks.micro.attention import Shape
+from leafbeam.ops.attention import triton as attention_kernels
+
+CPU = torch.device("cpu")
+SHAPE = Shape(requests=1, beams=8, tokens=70, codes=2, heads=4, groups=2, size=16)
+
+
+def test_without_a_gpu_it_says_so_and_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit) as exit_info:
+        gpu.main(as_json=True)
+    assert exit_info.value.code == 2
+    assert "nothing was measured" in capsys.readouterr().err
+
+
+def test_attention_parity_and_times_run() -> None:
+    rows = list(gpu_attention.runs(CPU, 1e10, 1e10, 0.0, SHAPE))
+    assert [row[1].get("parity") for row in rows[:5]] == ["ok"] * 5
+    assert all("left_out" in measured for _, measured in rows[5:])
+    measured = gpu_attention.measure(CPU, SHAPE, 1e10, 1e10)
+    assert set(measured["over_shared"]) == {"shared, torch", "per beam, paged", "tree mask, torch"}
+
+
+def test_a_wrong_kernel_is_a_failed_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_kernels.attend
+    monkeypatch.setattr(attention_kernels, "attend", lambda *given, **how: right(*given, **how) * 1.1)
+    _, measured = attempt({}, partial(gpu_attention.parity, CPU, SHAPE))
+    assert "relative errors" in measured["failed"]
+
+
+def test_head_parity_and_times_run() -> None:
+    sizes = gpu_head.Sizes(codes=130, hidden=24, rows=(3,))
+    rows = list(gpu_head.runs(CPU, 1e10, 0.0, sizes))
+    assert rows[0][1]["parity"] == "ok"
+    assert [measured.get("left_out") for _, measured in rows[1:4]] == ["after 0 s"] * 3
+    assert "failed" not in rows[4][1]
+
+
+def test_step_parity_and_times_run() -> None:
+    sizes = gpu_step.Sizes(items=200, codes=9, levels=3, requests=1, beams=2)
+    assert gpu_step.parity(CPU, "zipf", 2, "full", sizes)["parity"] == "ok"
+    trie = gpu_step.random_trie("uniform", sizes)
+    measured = gpu_step.search_times(CPU, trie, sizes, 1e10, copies=1)
+    assert len(measured["leafbeam_us_by_level"]) == len(measured["static_scatter_us_by_level"]) == 3
+
+
+def test_language_parity_and_times_run() -> None:
+    sizes = gpu_language.Sizes(codes=300, texts=60, requests=1, beams=2, rounds=2)
+    rows = list(gpu_language.runs(CPU, 1e10, 1e6, sizes))
+    assert [measured.get("parity") for _, measured in rows] == ["ok", "ok", None]
+    assert rows[0][1]["states_with_masks"] > 0
+    assert len(rows[2][1]["allowed_us"]) == 2
+
+
+def test_poison_shows_what_was_not_written_and_is_gone_afterwards() -> None:
+    with poisoned():
+        assert torch.empty(3).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not relative_error(torch.tensor([1.0, torch.nan]), torch.ones(2)) < 1
+    assert times([lambda: None], CPU)["how"].startswith("once")
+    assert ceilings(CPU)["copy_bytes_a_second"] > 0
+
+
+def test_a_part_that_dies_leaves_a_row_that_says_so() -> None:
+    rows = list(gpu.lines("no such part", {}, 60))
+    assert rows[-1][0] == {"what": "no such part"}
+    assert "exit 1" in rows[-1][1]["failed"]
+
+
+def test_parts_print_rows_that_can_be_read_and_need_no_more_than_torch_triton_and_the_core() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'matplotlib', 'threadpoolctl', 'duckdb', 'pyarrow', 'scipy', 'outlines_core', 'jax'):\n"
+        "    sys.modules[name] = None\n"
+        "import json, torch; from benchmarks import gpu\n"
+        "for parameters, measured in gpu.part('ceilings', torch.device('cpu'), "
+        "{'copy_bytes_a_second': 1.0, 'bf16_operations_a_second': 1.0}, 1):\n"
+        "    print(json.dumps({'parameters': parameters, 'measured': measured}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["parameters"] == {"what": "ceilings"}

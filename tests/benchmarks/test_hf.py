@@ -1,0 +1,16 @@
+"""The Python trie answers as tries do, and the benchmark runs and asserts parity."""
+
+from benchmarks.micro import hf
+from benchmarks.peers.python_trie import PythonTrie
+
+
+def test_the_python_trie_lists_what_follows_a_prefix() -> None:
+    trie = PythonTrie([[1, 2, 3], [1, 2, 4], [5, 6, 7]])
+    assert [trie.get(prefix) for prefix in ([], [1], [1, 2], [1, 2, 3], [9], [1, 9, 9])] == [[1, 5], [2], [3, 4], [], [], []]
+
+
+def test_the_benchmark_runs_small() -> None:
+    parameters, measured = hf.measure("zipf", 600, levels=3, size=32, batch_size=2, repeats=1)
+    assert (parameters["B"], parameters["L"]) == (2, 3)
+    assert measured["python_trie_over_leafbeam"]["leafbeam"] > 0
+    assert set(measured["generate_ms"]) == {*measured["processor_us"], "unconstrained"}

@@ -1,0 +1,96 @@
+"""The benchmarks of head and attention run small, check parity and say what they chose; legal sets are what they are called."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.micro import attention, forced, head, kernel_report, language
+from benchmarks.rows import append_row
+from leafbeam import Trie
+from leafbeam.index import Automaton
+from leafbeam.ops.head import Costs
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
+def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution: str) -> None:
+    states = head.legal_states(np.random.default_rng(0), distribution, 6, 8192, 300)
+    assert np.diff(states.row_R1).tolist() == [300] * 6
+    different = len(np.unique(states.code_C))
+    blocks = len(np.unique(states.code_C // 256))
+    assert (different < 1400) == (distribution == "zipf")
+    assert (blocks <= 12) == (distribution == "clustered")
+
+
+def test_bench_head_runs_small() -> None:
+    rows = list(head.runs(True))
+    assert [parameters["what"] for parameters, _ in rows] == ["rows"] * 3 + ["curve", "choice"]
+    assert all(cell["dense_over"]["gather"] > 0 for cell in rows[0][1]["cells"])
+    assert len(rows[3][1]["points"]) == 9
+    assert rows[4][1]["worst_over_dense"] > 0
+
+
+def test_bench_attention_runs_small_and_counts_what_xgr_counts() -> None:
+    (_, measured), (parameters, counted) = attention.runs(True)
+    assert measured["per_beam_over_shared"] > 0
+    assert parameters["beams"] == 512
+    assert counted["bytes"]["per_beam"] == pytest.approx(59e9, rel=0.01)
+    assert counted["bytes"]["shared_prompt_alone"] == pytest.approx(0.115e9, rel=0.01)
+
+
+def test_nodes_below_ranges_are_the_prefixes_that_stand_there() -> None:
+    rng = np.random.default_rng(0)
+    codes = np.unique(rng.integers(0, 5, (300, 4)), axis=0)
+    trie = Trie.build(codes, [5] * 4)
+    lo, hi = np.array([0, 10, 11, 40, 0]), np.array([4, 11, 30, 40, 4])
+    for level in (1, 2, 3):
+        ranges = zip(lo, hi, strict=True)
+        expected = sum(len({tuple(row[: t + 1]) for row in codes[a:b]}) for a, b in ranges for t in range(level, 3))
+        assert forced._nodes_below(trie, lo, hi, level) == expected
+
+
+def test_later_starts_need_more_passes_and_forced_leaves_read_what_rounds_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forced, "V", 16)
+    trie = Trie.build(np.random.default_rng(1).integers(0, 16, (4000, 8)), [16] * 8)
+    found = forced.leaves_left(trie, 4)["at_most"]
+    passes = [one["passes_alone"] for one in found.values()]
+    assert passes == sorted(passes, reverse=True)
+    assert found["1"]["codes_read"] == (forced.L - 1) * forced.K
+    assert passes[0] < forced.L
+
+
+def test_a_mask_over_all_logits_finds_what_legal_codes_alone_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = [b"a", b"b", None, b"ab", *[b"x"] * 40]
+    monkeypatch.setattr(language, "SIZE", len(vocabulary))
+    weight = np.random.default_rng(0).standard_normal((len(vocabulary), 8), np.float32)
+    for pattern in ("(ab|b){1,20}", "a{3}|b", "[abx]*"):
+        measured = language._measure(Automaton.from_regex(pattern, vocabulary), weight, Costs(), repeats=1)
+        assert set(measured["over_legal"]) == {"all", "mask"}  # that the scores are equal is asserted before
+    scores, rounds = language.masked_search(
+        Automaton.from_choices(["b"], vocabulary), language._model(8, 0), torch.from_numpy(weight)
+    )
+    assert (scores == 0).sum() == 1  # among legal tokens it is certain, twice
+    assert rounds == 2
+
+
+def test_tables_are_written_from_the_last_rows_and_say_what_is_missing(tmp_path: Path) -> None:
+    for times in (1, 2):
+        for parameters, measured in attention.runs(True):
+            if "us" in measured:
+                measured["us"]["shared"]["p50"] = 1000 * times
+            append_row("attention", parameters, measured, tmp_path)
+    text = "Before.\n<!-- rows attention -->\nold\n<!-- end -->\n<!-- rows forced-leaves -->\n<!-- end -->\n"
+    filled = kernel_report.fill(text, tmp_path)
+    assert "| 2,000 |" in filled
+    assert "| 1,000 |" not in filled
+    assert "old" not in filled
+    assert "Not measured yet: `python -m benchmarks forced --json`." in filled
+    assert kernel_report.fill(filled, tmp_path) == filled
+    assert not kernel_report.draw_curves(tmp_path / "head.png", tmp_path)
+
+
+def test_every_table_of_the_document_is_known() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert document.count("<!-- rows ") == document.count("<!-- end -->") == len(kernel_report._TABLES)
+    assert len(kernel_report.fill(document)) > 0

@@ -1,0 +1,176 @@
+"""The tables about learning: quick looks that fail when learning breaks, rows, figures, and what they refuse."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.papers.experiments import LEARNING, learning_table
+from benchmarks.papers.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
+from benchmarks.papers.static_table_3 import paper_of
+from benchmarks.papers.tiger_table_1 import published
+from benchmarks.studies.cold_study import METHODS
+from leafbeam.cli.app import app
+from leafbeam.datasets.shop import make_shop
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.train.metrics import Scores
+from leafbeam.train.recipe import Budget
+
+DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("shop")
+    make_shop(num_items=800, num_users=2000, seed=0).save(place)
+    return place
+
+
+def rows_of(*arguments: str | Path) -> list[dict[str, Any]]:
+    """The rows of a quick run of `leafbeam reproduce`."""
+    result = CliRunner().invoke(app, ["reproduce", *map(str, arguments), "--quick", "--json"])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
+def recall(row: dict[str, Any], method: str, k: int = 10) -> float:
+    found = row["measured"]["methods"][method]
+    return found.get("all", found)[f"recall_{k}"]["mean"]
+
+
+def check_cold(row: dict[str, Any]) -> None:
+    """What holds of any table 3 in which something was learnt."""
+    split, seen_kept = row["measured"]["split"], row["measured"]["seen_kept"]
+    chance = 10 / split["cold_items"]
+    assert recall(row, "unconstrained") < chance
+    assert recall(row, "catalog") < chance
+    assert recall(row, "trie_full") > 1.8 * chance
+    assert recall(row, "hybrid") > 2.5 * chance
+    # Twenty beams of a small set find nearly what scoring every item finds.
+    assert abs(recall(row, "trie_allowed") - recall(row, "exact_allowed")) < 0.06
+    assert seen_kept["exact_full"]["recall_10"]["mean"] <= recall(row, "exact_full")
+    assert split["test_users"] > split["test_users_with_another_cold_item"] > 0
+
+
+def test_table_3_of_a_made_shop(shop: Path, tmp_path: Path):
+    rows = rows_of("static-table-3", "--data", shop, "--share", "0.15", "--out", tmp_path)
+    assert [row["parameters"]["share"] for row in rows] == [0.15]
+    check_cold(rows[0])
+    assert (tmp_path / "static-table-3.png").stat().st_size > 10_000
+
+
+def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
+    (row,) = rows_of("tiger-table-1", "--data", shop, "--out", tmp_path)
+    assert recall(row, "leafbeam") > 2 * recall(row, "popularity")
+    assert recall(row, "sasrec") > 2 * recall(row, "popularity")
+    assert row["measured"]["invalid"]["mean"] < 0.5
+    assert (tmp_path / "tiger-table-1.png").stat().st_size > 10_000
+
+
+@pytest.mark.data
+def test_table_3_of_beauty():
+    if not (DATA / "amazon_beauty").is_dir():
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
+    (row,) = rows_of("static-table-3", "--data", DATA / "amazon_beauty", "--share", "0.02")
+    check_cold(row)
+    assert recall(row, "dense") > 0.97 * recall(row, "text_faded")
+    assert recall(row, "hybrid") > recall(row, "text")
+
+
+@pytest.mark.data
+def test_tiger_s_table_of_beauty():
+    if not (DATA / "amazon_beauty").is_dir():
+        pytest.skip("amazon_beauty is not beside the checkout, and LEAFBEAM_DATA does not name it")
+    (row,) = rows_of("tiger-table-1", "--data", DATA / "amazon_beauty")
+    assert recall(row, "leafbeam") > 1.3 * recall(row, "popularity")
+    assert recall(row, "sasrec") > 1.3 * recall(row, "popularity")
+
+
+def test_rows_are_kept_by_data_share_and_seed_and_drawn_anew(shop: Path, tmp_path: Path):
+    table = learning_table("static-table-3")
+    assert table is not None
+    figures = as_dict(Scores.of(np.array([0, 3, 40])))
+    measured = {
+        "split": {"cold_items": 9, "test_users": 3, "test_users_with_another_cold_item": 1, "train_users": 5},
+        "methods": {name: {"all": figures} for name in METHODS},
+        "seen_kept": {},
+        "search": {"exact_rows": 3, "beam_rows": 2},
+    }
+    path = tmp_path / "static_table_3.jsonl"
+    for seed, quick, note in ((0, False, "old"), (0, False, "new"), (1, False, ""), (0, True, "")):
+        at = {"data": "amazon_beauty", "share": 0.02, "seed": seed, "quick": quick, "note": note}
+        row = table.row({**at, "budget": "8 epochs", "dense_epochs": 4}, measured)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    rows = kept_learning_rows(table, False, tmp_path)
+    assert [(row["parameters"]["seed"], row["parameters"]["note"]) for row in rows] == [(0, "new"), (1, "")]
+    table.draw(rows).savefig(tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 10_000
+
+
+def test_seeds_share_their_users_so_their_errors_do_not_shrink():
+    one = {"mean": 0.1, "error": 0.01}
+    assert pooled([one]) == pytest.approx((0.1, 0.01))
+    assert pooled([one, one, one]) == pytest.approx((0.1, 0.01))
+    assert pooled([one, {"mean": 0.2, "error": 0.01}]) == pytest.approx((0.15, np.sqrt(0.01**2 + 0.005 / 2)))
+
+
+def test_the_papers_figures_are_found_by_the_name_of_the_data():
+    assert paper_of("amazon_beauty", 0.02)["trie_full"] == 4.29
+    assert paper_of("Toys_and_Games", 0.05) == {"unconstrained": 0.0, "random": 0.17, "trie_full": 2.25}
+    assert paper_of("amazon_beauty", 0.03) == paper_of("shop", 0.02) == {}
+    assert published("amazon_sports")["TIGER"] == (0.0264, 0.0181, 0.0400, 0.0225)
+    assert published("shop") == {}
+
+
+def test_a_directory_of_data_sets_is_all_of_them(shop: Path, tmp_path: Path):
+    assert data_sets(shop) == (shop,)
+    for name in ("b", "a", "empty"):
+        (tmp_path / name).mkdir()
+    for name in ("b", "a"):
+        (tmp_path / name / "interactions.csv").write_text("user_id,item_id,timestamp\n")
+    assert data_sets(tmp_path) == (tmp_path / "a", tmp_path / "b")
+    with pytest.raises(DataError, match="holds no interactions"):
+        data_sets(tmp_path / "empty")
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path):
+    assert all(learning_table(name) is not None for name in LEARNING)
+    assert learning_table("static-memory") is None
+    for settings, words in (
+        ({"shares": (1.5,)}, "between 0 and 1"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"minutes": 1.0, "epochs": 2.0}, "one of the two"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            LearningRun(data=(tmp_path,), **settings)
+    assert LearningRun(data=(tmp_path,), epochs=2.0).budget(Budget(minutes=1)) == Budget(epochs=2.0)
+    for arguments, words in (
+        (["static-table-3"], "learns from data"),
+        (["static-table-3", "--data", str(tmp_path)], "holds no interactions"),
+        (["static-memory", "--share", "0.02"], "measures catalogs"),
+        (["static-memory", "0.02"], "measures catalogs"),
+    ):
+        result = CliRunner().invoke(app, ["reproduce", *arguments])
+        assert (result.exit_code, words in result.output) == (2, True), result.output
+
+
+def test_shares_may_follow_one_another_as_the_paper_s_table_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[float, ...]] = []
+
+    def stop(run: LearningRun, *rest: object) -> list[dict[str, Any]]:
+        seen.append(run.shares)
+        raise DataError("far enough")
+
+    table = learning_table("static-table-3")
+    assert table is not None
+    monkeypatch.setattr("benchmarks.papers.experiments.learning_table", lambda name: replace(table, rows=stop))
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n")
+    for arguments in (["--share", "0.02", "0.05"], ["--share", "0.02", "--share", "0.05"], []):
+        CliRunner().invoke(app, ["reproduce", "static-table-3", "--data", str(tmp_path), *arguments])
+    assert seen == [(0.02, 0.05)] * 3

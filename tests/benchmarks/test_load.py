@@ -1,0 +1,117 @@
+"""Arrivals, lengths and summaries of load; the client against a real server socket."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import load
+from benchmarks.serving.load import Answered, Planned
+from benchmarks.serving.load_client import send_all
+from leafbeam.errors import ArgumentError
+
+
+def test_poisson_arrivals_have_their_rate_and_independent_gaps():
+    rng = np.random.default_rng(0)
+    times = load.arrivals(rng, load.steady(200), 50)
+    assert abs(len(times) - 10_000) < 4 * 100
+    gaps = np.diff(times)
+    assert abs(gaps.std() / gaps.mean() - 1) < 0.05
+    assert (gaps > 0).all()
+    assert times[-1] < 50
+    assert len(load.arrivals(rng, load.steady(0), 5)) == 0
+
+
+def test_a_day_has_a_night_and_a_burst_a_peak():
+    rng = np.random.default_rng(1)
+    day = load.arrivals(rng, load.diurnal(100, 40), 40)
+    noon = ((day > 15) & (day < 25)).sum()
+    night = ((day < 5) | (day > 35)).sum()
+    assert noon > 4 * night
+    assert abs(len(day) - 4000) < 300
+    peak = load.arrivals(rng, load.burst(20, 400, 4, 6), 10)
+    assert abs(((peak >= 4) & (peak < 6)).sum() - 800) < 150
+    assert abs(((peak < 4) | (peak >= 6)).sum() - 160) < 60
+
+
+def test_a_power_law_has_many_short_and_some_very_long():
+    lengths = load.power_law(np.random.default_rng(2), 5, 1000, 20_000)
+    assert lengths.min() == 5
+    assert lengths.max() > 900
+    assert np.median(lengths) < 25
+    with pytest.raises(ArgumentError):
+        load.power_law(np.random.default_rng(0), 5, 4, 1)
+
+
+def answered(status: int, seconds: float, **body: object) -> Answered:
+    return Answered(at=0, late=0, status=status, seconds=seconds, body=dict(body))
+
+
+def test_a_summary_counts_goodput_refusals_and_errors_apart():
+    stages = {"queue": 1.0, "total": 3.0}
+    answers = [answered(200, 0.01 * i, batch_size=2, timings_ms=stages) for i in range(1, 11)]
+    answers += [
+        answered(429, 0.001, error={"retry_after_ms": 5}),
+        answered(503, 0.001, error={}),
+        answered(0, 60),
+        answered(500, 1),
+    ]
+    found = load.summary(answers, seconds=2, slo_s=0.05)
+    assert (found["sent"], found["refused"], found["refused_with_a_time"], found["errors"]) == (14, 2, 1, 2)
+    assert found["goodput_per_s"] == 2.5
+    assert found["answered_per_s"] == 5
+    assert found["latency_ms"]["p50"] == 55
+    assert found["stages_ms"]["total"] == {"p50": 3, "p99": 3}
+    assert found["statuses"] == {"0": 1, "200": 10, "429": 1, "500": 1, "503": 1}
+
+
+def test_a_trace_is_sorted_and_checked(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"at": 2, "body": {"history": []}}\n\n{"at": 1.5, "body": {}}\n')
+    assert [one.at for one in load.read_trace(path)] == [1.5, 2]
+    path.write_text('{"when": 2}\n')
+    with pytest.raises(ArgumentError, match="every line"):
+        load.read_trace(path)
+
+
+def test_the_client_is_open_loop_and_reports_what_broke():
+    open_at_once = 0
+
+    async def scenario() -> list[Answered]:
+        under_way = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal under_way, open_at_once
+            while head := await reader.read(65536):
+                body = json.loads(head.split(b"\r\n\r\n", 1)[1])
+                if body["num"] == 3:
+                    break
+                under_way += 1
+                open_at_once = max(open_at_once, under_way)
+                await asyncio.sleep(0.2 if body["num"] < 3 else 0)
+                under_way -= 1
+                text = json.dumps({"item_ids": [body["num"]], "batch_size": 1}).encode()
+                status = b"200 OK" if body["num"] != 4 else b"429 Too Many Requests"
+                writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: " + str(len(text)).encode() + b"\r\n\r\n" + text)
+            writer.close()
+            await writer.wait_closed()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            plan = [Planned(at=0.01 * num if num < 5 else 0.4, body={"num": num}) for num in range(6)]
+            answers = await send_all(f"http://127.0.0.1:{port}", plan)
+            await asyncio.sleep(0.05)  # for the server to see that the client is gone
+            return answers
+
+    answers = asyncio.run(scenario())
+    assert open_at_once >= 3
+    by_item = {one.body.get("item_ids", ["broken"])[0]: one for one in answers}
+    assert set(by_item) == {0, 1, 2, "broken", 4, 5}
+    assert by_item["broken"].status == 0
+    assert by_item["broken"].body["error"]["type"] == "IncompleteReadError"
+    assert by_item[4].status == 429
+    assert by_item[0].seconds >= 0.2
+    assert by_item[5].seconds < by_item[0].seconds

@@ -1,0 +1,323 @@
+"""Every exact peer offers what the oracle allows, on the whole parity grid; how the inexact ones fail it is asserted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.peers import csr, static
+from benchmarks.peers.cpu_trie import CpuTrie
+from benchmarks.peers.hash_bitmap import HashBitmap
+from benchmarks.peers.marisa import MarisaTrie
+from benchmarks.peers.peer import Offers, Peer, Selection, extend, root, select
+from benchmarks.peers.ppv import Ppv
+from benchmarks.peers.unconstrained import Unconstrained
+from benchmarks.workloads import DISTRIBUTIONS, random_codes
+from leafbeam import Trie
+from leafbeam.errors import ArgumentError
+from tests.parity.oracle import search
+from tests.parity.test_grid import CASES, Case, TableModel
+
+Sid = tuple[int, ...]
+
+
+class JaxAsTorch:
+    """A JAX peer behind the torch protocol. Shapes are padded to a few sizes, so that the grid compiles few functions."""
+
+    exact = True
+    nbytes = 0
+
+    def __init__(self, table: np.ndarray, size: int) -> None:
+        import jax
+
+        from benchmarks.peers.static_jax import StaticJax
+
+        self.size = 128 if size <= 128 else 1024 if size <= 1024 else 2**17
+        arrays = csr.CsrArrays.of_sorted(table, self.size, 1 if size > 1000 else 2)
+        edges = np.zeros((2**15, 2), np.int32)
+        edges[: len(arrays.edges_E2)] = arrays.edges_E2
+        rows = np.full(2**15 if size <= 1024 else 2**18, arrays.row_S1[-1])
+        rows[: len(arrays.row_S1)] = arrays.row_S1
+        widths = (min(1024, self.size),) * len(table)
+        self.peer = StaticJax.of(dataclasses.replace(arrays, edges_E2=edges, row_S1=rows, branches=widths))
+        self.mask = jax.jit(StaticJax.mask_step, static_argnums=1)
+
+    def root(self, batch_size: int) -> Any:
+        return 0, self.peer.root(batch_size)
+
+    def mask_step(self, state: Any, log_p_BKV: torch.Tensor) -> tuple[Any, Offers]:
+        level, node_BK = state
+        size, beams = log_p_BKV.shape[2], log_p_BKV.shape[1]
+        padded = np.full((1, 64, self.size), -np.inf, np.float32)
+        padded[:, :beams, :size] = log_p_BKV.numpy()
+        nodes = np.zeros((1, 64), np.int32)
+        nodes[:, :beams] = node_BK
+        pending, offers = self.mask(self.peer, level, nodes, padded)
+        log_p_BKF = torch.tensor(np.asarray(offers.log_p_BKF)[:, :beams])
+        if offers.code_BKF is None:
+            return (level, pending), Offers(log_p_BKF=log_p_BKF[..., :size])
+        return (level, pending), Offers(
+            log_p_BKF=log_p_BKF, code_BKF=torch.tensor(np.asarray(offers.code_BKF)[:, :beams]).long().clamp(max=size - 1)
+        )
+
+    def advance(self, pending: Any, best: Selection) -> Any:
+        from benchmarks.peers.jax_rounds import JaxSelection
+
+        level, inner = pending
+        names = ("scores_BK", "parent_BK", "slot_BK", "code_BK")
+        padded = {name: np.zeros((1, 64), np.float32 if name == "scores_BK" else np.int32) for name in names}
+        for name, array in padded.items():
+            array[:, : best.code_BK.shape[1]] = getattr(best, name).numpy()
+        node_BK = advance_jax(self.peer, level, inner, JaxSelection(**padded))
+        return level + 1, np.asarray(node_BK)[:, : best.code_BK.shape[1]]
+
+
+def advance_jax(peer: Any, level: int, pending: Any, best: Any) -> Any:
+    import jax
+
+    return jax.jit(type(peer).advance, static_argnums=1)(peer, level, pending, best)
+
+
+def csr_of(table: np.ndarray, size: int) -> csr.CsrArrays:
+    return csr.CsrArrays.of_sorted(table, size, 1 if size > 1000 else 2)  # a dense 70,000 x 70,000 is 24 GB
+
+
+def nodes_of(table: np.ndarray) -> list[int]:
+    return [len(np.unique(table[: level + 1], axis=1).T) for level in range(len(table))]
+
+
+PEERS: dict[str, Callable[[np.ndarray, int], Any]] = {
+    "static": lambda table, size: static.StaticIndex.of(csr_of(table, size)),
+    "static-one-dense-level": lambda table, size: static.StaticIndex.of(csr.CsrArrays.of_sorted(table, size, 1)),
+    "static-scatter": lambda table, size: static.StaticIndex.of(csr_of(table, size), scatter=True),
+    "static-jax": JaxAsTorch,
+    "cpu-trie": lambda table, _: CpuTrie.of_sorted(table, nodes_of(table)),
+    "ppv-exact": lambda table, _: Ppv.of_sorted(table),
+    "marisa-trie": lambda table, _: MarisaTrie.of_sorted(table),
+}
+
+
+@dataclass
+class Differences:
+    """Legal codes that were not offered, illegal ones that were, and how many of each there were to get wrong."""
+
+    lost: int = 0
+    wrong: int = 0
+    legal: int = 0
+    illegal: int = 0
+
+
+def allowed_sids(case: Case, request: int) -> list[Sid]:
+    rng = np.random.default_rng([request, 99])
+    keep = np.ones(len(case.codes), np.bool_) if case.share is None else rng.random(len(case.codes)) < case.share
+    keep[rng.integers(0, len(case.codes), case.denied) if case.denied else []] = False
+    return sorted({tuple(sid) for sid in case.codes[keep].tolist()})
+
+
+def table_of(sids: list[Sid], levels: int) -> np.ndarray:
+    """One row a level."""
+    dtype = np.int16 if max((code for sid in sids for code in sid), default=0) < 2**15 - 1 else np.int32
+    return np.ascontiguousarray(np.array(sids, dtype).reshape(-1, levels).T)
+
+
+def log_softmax(logits_of: Callable[[int, Sid], np.ndarray], level: int, prefixes: list[Sid], size: int) -> torch.Tensor:
+    """[1, K, V], padded with -inf to one codebook size for all levels; a row of nothing but -inf stays so."""
+    padded = np.full((1, len(prefixes), size), -np.inf, np.float32)
+    for row, prefix in enumerate(prefixes):
+        values = logits_of(level, prefix)
+        padded[0, row, : len(values)] = values
+    return torch.log_softmax(torch.from_numpy(padded), dim=-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One request of a case: its SIDs, and for each round the log-probabilities, what is legal, and the oracle's beams."""
+
+    sids: list[Sid]
+    table: np.ndarray
+    log_p: list[torch.Tensor]
+    legal: list[torch.Tensor]
+    beams: list[list[tuple[float, int, Sid]]]
+
+
+@cache
+def truth(name: str, request: int) -> Truth:
+    case, size = CASES[name], max(CASES[name].sizes)
+    sids, model = allowed_sids(case, request), TableModel(case, request)
+    found = Truth(sids, table_of(sids, len(case.sizes)), [], [], search(sids, model.logits, case.widths, "full"))
+    prefixes: list[Sid] = [()]
+    for level, beams in enumerate(found.beams):
+        if not prefixes:
+            break
+        found.log_p.append(log_softmax(model.logits, level, prefixes, size))
+        legal = torch.zeros(1, len(prefixes), size, dtype=torch.bool)
+        after = {sid[: level + 1] for sid in sids}
+        for row, prefix in enumerate(prefixes):
+            legal[0, row, [longer[-1] for longer in after if longer[:-1] == prefix]] = True
+        found.legal.append(legal)
+        prefixes = [prefix for _, _, prefix in beams]
+    return found
+
+
+def compare(peer: Peer, of: Truth) -> Differences:
+    """Follow the oracle's beams; at each step compare what the peer offers with what is legal, value for value."""
+    found = Differences()
+    state = peer.root(1)
+    for log_p, legal, beams in zip(of.log_p, of.legal, of.beams, strict=False):
+        pending, offers = peer.mask_step(state, log_p)
+        size = log_p.shape[2]
+        offered = torch.full_like(log_p, -torch.inf)
+        codes = torch.arange(size).expand(log_p.shape) if offers.code_BKF is None else offers.code_BKF
+        real = offers.log_p_BKF > -torch.inf
+        rows = torch.arange(log_p.shape[1])[None, :, None].expand(codes.shape)
+        offered[0, rows[real], codes[real]] = offers.log_p_BKF[real]
+        assert int(real.sum()) == int((offered > -torch.inf).sum())  # nothing is offered twice
+        possible = log_p > -torch.inf
+        is_offered, is_legal = offered > -torch.inf, legal & possible
+        found.lost += int((is_legal & ~is_offered).sum())
+        found.wrong += int((~legal & is_offered).sum())
+        found.legal += int(is_legal.sum())
+        found.illegal += int((~legal & possible).sum())
+        torch.testing.assert_close(offered[is_legal & is_offered], log_p[is_legal & is_offered], rtol=0, atol=0)
+        parent, code = torch.tensor([[p for _, p, _ in beams]]), torch.tensor([[sid[-1] for _, _, sid in beams]])
+        if not beams:
+            break
+        slot = (codes[0, parent[0]] == code[0, :, None]) & real[0, parent[0]]
+        if not slot.any(dim=1).all():
+            break  # an inexact peer cannot follow
+        scores = torch.tensor([[score for score, _, _ in beams]]).float()
+        best = Selection(scores_BK=scores, parent_BK=parent, slot_BK=slot.byte().argmax(dim=1)[None], code_BK=code)
+        state = peer.advance(pending, best)
+    return found
+
+
+@pytest.mark.parametrize("kind", PEERS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_exact_peer_offers_what_the_oracle_allows(name: str, kind: str) -> None:
+    for request in (1, 2):
+        of = truth(name, request)
+        peer = PEERS[kind](of.table, max(CASES[name].sizes))
+        assert peer.exact
+        found = compare(peer, of)
+        assert (found.lost, found.wrong) == (0, 0)
+        assert (found.legal > 0) == (len(of.sids) > 0)
+
+
+@pytest.mark.parametrize("kind", PEERS)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.ties and not case.minus_infinity])
+def test_every_exact_peer_gives_the_beams_of_the_oracle(name: str, kind: str) -> None:
+    case = CASES[name]
+    of, model, size = truth(name, 1), TableModel(case, 1), max(case.sizes)
+    peer = PEERS[kind](of.table, size)
+    beams, prefixes = root(peer, 1), [()]
+    for level, width in enumerate(case.widths):
+        beams = extend(peer, beams, log_softmax(model.logits, level, prefixes, size), width)
+        taken = zip(beams.parent_BK[0].tolist(), beams.code_BK[0].tolist(), strict=True)
+        # A dead beam goes on with codes that no codebook may have: its logits are anything.
+        prefixes = [(*prefixes[parent], min(code, case.sizes[level] - 1)) for parent, code in taken]
+    expected = of.beams[-1]
+    alive = int((beams.scores_BK[0] > -torch.inf).sum())
+    assert prefixes[:alive] == [prefix for _, _, prefix in expected]
+    np.testing.assert_allclose(beams.scores_BK[0, :alive], [score for score, _, _ in expected], rtol=1e-5, atol=2e-5)
+
+
+def test_ppv_approximate_loses_legal_codes_beyond_the_50_best_logits_and_allows_no_wrong_one() -> None:
+    of = truth("wide-level", 1)
+    found = compare(Ppv.of_sorted(of.table, num_candidates=50), of)
+    assert found.wrong == 0
+    assert found.lost > found.legal / 2
+
+
+def test_ppv_approximate_is_exact_where_the_codebook_has_at_most_50_codes() -> None:
+    of = truth("growing-widths", 1)
+    found = compare(Ppv.of_sorted(of.table, num_candidates=50), of)
+    assert (found.lost, found.wrong) == (0, 0)
+
+
+def test_a_hash_bitmap_loses_no_code_and_allows_wrong_ones_at_about_the_rate_that_it_is_filled() -> None:
+    of = truth("wide-level", 1)
+    peer = HashBitmap.of_sorted(of.table, num_bits=2**12)
+    found = compare(peer, of)
+    assert found.lost == 0
+    filled = np.unpackbits(peer.bytes_W.numpy()).mean()
+    assert 0.5 < filled < 0.95
+    assert 0.7 * filled < found.wrong / found.illegal < filled + 0.05  # siblings are spread: they collide less than strangers
+
+
+def test_a_larger_hash_bitmap_is_wrong_less_often() -> None:
+    of = truth("wide-level", 1)
+    found = [compare(HashBitmap.of_sorted(of.table, num_bits=bits), of) for bits in (2**12, 2**17, 2**24)]
+    rates = [one.wrong / one.illegal for one in found]
+    assert rates[0] > 5 * rates[1] > 25 * rates[2]
+
+
+def test_without_a_constraint_every_code_is_offered() -> None:
+    found = compare(Unconstrained(), truth("odd-codebooks", 1))
+    assert found.lost == 0
+    assert found.wrong == found.illegal > 0
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_two_constructions_of_static_agree(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csr, "_CHUNK", 1000)
+    rng = np.random.default_rng(3)
+    codes = random_codes(rng, distribution, 20_000, 30, 5)
+    theirs = static.build_arrays(codes, 30)
+    ours = csr.CsrArrays.of_sorted(np.ascontiguousarray(np.unique(codes, axis=0).astype(np.int16).T), 30)
+    assert ours.branches == tuple(theirs["branches"].tolist())
+    np.testing.assert_array_equal(ours.edges_E2, theirs["edges_E2"])
+    np.testing.assert_array_equal(ours.row_S1, theirs["row_S1"])
+    for name in ("first_V", "second_VV", "second_node_VV"):
+        np.testing.assert_array_equal(getattr(ours, name), theirs[name])
+    assert ours.nbytes == static.StaticIndex.of(ours).nbytes
+    trie = Trie.build(codes, [30] * 5)
+    held = ours.edges_E2.nbytes + ours.row_S1.nbytes + 5 * 30**2
+    assert csr.CsrArrays.needs([level.num_nodes for level in trie.levels], 30) == pytest.approx(held, rel=0.01)
+
+
+def test_static_has_one_or_two_dense_levels() -> None:
+    with pytest.raises(ArgumentError, match="dense_levels is 3"):
+        csr.CsrArrays.of_sorted(np.zeros((4, 1), np.int16), 10, 3)
+
+
+def test_the_shared_selection_gives_the_same_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_p, scores = torch.randn(2, 5, 300, generator=generator), torch.randn(2, 5, generator=generator)
+    codes = torch.randint(0, 9999, (2, 5, 300), generator=generator)
+    for offers in (Offers(log_p_BKF=log_p), Offers(log_p_BKF=log_p, code_BKF=codes)):
+        flat = select(scores, offers, 20)
+        monkeypatch.setattr("benchmarks.peers.peer._FLAT_CANDIDATES", 0)
+        rows_first = select(scores, offers, 20)
+        monkeypatch.undo()
+        for name in ("scores_BK", "parent_BK", "slot_BK", "code_BK"):
+            torch.testing.assert_close(getattr(flat, name), getattr(rows_first, name), rtol=0, atol=0)
+        picked = log_p[0, flat.parent_BK[0], flat.slot_BK[0]] + scores[0, flat.parent_BK[0]]
+        torch.testing.assert_close(picked, flat.scores_BK[0])
+
+
+def test_jax_and_torch_select_alike() -> None:
+    import jax.numpy as jnp
+
+    from benchmarks.peers import jax_rounds
+
+    rng = np.random.default_rng(1)
+    log_p, scores = rng.standard_normal((2, 4, 50), np.float32), rng.standard_normal((2, 4), np.float32)
+    ours = select(torch.from_numpy(scores), Offers(log_p_BKF=torch.from_numpy(log_p)), 9)
+    theirs = jax_rounds.select(jnp.asarray(scores), jax_rounds.JaxOffers(log_p_BKF=jnp.asarray(log_p)), 9)
+    for name in ("scores_BK", "parent_BK", "slot_BK", "code_BK"):
+        np.testing.assert_array_equal(getattr(ours, name).numpy(), np.asarray(getattr(theirs, name)))
+
+
+def test_marisa_maps_codes_around_the_characters_that_are_none() -> None:
+    codes = np.array([[0, 0xD7FE, 0xD7FF, 0xD800, 0xDFFF, 0xE000, 70_000]], np.int32)
+    peer = MarisaTrie.of_sorted(np.repeat(codes, 2, axis=0))
+    assert sorted(peer.prefix_allowed_tokens_fn(0, torch.tensor([], dtype=torch.int64))) == codes[0].tolist()
+    for code in codes[0].tolist():
+        assert peer.prefix_allowed_tokens_fn(0, torch.tensor([code])) == [code]

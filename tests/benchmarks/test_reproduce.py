@@ -1,0 +1,304 @@
+"""The trial loop is fair and says what it leaves out; every table and figure runs small, from measuring to its plot."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from benchmarks.papers import experiment, figure_2, figure_3, figure_4, memory, paper, report, table_1, trials
+from benchmarks.papers.catalog import Catalog, Shape
+from benchmarks.papers.experiments import experiment as named
+from benchmarks.papers.methods import LABELS, LineUp, Method
+from benchmarks.workloads import DISTRIBUTIONS
+from leafbeam.cli import app
+from leafbeam.errors import ArgumentError
+from leafbeam.index.memory_estimate import Plan
+
+SMALL = {"num_items": 3000, "num_codes": 300, "num_levels": 3}
+# The whole line-up needs no more than this at the small shape, a hash bitmap of 128 MiB included.
+GIB = 2**30
+
+
+def setting(**changes: Any) -> experiment.Setting:
+    values: dict[str, Any] = {
+        "quick": True,
+        "device": "cpu",
+        "memory": GIB,
+        "num_trials": 2,
+        "seconds_each": 1.0,
+        "num_beams": 20,
+    }
+    return experiment.Setting(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def line_up() -> tuple[Catalog, LineUp]:
+    catalog = Catalog.make(Shape(distribution="uniform", **SMALL))
+    return catalog, LineUp.of(catalog, batch_size=2, num_beams=20, device="cpu", memory=GIB, names=tuple(LABELS))
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_catalog_comes_from_its_seed_whatever_the_chunks(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(distribution=distribution, **SMALL)
+    table = shape.codes()
+    assert table.dtype == np.uint16
+    np.testing.assert_array_equal(table, shape.codes())
+    assert not np.array_equal(table, Shape(distribution=distribution, seed=1, **SMALL).codes())
+    whole = Catalog.make(shape).sorted_codes()
+    monkeypatch.setattr("benchmarks.papers.catalog._CHUNK", 700)
+    pieces = Catalog.make(shape)
+    sids = np.unique(pieces.shape.codes(), axis=0)
+    np.testing.assert_array_equal(pieces.sorted_codes(), sids.T)
+    assert pieces.nodes_L[-1] == pieces.trie.num_leaves == len(sids)
+    np.testing.assert_array_equal(whole, np.unique(table, axis=0).T)
+
+
+def test_what_a_catalog_needs_grows_with_it() -> None:
+    small, large = Shape(distribution="uniform", num_items=10**6), Shape(distribution="uniform", num_items=10**8)
+    assert 60 * small.needs < large.needs < 105 * small.needs
+    assert large.needs > Plan.uniform(10**8, [2048] * 8).nbytes
+
+
+def test_every_method_is_in_the_line_up(line_up: tuple[Catalog, LineUp]) -> None:
+    assert set(line_up[1].methods) == set(LABELS)
+    assert line_up[1].left_out == {}
+
+
+def test_exact_methods_agree_and_the_others_are_measured(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, methods = line_up
+    sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
+    shares = trials.check(methods, catalog, sets)
+    for name, method in methods.methods.items():
+        if method.exact:
+            assert shares[name]["found"] > 0.97
+            assert shares[name]["invalid"] == 0
+    assert shares["unconstrained"]["invalid"] > 0.9
+    assert shares["ppv_approximate"]["found"] < 0.9
+    assert shares["ppv_approximate"]["invalid"] == 0
+
+
+def test_a_method_that_is_wrong_gets_no_speed(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, methods = line_up
+    floor = methods.methods["unconstrained"]
+    liar = Method(name="liar", prepare=floor.prepare, round=floor.round, taken=floor.taken, exact=True)
+    sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
+    with pytest.raises(AssertionError, match="liar"):
+        trials.check(LineUp(methods={"leafbeam": methods.methods["leafbeam"], "liar": liar}, left_out={}), catalog, sets)
+
+
+def test_logits_in_doubt_are_drawn_again(line_up: tuple[Catalog, LineUp]) -> None:
+    trie = line_up[0].trie
+    logits = trials.draw_logits(np.random.default_rng(5), trie, 2, 20)[0]
+    assert trials.is_clear(trie, logits, 20)
+    flat = [np.zeros_like(values) for values in logits]
+    assert not trials.is_clear(trie, flat, 20)
+
+
+def test_a_false_positive_rate_is_that_of_the_bitmap(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, methods = line_up
+    logits = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)[0]
+    from benchmarks.peers.hash_bitmap import HashBitmap
+
+    rates = []
+    for bits in (2**30, 2**14):
+        peer = HashBitmap.of_sorted(catalog.sorted_codes(), num_bits=bits)
+        bitmap = Method(name="hash_bitmap", prepare=None, round=None, taken=None, peer=peer)  # pyright: ignore
+        rates.append(experiment.false_positives(catalog, bitmap, methods.methods["leafbeam"], logits))
+    filled = np.unpackbits(peer.bytes_W.numpy()).mean()
+    assert rates[0] < 0.001
+    assert 0.5 * filled < rates[1] < filled + 0.05
+
+
+def fake(name: str, order: list[str]) -> Method:
+    def round_of(level: int, beams: Any, ready: Any) -> None:
+        if level == 0:
+            order.append(name)
+
+    return Method(name=name, prepare=lambda values: values, round=round_of, taken=lambda beams: beams)
+
+
+def test_methods_take_turns_in_an_order_drawn_for_each_trial() -> None:
+    order: list[str] = []
+    methods = {name: fake(name, order) for name in "abcd"}
+    logits = [np.zeros((1, 1, 4), np.float32)] * 2
+    taken = trials.run(LineUp(methods=methods, left_out={}), [logits], num_trials=8, seconds_each=9.0)
+    turns = [tuple(order[at : at + 4]) for at in range(0, len(order), 4)]
+    assert all(sorted(turn) == list("abcd") for turn in turns)
+    assert len(set(turns)) > 3
+    assert {name: values.shape for name, values in taken.items()} == dict.fromkeys("abcd", (8, 2))
+
+
+def test_a_slow_method_stops_early_with_at_least_three_trials_and_the_row_says_so() -> None:
+    order: list[str] = []
+    up = LineUp(methods={name: fake(name, order) for name in ("quick", "slow")}, left_out={})
+    taken = trials.run(up, [[np.zeros((1, 1, 4), np.float32)]], num_trials=10, seconds_each=0.0)
+    found = trials.summary(up, taken)
+    assert found["trials"] == {"quick": trials.LEAST, "slow": trials.LEAST}
+    assert np.isnan(taken["slow"][-1]).all()
+
+
+def test_overhead_is_paired_by_trial() -> None:
+    up = LineUp(methods={name: fake(name, []) for name in ("unconstrained", "mine")}, left_out={})
+    floor = np.array([[1e-3], [9e-3], [5e-3]])
+    found = trials.summary(up, {"unconstrained": floor, "mine": floor + 2e-3})
+    assert found["overhead_us"] == {"mine": {"p20": 2000.0, "p50": 2000.0, "p80": 2000.0}}
+    assert found["step_us"]["mine"]["p50"] == 7000.0
+
+
+def test_one_core_and_one_thread_and_then_all_again() -> None:
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    with trials.one_core():
+        assert len(os.sched_getaffinity(0)) == torch.get_num_threads() == 1
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (before, threads)
+
+
+def test_what_does_not_fit_is_named_with_what_it_needs(line_up: tuple[Catalog, LineUp]) -> None:
+    up = LineUp.of(
+        line_up[0], batch_size=2, num_beams=20, device="cpu", memory=2**20, names=("leafbeam", "hash_bitmap", "cpu_trie")
+    )
+    assert set(up.methods) == {"leafbeam"}
+    assert up.left_out["hash_bitmap"].startswith("does not fit: needs 0.12 GiB")
+    measured = experiment.steps_of(
+        Shape(distribution="uniform", num_items=10**8), setting(), ("leafbeam", "static_jax"), lambda *_: {}
+    )
+    assert set(measured["left_out"]) == {"leafbeam", "static_jax"}
+    assert "the catalog does not fit: needs 6." in measured["left_out"]["leafbeam"]
+
+
+def test_the_rows_that_a_search_reads_are_those_whose_nan_it_minds(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, methods = line_up
+    logits = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)[0]
+    read = [figure_3.rows_read(methods.methods["leafbeam"], level, logits) for level in range(len(logits))]
+    assert read[0].all()
+    assert all(rows.any(axis=1).all() for rows in read)
+    steep = [400 * logits[0], *logits[1:]]  # a few beams outweigh the others: those cannot reach the threshold
+    assert not figure_3.rows_read(methods.methods["leafbeam"], 1, steep).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_nodes_are_nodes(line_up: tuple[Catalog, LineUp], seed: int) -> None:
+    trie = line_up[0].trie
+    level, lo, hi = figure_4.ranges_of(trie, np.random.default_rng(seed))
+    assert 1 <= level < trie.num_levels
+    for begin, end in zip(lo, hi, strict=True):
+        inside = trie.codes_at(np.arange(begin, end))[:, :level]
+        assert (inside == inside[0]).all()
+        for outside in (begin - 1, end):
+            if 0 <= outside < trie.num_leaves:
+                assert (trie.codes_at([outside])[0, :level] != inside[0]).any()
+
+
+def small_shapes(quick: bool) -> list[Shape]:
+    return [
+        Shape(distribution=kind, num_items=size, num_codes=300, num_levels=4) for kind in DISTRIBUTIONS for size in (800, 3000)
+    ]
+
+
+def small_codebooks(quick: bool) -> list[Shape]:
+    return [
+        Shape(distribution=kind, num_items=3000, num_codes=size, num_levels=4) for kind in DISTRIBUTIONS for size in (64, 256)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes", "said"),
+    [
+        (table_1, small_shapes, "hash bitmap:"),
+        (figure_2, small_shapes, "(target 2 x: "),
+        (figure_3, small_codebooks, "µs of everything else"),
+        (figure_4, small_codebooks, "STATIC reads B slots"),
+        (memory, small_shapes, "1.46 GB"),
+    ],
+)
+def test_every_experiment_runs_shows_draws_and_keeps_its_rows(module: Any, shapes: Any, said: str, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    names = ("leafbeam", "static_torch", "hash_bitmap", "unconstrained")
+    chosen = replace(module.EXPERIMENT, shapes=shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(module, "LABELS"):
+            patch.setattr(module, "LABELS", dict.fromkeys(names, ""))
+        rows = chosen.run(setting(), DISTRIBUTIONS, Console(quiet=True), keep=True, folder=tmp_path)
+    kept = experiment.kept_rows(chosen.name, quick=True, folder=tmp_path)
+    assert [row["measured"] for row in kept] == [json.loads(json.dumps(row["measured"])) for row in rows]
+    assert experiment.kept_rows(chosen.name, quick=False, folder=tmp_path) == []
+    console = Console(record=True, width=200, file=io.StringIO())
+    chosen.show(console, kept)
+    text = console.export_text()
+    assert said in text
+    assert all(kind in text for kind in DISTRIBUTIONS)
+    chosen.draw(kept).savefig(tmp_path / "plot.png", dpi=40)
+    assert (tmp_path / "plot.png").stat().st_size > 3000
+
+
+def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    shapes = [Shape(distribution="uniform", num_items=size, num_codes=300, num_levels=4) for size in (800, 10**8)]
+    chosen = replace(figure_2.EXPERIMENT, shapes=lambda quick: shapes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure_2, "LABELS", dict.fromkeys(("leafbeam", "unconstrained"), ""))
+        rows = chosen.run(setting(), ["uniform"], Console(quiet=True), keep=False)
+    console = Console(record=True, width=200, file=io.StringIO())
+    chosen.show(console, rows)
+    assert "10^8: leafbeam; unconstrained, torch: the catalog does not fit: needs" in console.export_text()
+    chosen.draw(rows)
+    sizes = [one for one in memory.EXPERIMENT.shapes(False) if one.num_items == 10**8]
+    measured = {one.distribution: memory.EXPERIMENT.measure(one, setting()) for one in sizes}
+    assert set(measured["uniform"]["computed"]) == {"leafbeam", "entropy"}
+    assert set(measured["zipf"]["left_out"]) == {"static", "leafbeam", "leafbeam_packed", "entropy"}
+
+
+def test_the_papers_numbers_are_consistent() -> None:
+    assert paper.TABLE_4A[10_000_000]["static"] == paper.TABLE_4B[2048]["static"]
+    table_1_of_the_paper = paper.TABLE_4A[20_000_000]
+    assert round(table_1_of_the_paper["ppv_exact"][0] / table_1_of_the_paper["static"][0]) == 1034  # the paper says 1033
+    assert "cpu_trie" not in paper.TABLE_4A[100_000_000]
+    plan = Plan.uniform(20_000_000, [2048] * 8)
+    assert plan.static.upper_bound == pytest.approx(1.46e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("count", "name"), [(100_000, "10^5"), (20_000_000, "2 x 10^7"), (300, "300"), (1234, "1234")])
+def test_sizes_are_named(count: int, name: str) -> None:
+    assert report.size_name(count) == name
+
+
+@pytest.mark.parametrize("changes", [{"num_trials": 0}, {"memory": 0}, {"seconds_each": -1.0}])
+def test_a_setting_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="expected"):
+        setting(**changes)
+
+
+def test_the_command_says_what_it_does_not_know() -> None:
+    runner = CliRunner()
+    for arguments, said in (
+        (["static-memory", "--device", "tpu"], "--device is 'tpu'"),
+        (["static-memory", "--quick", "--trials", "0"], "number of trials is 0"),
+    ):
+        result = runner.invoke(app, ["reproduce", *arguments])
+        assert result.exit_code == 2
+        assert said in result.output
+    assert runner.invoke(app, ["reproduce", "static-figure-9"]).exit_code == 2
+
+
+def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    small = replace(named("static-memory"), shapes=small_shapes)
+    monkeypatch.setattr("benchmarks.papers.experiments.experiment", lambda name: small)
+    result = CliRunner().invoke(
+        app, ["reproduce", "static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "entropy bound" in result.output
+    assert "uniform" not in result.output
+    assert (tmp_path / "static-memory.png").exists()

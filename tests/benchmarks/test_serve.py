@@ -1,0 +1,82 @@
+"""The serving study in small: a shop made, the engine beside its peers, a real server under load from a second process."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import engines, load, memory
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.load_server import serving
+from leafbeam.decode import BeamSearch
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadRun]:
+    with engines.one_thread():
+        yield LoadRun.make(tmp_path_factory.mktemp("load"), items=300, users=120)
+
+
+def test_histories_become_the_codes_of_their_items(run: LoadRun):
+    prompts = run.prompts(np.random.default_rng(0), 5)
+    known = {tuple(sid) for sid in run.trie.codes_at(np.arange(run.trie.num_leaves)).tolist()}
+    assert all({tuple(sid) for sid in prompt.tolist()} <= known for prompt in prompts)
+    rng = np.random.default_rng(0)
+    users = rng.integers(0, len(run.histories), 5)
+    assert [len(prompt) for prompt in prompts] == [len(run.histories[int(user)]) for user in users]
+
+
+def test_peers_are_measured_only_where_they_agree(run: LoadRun):
+    parameters, measured = engines.measure_engine(run, 2, repeats=2)
+    assert parameters["K"] == 50
+    assert measured["identical_item_sets"] == 4
+    assert set(measured["over_leafbeam"]) == {"hf_generate", "per_beam_copies"}
+    assert measured["over_leafbeam"]["hf_generate"] > 1
+    leafbeam, _ = engines.engines(run, BeamSearch(run.trie, 10, scoring="allowed"))
+    prompts = run.prompts(np.random.default_rng(1), 1)
+    mine = leafbeam(prompts)
+    wrong = np.argsort(-np.arange(run.trie.num_leaves))[None, :10]
+    with pytest.raises(AssertionError):
+        engines.check_same(run, mine, wrong, mine.scores - 1)
+
+
+def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
+    for workers in (1, 2):
+        parameters, measured = engines.measure_long_prompts(run, 1, 40, repeats=2, workers=workers, num_beams=16)
+        assert parameters["threads"] == workers
+        assert measured["over_leafbeam"]["per_beam_copies"] > 0
+        assert measured["kv_bytes"]["per_beam_copies"] > 4 * measured["kv_bytes"]["leafbeam"]
+    for slo_s, lasting in ((1e-6, 0.0), (1e3, 4.0)):
+        _, measured = engines.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
+        assert measured["lasting_per_s"] == {"leafbeam": lasting, "per_beam_copies": lasting}
+        assert measured["leafbeam_over_copies"] == (1 if lasting else None)
+
+
+def test_a_server_answers_load_from_a_second_process(run: LoadRun):
+    rng = np.random.default_rng(2)
+    with serving(run.path, "--beams", "20", "--threads", "1") as server:
+        times = load.arrivals(rng, load.steady(10), 2)
+        answers = server.send(run.planned(rng, times, num_items=5))
+        found = load.summary(answers, seconds=2, slo_s=10)
+        assert found["sent"] == len(times)
+        assert found["errors"] == 0
+        assert found["goodput_per_s"] > 0
+        assert found["stages_ms"]["total"]["p50"] > 0
+        assert all(len(one.body["item_ids"]) == 5 for one in answers if one.status == 200)
+        now, peak = server.resident_bytes
+        assert 10**8 < now <= peak
+        assert "leafbeam_requests" in server.metrics()
+
+
+def test_the_formula_of_a_point_counts_copies_for_each_beam():
+    shared = memory.Point(kind="leafbeam", beams=512, tokens=1000).formula
+    copied = memory.Point(kind="per_beam_copies", beams=512, tokens=1000).formula
+    token = 2 * 8 * 4 * 32 * 4
+    assert shared == (1000 + 512 * 3) * token
+    assert copied == shared + 512 * 1000 * token
+
+
+def test_a_search_holds_what_the_formula_says(capfd: pytest.CaptureFixture[str]):
+    small, large = (memory.Point(kind="leafbeam", beams=beams, tokens=200, inflight=2) for beams in (40, 160))
+    held = [memory.probe(point)["allocator"] for point in (small, large)]
+    assert 1 <= (held[1] - held[0]) / (large.formula - small.formula) < 1.1

@@ -1,0 +1,168 @@
+import numpy as np
+import pytest
+import torch
+
+from leafbeam import BeamSearch, Trie
+from leafbeam.errors import ArgumentError, ForeignFilterError, LogitsError
+
+
+def trie_of(num_items: int = 200, size: int = 7, levels: int = 3) -> Trie:
+    rng = np.random.default_rng(0)
+    return Trie.build(rng.integers(0, size, (num_items, levels)), [size] * levels)
+
+
+class ByLevel:
+    """A model that gives every beam of a level the same row; remembers what it was called with."""
+
+    def __init__(self, rows: list[np.ndarray], as_torch: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        self.rows, self.as_torch, self.dtype = rows, as_torch, dtype
+        self.calls: list[tuple[object, object]] = []
+
+    def __call__(self, codes: object, parents: object) -> object:
+        self.calls.append((codes, parents))
+        row = self.rows[len(self.calls) - 1]
+        shape = (1,) if codes is None else codes.shape  # type: ignore[attr-defined]
+        logits = np.broadcast_to(row, (*shape, len(row))).copy()
+        return torch.from_numpy(logits).to(self.dtype) if self.as_torch else logits
+
+
+def rows(size: int = 7, levels: int = 3) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.normal(size=size).astype(np.float32) for _ in range(levels)]
+
+
+def test_the_first_call_has_no_codes_and_later_ones_are_of_the_models_kind() -> None:
+    for as_torch in (False, True):
+        model = ByLevel(rows(), as_torch)
+        BeamSearch(trie_of(), 5).run(model)
+        assert model.calls[0] == (None, None)
+        for codes, parents in model.calls[1:]:
+            assert isinstance(codes, torch.Tensor if as_torch else np.ndarray)
+            assert codes.shape == parents.shape == (1, 5)
+            assert "int64" in str(codes.dtype)
+
+
+def test_half_precision_logits_are_accepted() -> None:
+    exact = BeamSearch(trie_of(), 5).run(ByLevel(rows(), True))
+    half = BeamSearch(trie_of(), 5).run(ByLevel(rows(), True, torch.bfloat16))
+    np.testing.assert_allclose(half.scores, exact.scores, atol=0.1)
+
+
+def test_integer_logits_from_numpy_are_accepted() -> None:
+    model = ByLevel([np.arange(7)] * 3)
+    result = BeamSearch(trie_of(), 1).run(model)
+    assert result.num_valid[0] == 1
+
+
+def test_one_beam_is_greedy() -> None:
+    trie = trie_of()
+    result = BeamSearch(trie, 1).run(ByLevel(rows()))
+    lo, hi, sid = 0, trie.num_leaves, []
+    for level, row in enumerate(rows()):
+        legal = {code: trie.levels[level].find(lo, hi, code) for code in range(7)}
+        best = max((code for code, (a, b) in legal.items() if a < b), key=lambda code: row[code])
+        sid.append(best)
+        lo, hi = legal[best]
+    assert result.codes[0, 0].tolist() == sid
+
+
+def test_widths_differ_from_round_to_round() -> None:
+    model = ByLevel(rows())
+    result = BeamSearch(trie_of(), [2, 10, 30]).run(model)
+    assert [calls[0].shape for calls in model.calls[1:]] == [(1, 2), (1, 10)]  # type: ignore[attr-defined]
+    assert result.scores.shape == (1, 30)
+
+
+def test_beams_that_no_node_could_fill_are_not_asked_of_the_model() -> None:
+    model, trie = ByLevel(rows()), trie_of()
+    result = BeamSearch(trie, 500).run(model)
+    assert trie.levels[1].num_nodes == 48
+    assert [calls[0].shape for calls in model.calls[1:]] == [(1, 7), (1, 48)]  # type: ignore[attr-defined]
+    assert result.scores.shape == (1, 500)
+    assert result.num_valid[0] == 200
+
+
+def test_an_empty_filter_never_calls_the_model() -> None:
+    trie, model = trie_of(), ByLevel(rows())
+    result = BeamSearch(trie, 5).run(model, filters=trie.filter(item_ids=[]))
+    assert model.calls == []
+    assert result.num_valid.tolist() == [0]
+    assert len(result.item_ids[0]) == 0
+    assert (result.scores == -np.inf).all()
+
+
+def test_denying_everything_is_an_empty_answer() -> None:
+    trie, model = trie_of(30), ByLevel(rows())
+    result = BeamSearch(trie, 5).run(model, deny=[list(range(30))])
+    assert result.num_valid.tolist() == [0]
+
+
+def test_items_on_one_leaf_share_its_score_in_the_callers_order() -> None:
+    trie = Trie.build([[1, 1], [0, 0], [1, 1], [1, 1]], [2, 2], ["d", "a", "c", "b"])
+    result = BeamSearch(trie, 3).run(ByLevel([np.float32([0, 5]), np.float32([0, 5])]), deny=[["c"]])
+    assert result.item_ids[0].tolist() == ["d", "b", "a"]
+    assert result.scores[0, 0] == result.scores[0, 1] > result.scores[0, 2]
+    assert result.codes[0].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("beams", [0, -3, [1, 2], [5, 0, 5], []])
+def test_widths_out_of_range_are_refused(beams: object) -> None:
+    with pytest.raises(ArgumentError, match="num_beams is"):
+        BeamSearch(trie_of(), beams)  # type: ignore[arg-type]
+
+
+def test_other_arguments_out_of_range_are_refused() -> None:
+    trie = trie_of()
+    with pytest.raises(ArgumentError, match="expected 'full' or 'allowed'"):
+        BeamSearch(trie, scoring="fulll")  # type: ignore[arg-type]
+    search = BeamSearch(trie)
+    with pytest.raises(ArgumentError, match="batch_size is 0"):
+        search.run(ByLevel(rows()), batch_size=0)
+    with pytest.raises(ArgumentError, match="filters has 3 entries"):
+        search.run(ByLevel(rows()), batch_size=2, filters=[None] * 3)
+    with pytest.raises(ArgumentError, match="deny has 1 entries"):
+        search.run(ByLevel(rows()), batch_size=2, deny=[[1]])
+
+
+def test_a_filter_of_another_index_is_refused() -> None:
+    other = trie_of(50)
+    with pytest.raises(ForeignFilterError, match="make it again"):
+        BeamSearch(trie_of()).run(ByLevel(rows()), filters=other.filter(np.ones(50, np.bool_)))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 7), (7,), (1, 1, 1, 7), (0, 7)])
+def test_logits_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(LogitsError, match=r"expected \(1, 1, 7\)"):
+        BeamSearch(trie_of()).run(lambda codes, parents: np.zeros(shape, np.float32))
+
+
+def test_logits_of_text_are_refused() -> None:
+    with pytest.raises(LogitsError, match="dtype"):
+        BeamSearch(trie_of()).run(lambda codes, parents: np.full((1, 7), "a"))
+
+
+def test_nan_logits_are_refused() -> None:
+    with pytest.raises(LogitsError, match="NaN"):
+        BeamSearch(trie_of()).run(lambda codes, parents: np.full((1, 7), np.nan, np.float32))
+
+
+def test_a_thousand_random_rules_never_let_another_item_through() -> None:
+    rng = np.random.default_rng(4)
+    trie = trie_of(300, 9)
+    search = BeamSearch(trie, 12)
+    model_rows = rows(9)
+    for _ in range(40):
+        masks = rng.random((25, 300)) < rng.random((25, 1)) ** 3
+        filters = [trie.filter(mask) for mask in masks]
+        calls = iter(model_rows)
+
+        def model(codes: object, parents: object, calls: object = calls) -> np.ndarray:
+            row = next(calls)  # type: ignore[call-overload]
+            shape = (25, 1) if codes is None else codes.shape  # type: ignore[attr-defined]
+            return np.broadcast_to(row, (*shape, 9)).copy()
+
+        result = search.run(model, batch_size=25, filters=filters)
+        for request, mask in enumerate(masks):
+            assert set(result.item_ids[request].tolist()) <= set(np.flatnonzero(mask).tolist())
+            assert result.num_valid[request] == len(result.item_ids[request]) <= min(12, mask.sum())
+            assert (result.num_valid[request] > 0) == bool(mask.any())

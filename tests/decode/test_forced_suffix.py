@@ -1,0 +1,147 @@
+"""Forced suffixes: the same answer as round by round, with fewer calls of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leafbeam import BeamSearch, SearchResult, Trie
+from leafbeam.errors import LogitsError
+from tests.parity.test_grid import CASES, SHAPES, Catalog, Recorder, TableModel
+
+
+class Forecaster(Recorder):
+    """A model of both kinds, that counts how often it was asked."""
+
+    def __init__(self, models: list[TableModel]) -> None:
+        super().__init__(models)
+        self.steps = self.passes = 0
+
+    def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
+        self.steps += 1
+        return super().__call__(codes_BK, parents_BK)
+
+    def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+        self.passes += 1
+        own = np.broadcast_to(np.arange(codes_BKT.shape[1]), codes_BKT.shape[:2])
+        steps = [super().__call__(codes_BKT[:, :, 0], parents_BK)]
+        return steps + [super(Forecaster, self).__call__(codes_BKT[:, :, t], own) for t in range(1, codes_BKT.shape[2])]
+
+
+def assert_equal(one: SearchResult, other: SearchResult) -> None:
+    assert [ids.tolist() for ids in one.item_ids] == [ids.tolist() for ids in other.item_ids]
+    assert one.num_valid.tolist() == other.num_valid.tolist()
+    assert np.array_equal(one.codes, other.codes)
+    assert np.array_equal(one.scores, other.scores)
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_answer_is_that_of_the_rounds(name: str, shape: str, scoring: str) -> None:
+    case = CASES[name]
+    if case.minus_infinity and scoring == "allowed":
+        pytest.skip("a model that excludes codes goes without suffix_fn under 'allowed'")
+    catalog = Catalog.of(case, shape)
+    ids = list(catalog.sids)
+    rng = np.random.default_rng(4)
+    chosen = None if case.share is None else catalog.filter([one for one in ids if rng.random() < case.share])
+    deny = [ids[:: max(1, len(ids) // 5)] if case.denied else None, None]
+    search = BeamSearch(catalog.index, list(case.widths), scoring=scoring)
+    slow, fast = (Forecaster([TableModel(case, seed) for seed in (1, 2)]) for _ in range(2))
+    expected = search.run(slow, batch_size=2, filters=[chosen, chosen], deny=deny)
+    result = search.run(fast, batch_size=2, filters=[chosen, chosen], deny=deny, suffix_fn=fast.suffix_fn)
+    assert_equal(result, expected)
+    assert expected.rounds_saved == slow.passes == 0
+    assert fast.steps + fast.passes + result.rounds_saved == slow.steps
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["full", "allowed"]), st.data())
+def test_tries_of_every_shape(seed: int, scoring: str, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=7))
+    codes = np.stack([rng.integers(0, size, int(rng.integers(1, 80))) for size in sizes[:1]] * 1, 1)
+    codes = np.stack([rng.integers(0, size, len(codes)) for size in sizes], 1)
+    widths = [int(rng.integers(1, 12)) for _ in sizes]
+    trie = Trie.build(codes, sizes)
+    kept = trie.filter(rng.random(len(codes)) < data.draw(st.sampled_from([1.0, 0.5, 0.1])))
+    tables = [rng.normal(size=(40, size)).astype(np.float32).round(data.draw(st.sampled_from([0, 3]))) for size in sizes]
+
+    class Model:
+        def __init__(self) -> None:
+            self.paths = np.zeros((1, 1), np.int64)  # a hash of each beam's codes chooses the row
+
+        def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
+            if codes_BK is None or parents_BK is None:
+                self.level, self.paths = 0, np.zeros((1, 1), np.int64)
+            else:
+                self.level += 1
+                self.paths = (np.take_along_axis(self.paths, parents_BK, 1) * 13 + codes_BK) % 40
+            return tables[self.level][self.paths]
+
+        def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+            own = np.arange(codes_BKT.shape[1])[None]
+            return [self(codes_BKT[:, :, t], own if t else parents_BK) for t in range(codes_BKT.shape[2])]
+
+    search = BeamSearch(trie, widths, scoring=scoring)
+    model = Model()
+    fast = search.run(model, filters=kept, suffix_fn=model.suffix_fn)
+    assert_equal(fast, search.run(Model(), filters=kept))
+
+
+def test_most_rounds_of_deep_sparse_ids_are_saved() -> None:
+    rng = np.random.default_rng(0)
+    trie = Trie.build(rng.integers(0, 64, (2000, 8)), [64] * 8)
+    logits = rng.normal(size=(8, 64)).astype(np.float32)
+
+    class Model:
+        calls = 0
+
+        def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
+            self.calls += 1
+            self.level = 0 if codes_BK is None else self.level + 1
+            shape = (1, 64) if codes_BK is None else (*codes_BK.shape, 64)
+            return np.broadcast_to(logits[self.level], shape)
+
+        def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+            assert codes_BKT.shape[2] == 8 - 3
+            return [self(codes_BKT[:, :, 0], parents_BK) for _ in range(codes_BKT.shape[2])]
+
+    for scoring, saved in (("full", 4), ("allowed", 5)):
+        model = Model()
+        result = BeamSearch(trie, 20, scoring=scoring).run(model, suffix_fn=model.suffix_fn)
+        assert result.rounds_saved == saved
+        assert model.calls == (8 if scoring == "full" else 3)
+
+
+def test_sequences_are_scored_until_the_longest_ends() -> None:
+    words = [[1, 2], [1, 3, 4, 5], [2], [3, 3, 3, 3, 3, 3, 3]]
+    trie = Trie.from_sequences(words, vocabulary_size=6, item_ids=["a", "b", "c", "d"])
+    logits = np.random.default_rng(1).normal(size=(9, 7)).astype(np.float32)
+    asked: list[int] = []
+
+    class Model:
+        def __call__(self, codes_BK: np.ndarray | None, parents_BK: np.ndarray | None) -> np.ndarray:
+            self.level = 0 if codes_BK is None else self.level + 1
+            return np.broadcast_to(logits[self.level], (1, 7) if codes_BK is None else (*codes_BK.shape, 7))
+
+        def suffix_fn(self, codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+            asked.append(codes_BKT.shape[2])
+            return [self(codes_BKT[:, :, 0], parents_BK) for _ in range(codes_BKT.shape[2])]
+
+    short = trie.filter(item_ids=["a", "b", "c"])
+    for kept, num_codes in ((None, 6), (short, 3)):  # after two rounds: "d" ends at the eighth level, "b" at the fifth
+        search, model = BeamSearch(trie, 4), Model()
+        assert_equal(search.run(model, filters=kept, suffix_fn=model.suffix_fn), search.run(Model(), filters=kept))
+        assert asked.pop() == num_codes
+        certain = BeamSearch(trie, 4, scoring="allowed").run(model, filters=kept, suffix_fn=model.suffix_fn)
+        assert (certain.rounds_saved, asked) == (num_codes, [])
+
+
+def test_a_suffix_function_that_answers_too_little_is_named() -> None:
+    trie = Trie.build([[0, 0, 0], [1, 1, 1]], [2, 2, 2])
+    with pytest.raises(LogitsError, match="suffix_fn returned the logits of 1 levels: expected 2"):
+        BeamSearch(trie, 2).run(lambda codes, parents: np.zeros((1, 2)), suffix_fn=lambda codes, parents: [np.zeros((1, 2, 2))])

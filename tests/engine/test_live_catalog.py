@@ -1,0 +1,146 @@
+"""An engine over a catalog that changes, against a dictionary that does the same."""
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from leafbeam.catalog import Catalog
+from leafbeam.engine import Engine, Request
+from tests.waiting import held
+
+RULES = {"cheap": "price < 20", "in_stock": "stock > 0"}
+EXPRESSIONS = {
+    None: lambda row: True,
+    "cheap & in_stock": lambda row: row["price"] < 20 and row["stock"] > 0,
+    "cheap | in_stock": lambda row: row["price"] < 20 or row["stock"] > 0,
+    "in_stock - cheap": lambda row: row["stock"] > 0 and not row["price"] < 20,
+}
+
+
+def opened(shop) -> Catalog:
+    return Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, RULES, background=False)
+
+
+def selected(table: dict[str, dict[str, Any]], expression: str | None) -> set[str]:
+    return {one for one, row in table.items() if EXPRESSIONS[expression](row)}
+
+
+class Twin:
+    """A catalog and a dictionary of rows that go through the same changes."""
+
+    def __init__(self, shop, catalog: Catalog, rng: np.random.Generator) -> None:
+        self.catalog, self.rng, self.sizes = catalog, rng, shop.trie.codebook_sizes
+        self.table = {row["item_id"]: dict(row) for row in shop.rows}
+        self.gone: list[str] = []
+        self.made = 0
+
+    def some(self) -> list[str]:
+        return self.rng.choice(sorted(self.table), int(self.rng.integers(1, 6)), replace=False).tolist()
+
+    def codes(self, count: int) -> list[list[int]]:
+        return [[int(self.rng.integers(size)) for size in self.sizes] for _ in range(count)]
+
+    def attributes(self, count: int) -> list[dict[str, Any]]:
+        return [{"price": float(self.rng.integers(40)), "stock": int(self.rng.integers(3))} for _ in range(count)]
+
+    def insert(self) -> None:
+        back = [self.gone.pop()] if self.gone and self.rng.random() < 0.5 else []
+        ids = [*back, *(f"new{self.made + i}" for i in range(3))]
+        self.made += 3
+        rows = self.attributes(len(ids))
+        self.catalog.insert(self.codes(len(ids)), ids, rows)
+        self.table |= dict(zip(ids, rows, strict=True))
+
+    def delete(self) -> None:
+        ids = self.some()
+        self.catalog.delete(ids)
+        for one in ids:
+            del self.table[one]
+        self.gone += ids
+
+    def replace(self) -> None:
+        ids = self.some()
+        self.catalog.replace(self.codes(len(ids)), ids)
+
+    def update(self) -> None:
+        ids = self.some()
+        rows = self.attributes(len(ids))
+        self.catalog.update(ids, rows)
+        self.table |= dict(zip(ids, rows, strict=True))
+
+    def compact(self) -> None:
+        self.catalog.compact(wait=bool(self.rng.integers(2)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_answer_is_that_of_a_dictionary_with_the_same_history(shop, seed):
+    rng = np.random.default_rng(seed)
+    with opened(shop) as catalog:
+        twin, engine = Twin(shop, catalog, rng), Engine(shop.model, shop.trie, catalog)
+        for _ in range(30):
+            getattr(twin, rng.choice(["insert", "insert", "delete", "replace", "update", "compact"]))()
+            deny = tuple(twin.some())
+            asked = [Request(filter=text, deny_item_ids=deny, num_items=256, num_beams=256) for text in EXPRESSIONS]
+            for text, result in zip(EXPRESSIONS, engine.recommend(asked), strict=True):
+                assert set(result.item_ids) == selected(twin.table, text) - set(deny)
+                assert len(result.item_ids) == len(set(result.item_ids)) == result.num_valid
+
+
+def test_a_batch_that_runs_keeps_the_version_that_it_began_with_and_frees_it(shop):
+    everything = Request(num_items=256, num_beams=256)
+    with opened(shop) as catalog, Engine(shop.model, shop.trie, catalog) as engine:
+        with held(shop.model) as began:
+            running = engine.submit(everything)
+            assert began.wait(20)
+            for number in range(5):
+                catalog.delete([f"é{number}"])
+                catalog.compact(wait=True)
+        old = running.result(20)
+        assert set(old.item_ids) == shop.allowed()
+        new = engine.submit(everything).result(20)
+        assert set(new.item_ids) == shop.allowed() - {f"é{number}" for number in range(5)}
+        assert old.index_version == shop.trie.version != new.index_version
+        del running, old
+        gc.collect()
+        assert catalog.segments.status.versions_alive <= 2
+
+
+def test_answers_beside_a_writer_are_those_of_one_moment(shop):
+    """A transaction moves ten items from one half to the other: no answer sees half of it."""
+    left = {f"l{i}" for i in range(10)}
+    right = {f"r{i}" for i in range(10)}
+    stop, wrong = threading.Event(), []
+    request = Request(filter="cheap", num_items=256, num_beams=256)
+
+    def write(catalog: Catalog) -> None:
+        rng, here, there = np.random.default_rng(1), sorted(left), sorted(right)
+        while not stop.is_set():
+            with catalog.transaction() as change:
+                change.delete(here)
+                change.insert(rng.integers(0, 4, (10, 3)), there, [{"price": 1.0}] * 10)
+            here, there = there, here
+            if rng.random() < 0.1:
+                catalog.compact()
+
+    def look(engine: Engine) -> None:
+        for _ in range(20):
+            found = set(engine.submit(request).result(60).item_ids)
+            if found - left - right != shop.allowed(("cheap",)) or found & (left | right) not in (left, right):
+                wrong.append(found)
+
+    with opened(shop) as catalog, Engine(shop.model, shop.trie, catalog) as engine:
+        catalog.insert([[0, 0, 0]] * 10, sorted(left), [{"price": 1.0}] * 10)
+        writer = threading.Thread(target=write, args=(catalog,))
+        readers = [threading.Thread(target=look, args=(engine,)) for _ in range(3)]
+        for thread in [writer, *readers]:
+            thread.start()
+        for thread in readers:
+            thread.join(120)
+        stop.set()
+        writer.join(20)
+        assert not any(thread.is_alive() for thread in [writer, *readers])
+    assert wrong == []

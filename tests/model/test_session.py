@@ -1,0 +1,327 @@
+"""Rounds against the slow truth: the whole model on `prompt + codes` of every beam, anew in every round."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from leafbeam.errors import ArgumentError
+from leafbeam.model import Rounds, TokenTable, Transformer, token_bytes
+from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
+
+MakeModel = Callable[..., Transformer]
+Paths = list[list[tuple[int, ...]]]  # of each request, of each beam: the codes so far
+
+
+def concatenated(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, paths: Paths, level: int) -> Tensor:
+    """Logits (B, K, V) by running every beam's prompt and codes as one sequence of its own."""
+    rows: list[Tensor] = []
+    for request, beams in enumerate(paths):
+        prompt = tokens_BT[request, : int(lengths_B[request])]
+        for beam in beams:
+            codes = [model.vocabulary.tokens_at(torch.tensor(code), t) for t, code in enumerate(beam)]
+            sequence = torch.cat((prompt, torch.tensor(codes, dtype=torch.int64)))
+            with torch.no_grad():
+                rows.append(model.head(model(sequence[None])[0, -1], level))
+    return torch.stack(rows).view(len(paths), len(paths[0]), -1)
+
+
+def random_round(model: Transformer, paths: Paths, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Paths]:
+    level = len(paths[0][0])
+    shape = (len(paths), width)
+    codes = torch.randint(0, model.vocabulary.codebook_sizes[level], shape, generator=generator)
+    parents = torch.randint(0, len(paths[0]), shape, generator=generator)
+    return codes, parents, extended(paths, codes, parents)
+
+
+def extended(paths: Paths, codes: Tensor, parents: Tensor) -> Paths:
+    return [[(*paths[b][int(parents[b, k])], int(codes[b, k])) for k in range(codes.shape[1])] for b in range(len(paths))]
+
+
+def check_a_search(
+    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, widths: tuple[int, ...], generator: torch.Generator
+) -> Rounds:
+    rounds = model.start(tokens_BT, lengths_B)
+    paths: Paths = [[()] for _ in lengths_B]
+    logits = rounds.step_fn(None, None)
+    assert logits.shape == (len(lengths_B), model.vocabulary.codebook_sizes[0])
+    torch.testing.assert_close(logits[:, None], concatenated(model, tokens_BT, lengths_B, paths, 0), atol=1e-5, rtol=0)
+    for level, width in enumerate(widths, start=1):
+        codes, parents, paths = random_round(model, paths, width, generator)
+        logits = rounds.step_fn(codes, parents)
+        expected = concatenated(model, tokens_BT, lengths_B, paths, level)
+        assert logits.shape == (len(lengths_B), width, model.vocabulary.codebook_sizes[level])
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+    return rounds
+
+
+def prompts(model: Transformer, generator: torch.Generator, size: int = 4, length: int = 11) -> tuple[Tensor, Tensor]:
+    """Random ragged prompts, the shortest a lone token, whose padding is arbitrary tokens."""
+    tokens = torch.randint(0, model.vocabulary.size, (size, length), generator=generator)
+    lengths = torch.randint(1, length + 1, (size,), generator=generator)
+    lengths[0], lengths[-1] = length, 1
+    return tokens, lengths
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2), (1, 1, 1)])
+def test_rounds_equal_the_concatenated_sequences(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, key_heads: int, widths: tuple[int, ...]
+):
+    model = make_model(num_key_value_heads=key_heads, initializer_range=0.1)
+    check_a_search(model, *prompts(model, generator), widths, generator)
+
+
+def test_rounds_of_a_token_table_equal_the_concatenated_sequences(make_model: MakeModel, generator: torch.Generator):
+    table = TokenTable(tokens_per_level=((90, 4, 51, 17, 88), (33, 4, 70), (9, 8, 7, 60)), size=100, pad=0, bos=1, eos=2)
+    model = make_model(table, tie_word_embeddings=True)
+    check_a_search(model, *prompts(model, generator), (4, 6), generator)
+
+
+def test_prompts_of_equal_length_need_no_lengths(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, _ = prompts(model, generator)
+    full = torch.full((4,), 11)
+    with_lengths, without = model.start(tokens, full), model.start(tokens)
+    assert torch.equal(with_lengths.step_fn(None, None), without.step_fn(None, None))
+    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    assert torch.equal(with_lengths.step_fn(codes, parents), without.step_fn(codes, parents))
+
+
+def test_what_stands_in_the_padding_changes_nothing(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    blank = tokens.masked_fill(torch.arange(11) >= lengths[:, None], model.vocabulary.pad)
+    one, other = model.start(tokens, lengths), model.start(blank, lengths)
+    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    assert torch.equal(one.step_fn(None, None), other.step_fn(None, None))
+    assert torch.equal(one.step_fn(codes, parents), other.step_fn(codes, parents))
+
+
+def test_dead_beams_leave_the_living_as_they_are(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    rounds = model.start(tokens, lengths)
+    paths: Paths = [[()] for _ in lengths]
+    rounds.step_fn(None, None)
+    for level, living in enumerate((3, 2, 4), start=1):
+        codes, parents, _ = random_round(model, paths, 5, generator)
+        parents.clamp_(max=2)
+        codes[:, living:] = 0
+        parents[:, living:] = 0
+        paths = extended(paths, codes, parents)
+        logits = rounds.step_fn(codes, parents)
+        assert logits.isfinite().all()
+        expected = concatenated(model, tokens, lengths, paths, level)
+        torch.testing.assert_close(logits[:, :living], expected[:, :living], atol=1e-5, rtol=0)
+
+
+def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    per_token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, key heads, head_dim, bytes of a float32
+    suffixes: list[int] = []
+    for width in (1, 64):
+        rounds = model.start(tokens, lengths)
+        for _ in range(3):
+            codes = torch.zeros(4, width, dtype=torch.int64)
+            rounds.step_fn(codes, codes)
+        assert rounds.prompt.nbytes == int(lengths.sum()) * per_token
+        assert rounds.beams.nbytes == 4 * width * 3 * per_token
+        suffixes.append(rounds.beams.nbytes)
+    assert suffixes[1] == 64 * suffixes[0]
+
+
+def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    first, second = rounds.step_fn(None, None), rounds.step_fn(codes, parents)
+    rounds.step_fn(codes, parents)
+    assert torch.equal(rounds.step_fn(None, None), first)
+    assert torch.equal(rounds.step_fn(codes, parents), second)
+
+
+def test_numpy_codes_of_any_integer_type_are_welcome(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    expected = rounds.step_fn(codes, parents)
+    rounds.step_fn(None, None)
+    assert torch.equal(rounds.step_fn(codes.numpy().astype(np.int32), parents.numpy().astype(np.uint8)), expected)
+
+
+def test_no_requests_get_no_logits(make_model: MakeModel):
+    model = make_model()
+    rounds = model.start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    assert rounds.step_fn(None, None).shape == (0, 16)
+    nothing = torch.zeros(0, 4, dtype=torch.int64)
+    assert rounds.step_fn(nothing, nothing).shape == (0, 4, 12)
+
+
+def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    exact = model.start(tokens, lengths).step_fn(codes, parents)
+    rough = model.to(torch.bfloat16).start(tokens, lengths).step_fn(codes, parents)
+    assert rough.dtype == torch.bfloat16
+    assert (rough.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_a_search_leaves_no_graph_behind(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens, lengths = prompts(model, generator)
+    codes = torch.zeros(4, 3, dtype=torch.int64)
+    rounds = model.start(tokens, lengths)
+    assert rounds.step_fn(None, None).is_inference()
+    assert rounds.step_fn(codes, codes).is_inference()
+
+
+def test_a_model_in_training_searches_without_dropout(make_model: MakeModel, generator: torch.Generator):
+    model = make_model(dropout=0.5).train()
+    tokens, lengths = prompts(model, generator)
+    codes = torch.zeros(4, 3, dtype=torch.int64)
+    training, evaluating = model.start(tokens, lengths), model.eval().start(tokens, lengths)
+    assert torch.equal(training.step_fn(codes, codes), evaluating.step_fn(codes, codes))
+
+
+def test_a_round_without_beams_is_followed_by_none(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    nothing = torch.zeros(4, 0, dtype=torch.int64)
+    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 12)
+    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("codes", "parents"),
+    [
+        ([[16]] * 4, [[0]] * 4),
+        ([[-1]] * 4, [[0]] * 4),
+        ([[0]] * 4, [[1]] * 4),
+        ([[0]] * 4, [[-1]] * 4),
+        ([[0]] * 3, [[0]] * 3),
+        ([[0]] * 4, [[0, 0]] * 4),
+        ([0] * 4, [0] * 4),
+        ([[0.5]] * 4, [[0]] * 4),
+        ([[0]] * 4, None),
+        (None, [[0]] * 4),
+        ("abcd", [[0]] * 4),
+        ([[0], [0, 1], [0], [0]], [[0]] * 4),
+    ],
+)
+def test_impossible_codes_and_parents_raise(make_model: MakeModel, generator: torch.Generator, codes: object, parents: object):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    rounds.step_fn(None, None)
+    with pytest.raises(ArgumentError):
+        rounds.step_fn(codes, parents)
+
+
+def test_a_round_too_many_raises(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = model.start(*prompts(model, generator))
+    zeros = torch.zeros(4, 1, dtype=torch.int64)
+    for _ in range(3):
+        rounds.step_fn(zeros, zeros)
+    with pytest.raises(ArgumentError, match="4 levels"):
+        rounds.step_fn(zeros, zeros)
+
+
+@pytest.mark.parametrize("lengths", [[0, 1], [1, 6], [5], [-1, 1]])
+def test_impossible_lengths_raise(make_model: MakeModel, lengths: list[int]):
+    with pytest.raises(ArgumentError, match="lengths"):
+        make_model().start(torch.zeros(2, 5, dtype=torch.int64), torch.tensor(lengths))
+
+
+def test_a_prompt_that_leaves_no_room_for_a_sid_raises(make_model: MakeModel):
+    model = make_model()
+    model.start(torch.zeros(1, 61, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="64 positions"):
+        model.start(torch.zeros(1, 62, dtype=torch.int64))
+
+
+def test_merged_attention_equals_one_softmax_however_far_apart_the_scores(generator: torch.Generator):
+    for scale in (0.1, 1.0, 30.0):
+        query = torch.randn(2, 3, 4, 8, generator=generator) * scale
+        keys = torch.randn(2, 3, 9, 2, 8, generator=generator)
+        values = torch.randn(2, 3, 9, 2, 8, generator=generator)
+        keys[:, 1:, :6], values[:, 1:, :6] = keys[:, :1, :6], values[:, :1, :6]  # the prompt is the same for all beams
+        every_key = keys.repeat_interleave(2, 3)
+        weights = (torch.einsum("bkhe,bkshe->bkhs", query, every_key) * 8**-0.5).softmax(-1)
+        expected = torch.einsum("bkhs,bkshe->bkhe", weights, values.repeat_interleave(2, 3))
+        prompt_keys, prompt_values = keys[:, 0, :6].permute(0, 2, 3, 1), values[:, 0, :6].transpose(1, 2)
+        prefix = prefix_attention(query, prompt_keys, prompt_values, None)
+        suffix = suffix_attention(query, keys[:, :, 6:], values[:, :, 6:])
+        torch.testing.assert_close(merge(*prefix, *suffix), expected, atol=1e-5, rtol=0)
+
+
+def test_a_random_search_over_many_shapes_equals_concatenation(make_model: MakeModel, generator: torch.Generator):
+    for query_heads, key_heads, head_dim, layers in ((1, 1, 8, 1), (6, 3, 10, 3), (8, 2, 4, 2)):
+        model = make_model(
+            num_attention_heads=query_heads, num_key_value_heads=key_heads, head_dim=head_dim, num_hidden_layers=layers
+        )
+        widths = tuple(int(w) for w in torch.randint(1, 9, (3,), generator=generator))
+        check_a_search(model, *prompts(model, generator, size=2, length=7), widths, generator)
+
+
+def test_widths_may_grow_and_shrink_without_growing_what_is_kept(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    rounds = check_a_search(model, *prompts(model, generator), (2, 9, 4), generator)
+    assert rounds.beams.nbytes == 4 * (2 + 9 + 4) * token_bytes(model.config)
+
+
+@pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
+def test_the_modules_passes_equal_the_concatenated_sequences_too(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, widths: tuple[int, ...]
+):
+    model = make_model(initializer_range=0.1).double()
+    check_a_search(model, *prompts(model, generator), widths, generator)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, taken: int) -> None:
+    model = make_model()
+    generator = torch.Generator().manual_seed(taken)
+    tokens_BT, lengths_B = prompts(model, generator)
+    one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
+    width = 1
+    for rounds in (one, many):
+        rounds.step_fn(None, None)
+    for level in range(taken):
+        size = model.vocabulary.codebook_sizes[level]
+        codes = torch.randint(0, size, (len(lengths_B), 5), generator=generator)
+        parents = torch.randint(0, width, codes.shape, generator=generator)
+        for rounds in (one, many):
+            rounds.step_fn(codes, parents)
+        width = 5
+    sizes = model.vocabulary.codebook_sizes[taken:-1]
+    codes_BKT = torch.stack([torch.randint(0, size, (len(lengths_B), 4), generator=generator) for size in sizes], 2)
+    parents = torch.randint(0, width, codes_BKT.shape[:2], generator=generator)
+    expected = [many.step_fn(codes_BKT[:, :, 0], parents)]
+    own = torch.arange(4).expand(len(lengths_B), 4)
+    expected += [many.step_fn(codes_BKT[:, :, t], own) for t in range(1, len(sizes))]
+    found = one.suffix_fn(codes_BKT, parents)
+    assert len(found) == len(expected)
+    for mine, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=0)
+    with pytest.raises(ArgumentError, match="the last was answered"):
+        one.step_fn(codes_BKT[:, :, 0], parents)
+
+
+def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -> None:
+    model = make_model()
+    tokens_BT, lengths_B = prompts(model, torch.Generator().manual_seed(0))
+    rounds = model.start(tokens_BT, lengths_B)
+    rounds.step_fn(None, None)
+    parents = torch.zeros(len(lengths_B), 2, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match=r"must have shape \(B, K, T\)"):
+        rounds.suffix_fn(parents, parents)
+    with pytest.raises(ArgumentError, match="got one outside"):
+        rounds.suffix_fn(torch.full((len(lengths_B), 2, 1), 10**6), parents)
+    too_many = torch.zeros(len(lengths_B), 2, model.vocabulary.num_levels, dtype=torch.int64)
+    with pytest.raises(ArgumentError, match="levels and the last was answered"):
+        rounds.suffix_fn(too_many, parents)
