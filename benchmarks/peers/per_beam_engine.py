@@ -1,8 +1,8 @@
 """This engine with a copy of the prompt's keys and values for every beam, as engines without shared prompts keep them.
 
 Everything else is leafbeam's: packed rows, workspace, constraint, head. So what is measured beside it is the shared prompt
-alone. Best cases for the copies: a beam's copy is one stretch of memory (no page tables, no last blocks to fork), and beams that find
-new parents move nothing of it, because all copies of a request are equal (xGR, section 5.1, has PagedAttention load them all
+alone. Best cases for the copies: a beam's copy is one stretch of memory (no page tables, no last blocks to fork), and beams that
+find new parents move nothing of it, because all copies of a request are equal (xGR, section 5.1, has PagedAttention load them all
 and copy the last block of each).
 
 Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of each, E values of a head.
