@@ -27,6 +27,13 @@ __all__ = ["BackendName", "ConstrainBackend", "available", "load", "to_kind_of",
 BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "reference"]
 # What each needs beyond the core, which is also its extra.
 _PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
+_MODULES = {
+    "cpu": "cpu.step",
+    "jax": "fixed_shape.jax_step",
+    "triton": "triton.step",
+    "torch": "fixed_shape.torch_step",
+    "reference": "reference",
+}
 
 
 class ConstrainBackend(Protocol):
@@ -69,7 +76,7 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
     if resolved not in available():
         package = _PACKAGES[resolved]
         raise MissingExtraError(f"backend {resolved!r} needs {package}: pip install 'leafbeam[{package}]'")
-    return resolved, cast(ConstrainBackend, importlib.import_module(f"leafbeam.ops.constrain.{resolved}"))
+    return resolved, cast(ConstrainBackend, importlib.import_module(f"leafbeam.ops.constrain.{_MODULES[resolved]}"))
 
 
 def to_numpy(array: Any) -> NDArray[Any]:
