@@ -139,9 +139,7 @@ class Visit:
         rules_file.write_text(
             rules_file.read_text(encoding="utf-8") + f'{changed.name} = "{changed.predicate}"\n', encoding="utf-8"
         )
-        self.console.print(
-            Text.assemble("CatalogTransaction:   rules.toml gets  ", (f'{changed.name} = "{changed.predicate}"', "cyan"))
-        )
+        self.console.print(Text.assemble("Edit:   rules.toml gets  ", (f'{changed.name} = "{changed.predicate}"', "cyan")))
         sold = self._sell_out(before)
         began = time.perf_counter()
         self.server.reload()

@@ -1,4 +1,4 @@
-"""ReadSession and writing bits inside compiled loops: the numba half of `Bitmap`.
+"""Reading and writing bits inside compiled loops: the numba half of `Bitmap`.
 
     rank(i)       = how many set bits lie before position i
     next_set(i)   = the first set bit at or after i
