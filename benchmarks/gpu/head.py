@@ -16,12 +16,12 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.peers import dense_head
-from leafbeam.ops.head import Costs, Path, States, triton
-from leafbeam.ops.head.triton_masked import masked_logits
+from benchmarks.peers.masked_head import masked_logits
+from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, triton
 
-__all__ = ["Sizes", "legal_states", "runs"]
+__all__ = ["Sizes", "draw_legal_codes", "runs"]
 
-PATHS: tuple[Path, ...] = ("gather", "tokens", "blocks", "dense")
+PATHS: tuple[HeadPath, ...] = ("gather", "tokens", "blocks", "dense")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +57,29 @@ def runs(device: torch.device, bandwidth: float, seconds: float, sizes: Sizes = 
     yield attempt({"what": "head choice", **about}, partial(_choice, weight_VD, until))
 
 
-def legal_states(device: torch.device, rows: int, codes: int, each: int) -> States[Tensor]:
+def draw_legal_codes(device: torch.device, rows: int, codes: int, each: int) -> LegalCodes[Tensor]:
     """So many different legal codes for each row, drawn uniformly."""
     drawn = [torch.randperm(codes, device=device)[:each].sort().values for _ in range(rows)]
-    row_R1 = torch.arange(rows + 1, device=device) * each
-    return States(row_R1=row_R1, code_C=torch.cat(drawn), max_row=each)
+    indptr_R1 = torch.arange(rows + 1, device=device) * each
+    return LegalCodes(indptr_R1=indptr_R1, code_C=torch.cat(drawn), max_row=each)
 
 
 def parity(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     """Every path against float64 on fresh inputs, one row empty, outputs poisoned; raises where it differs."""
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
     hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
-    whole = legal_states(device, rows, codes, max(2, codes // 100))
-    row_R1 = whole.row_R1.clone()
+    whole = draw_legal_codes(device, rows, codes, max(2, codes // 100))
+    indptr_R1 = whole.indptr_R1.clone()
     if rows > 1:  # the first row gives its codes to nobody: it is empty
-        row_R1[1] = 0
-        row_R1[1:] = whole.row_R1[1:] - whole.row_R1[1]
-    code_C = whole.code_C[int(whole.row_R1[1]) :] if rows > 1 else whole.code_C
-    states = States(row_R1=row_R1, code_C=code_C.contiguous(), max_row=whole.max_row)
-    row_C = torch.repeat_interleave(states.row_R1.diff())
+        indptr_R1[1] = 0
+        indptr_R1[1:] = whole.indptr_R1[1:] - whole.indptr_R1[1]
+    code_C = whole.code_C[int(whole.indptr_R1[1]) :] if rows > 1 else whole.code_C
+    legal_codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C.contiguous(), max_row=whole.max_row)
+    row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff())
     exact = torch.cat(
         [
             (hidden_RD.double()[row_part] * weight_VD[code_part].double()).sum(1)
-            for row_part, code_part in zip(row_C.split(20_000), states.code_C.split(20_000), strict=True)
+            for row_part, code_part in zip(row_C.split(20_000), legal_codes.code_C.split(20_000), strict=True)
         ]
     )
     parts = [hidden_RD.double() @ part.double().T for part in weight_VD.split(16_384)]
@@ -87,16 +87,16 @@ def parity(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     errors: dict[str, float] = {}
     with poisoned():
         for path in PATHS:
-            found = triton.head(hidden_RD, weight_VD, states, "allowed", path=path)
+            found = triton.head(hidden_RD, weight_VD, legal_codes, "allowed", path=path)
             errors[path] = relative_error(found.logit_C, exact)
-        full = triton.head(hidden_RD, weight_VD, states, "full")
+        full = triton.head(hidden_RD, weight_VD, legal_codes, "full")
         errors["full"] = relative_error(full.logit_C, exact)
         errors["full lse"] = relative_error(full.lse_R, exact_lse)
         mask = torch.zeros(rows, codes, dtype=torch.bool, device=device)
-        mask[row_C, states.code_C] = True
+        mask[row_C, legal_codes.code_C] = True
         for level in ("block", "column"):
             logits = masked_logits(hidden_RD, weight_VD, mask, level=level)
-            errors[f"study log, {level}"] = relative_error(logits[row_C, states.code_C], exact)
+            errors[f"study log, {level}"] = relative_error(logits[row_C, legal_codes.code_C], exact)
     # The library's product may add up parts in half precision; ours are float32 sums.
     bad = {name: error for name, error in errors.items() if not error < (5e-3 if name == "dense" else 1e-4)}
     assert not bad, f"relative errors {bad}: expected less than 1e-4, or 5e-3 of the library's product"
@@ -107,7 +107,7 @@ def _cell(weight_VD: Tensor, rows: int, density: float, bandwidth: float) -> dic
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
     hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
     each = max(1, round(codes * density))
-    sets = [legal_states(device, rows, codes, each) for _ in range(3)]
+    sets = [draw_legal_codes(device, rows, codes, each) for _ in range(3)]
     measured: dict[str, Any] = {"us": {}, "weight_bytes": {}}
     dense = times([partial(_dense, hidden_RD, weight_VD, one) for one in sets], device)
     measured["us"]["dense, torch"] = dense
@@ -120,7 +120,7 @@ def _cell(weight_VD: Tensor, rows: int, density: float, bandwidth: float) -> dic
         "dense": codes * itemsize,
         "full": codes * itemsize,
     }
-    ways: Mapping[str, Callable[[States[Tensor]], object]] = {
+    ways: Mapping[str, Callable[[LegalCodes[Tensor]], object]] = {
         path: partial(_ours, hidden_RD, weight_VD, path=path) for path in PATHS
     } | {"full": partial(_ours, hidden_RD, weight_VD, normalize="full")}
     for name, run in ways.items():
@@ -143,11 +143,11 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     for density in (0.0001, 0.001, 0.01, 0.05, 0.1, 0.3, 0.6, 1.0):
         each = max(1, round(codes * density))
-        sets = [legal_states(device, rows, codes, each) for _ in range(2)]
+        sets = [draw_legal_codes(device, rows, codes, each) for _ in range(2)]
         masks: list[Tensor] = []
         for one in sets:
             mask = torch.zeros(rows, codes, dtype=torch.bool, device=device)
-            mask[torch.repeat_interleave(one.row_R1.diff()), one.code_C] = True
+            mask[torch.repeat_interleave(one.indptr_R1.diff()), one.code_C] = True
             masks.append(mask)
         point: dict[str, Any] = {"density": density}
         for level in ("block", "column"):
@@ -163,26 +163,28 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
 def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
     """What the dispatcher takes with calibrated costs, over what dense takes."""
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
-    costs = triton.calibrate(weight_VD) if device.type == "cuda" else Costs()
+    costs = triton.calibrate(weight_VD) if device.type == "cuda" else HeadCosts()
     cells: list[dict[str, Any]] = []
     for rows in (1, 4, 16, 64, 140):
         hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
         for density in (0.001, 0.01, 0.03, 0.1, 0.3):
             if time.monotonic() > until:
                 continue
-            states = legal_states(device, rows, codes, max(1, round(codes * density)))
-            path = triton.head(hidden_RD, weight_VD, states, "allowed", costs=costs).path
-            auto = times([partial(_ours, hidden_RD, weight_VD, states, costs=costs)], device, samples=7)["p50"]
-            dense = times([partial(_ours, hidden_RD, weight_VD, states, path="dense")], device, samples=7)["p50"]
+            legal_codes = draw_legal_codes(device, rows, codes, max(1, round(codes * density)))
+            path = triton.head(hidden_RD, weight_VD, legal_codes, "allowed", costs=costs).path
+            auto = times([partial(_ours, hidden_RD, weight_VD, legal_codes, costs=costs)], device, samples=7)["p50"]
+            dense = times([partial(_ours, hidden_RD, weight_VD, legal_codes, path="dense")], device, samples=7)["p50"]
             cells.append({"rows": rows, "density": density, "path": path, "over_dense": round(auto / dense, 4)})
     worst = max((cell["over_dense"] for cell in cells), default=None)
     return {"worst_over_dense": worst, "cells": cells, "costs_ns": asdict(costs)}
 
 
-def _ours(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], normalize: Any = "allowed", **how: Any) -> Tensor:
-    return triton.head(hidden_RD, weight_VD, states, normalize, **how).logit_C
+def _ours(
+    hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], normalize: Any = "allowed", **how: Any
+) -> Tensor:
+    return triton.head(hidden_RD, weight_VD, legal_codes, normalize, **how).logit_C
 
 
-def _dense(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor]) -> Tensor:
-    row_C = torch.repeat_interleave(states.row_R1.diff(), output_size=states.count)
-    return dense_head.dense(hidden_RD, weight_VD, row_C, states.code_C)
+def _dense(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> Tensor:
+    row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
+    return dense_head.dense(hidden_RD, weight_VD, row_C, legal_codes.code_C)

@@ -23,7 +23,7 @@ from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Trie, Version
-from leafbeam.model import ModelConfig, Rounds, Transformer, Vocabulary
+from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary
 from leafbeam.ops.constrain import Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
@@ -104,7 +104,7 @@ def measure(trie: Trie, num_layers: int, batch_size: int, repeats: int, seed: in
 
 
 def _decode(model: Transformer, search: BeamSearch, tokens_BT: torch.Tensor, forced: bool) -> SearchResult:
-    rounds: Rounds = model.start(tokens_BT)
+    rounds: DecodeSession = model.start(tokens_BT)
     return search.run(rounds.step_fn, batch_size=len(tokens_BT), suffix_fn=rounds.suffix_fn if forced else None)
 
 

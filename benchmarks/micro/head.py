@@ -25,19 +25,19 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.peers import dense_head
 from benchmarks.rows import spread
-from leafbeam.ops.head import Costs, Path, States, cpu
+from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, cpu
 from leafbeam.ops.head.kernels import csr_logits
 
-__all__ = ["legal_states", "runs"]
+__all__ = ["draw_legal_codes", "runs"]
 
 V, D = 131_072, 3072
-WAYS: tuple[Path, ...] = ("gather", "tokens", "blocks")
+WAYS: tuple[HeadPath, ...] = ("gather", "tokens", "blocks")
 _SECONDS = 1.0
 _MOST_SLICED = 200_000  # legal codes: more take minutes to copy
 _FRESH_BYTES = 1 << 27  # of the weights that fresh sets read together: four times a large cache
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
-HostStates = States[NDArray[np.int64]]
+HostLegalCodes = LegalCodes[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,11 +60,11 @@ class _Bench:
             self._dense[rows] = hidden_RD, logits_RV, _times(partial(_dense, hidden_RD, self.weight_VD), some)["p50"]
         return self._dense[rows]
 
-    def sets(self, distribution: str, rows: int, density: float) -> list[HostStates]:
+    def sets(self, distribution: str, rows: int, density: float) -> list[HostLegalCodes]:
         num_codes, hidden = self.weight_VD.shape
         each = max(1, round(num_codes * density))
         count = min(self.most_sets, max(3, _FRESH_BYTES // (4 * rows * each * hidden)))
-        return [legal_states(self.rng, distribution, rows, num_codes, each) for _ in range(count)]
+        return [draw_legal_codes(self.rng, distribution, rows, num_codes, each) for _ in range(count)]
 
 
 def runs(quick: bool) -> Runs:
@@ -88,7 +88,7 @@ def runs(quick: bool) -> Runs:
         torch.set_num_threads(threads)
 
 
-def legal_states(rng: np.random.Generator, distribution: str, rows: int, num_codes: int, each: int) -> HostStates:
+def draw_legal_codes(rng: np.random.Generator, distribution: str, rows: int, num_codes: int, each: int) -> HostLegalCodes:
     """So many different legal codes for each row: uniform; Zipf (rows share what is popular); or in runs of 256 codes."""
     order = np.random.default_rng(1).permutation(num_codes)
     legal: list[NDArray[np.int64]] = []
@@ -103,17 +103,17 @@ def legal_states(rng: np.random.Generator, distribution: str, rows: int, num_cod
         else:
             codes = rng.choice(num_codes, each, replace=False)
         legal.append(np.sort(codes))
-    return States.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), num_codes)
+    return LegalCodes.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), num_codes)
 
 
-def _rows(bench: _Bench, distribution: str, costs: Costs) -> tuple[dict[str, Any], dict[str, Any]]:
+def _rows(bench: _Bench, distribution: str, costs: HeadCosts) -> tuple[dict[str, Any], dict[str, Any]]:
     num_codes, hidden = bench.weight_VD.shape
     cells: list[dict[str, Any]] = []
     for rows, density in ((1, 0.001), (1, 0.01), (16, 0.001), (16, 0.01), (140, 0.001), (140, 0.01), (140, 0.1)):
         hidden_RD, logits_RV, dense_ms = bench.dense(rows)
         sets = bench.sets(distribution, rows, density)
-        expected = logits_RV[np.repeat(np.arange(rows), np.diff(sets[0].row_R1)), sets[0].code_C]
-        ways: dict[str, Callable[[HostStates], Any]] = {
+        expected = logits_RV[np.repeat(np.arange(rows), np.diff(sets[0].indptr_R1)), sets[0].code_C]
+        ways: dict[str, Callable[[HostLegalCodes], Any]] = {
             path: partial(_ours, hidden_RD, bench.weight_VD, path=path) for path in WAYS
         } | {"csr_logits": partial(_kernel, hidden_RD, bench.weight_VD)}
         if sets[0].count <= _MOST_SLICED:
@@ -158,7 +158,7 @@ def _curve(bench: _Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     return parameters, {"dense_ms": dense_ms, "points": points}
 
 
-def _choice(bench: _Bench, costs: Costs, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _choice(bench: _Bench, costs: HeadCosts, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The dispatcher and always-dense in turns, on a quarter of the head."""
     weight_VD = bench.weight_VD[: len(bench.weight_VD) // 4]
     bench = _Bench(weight_VD=weight_VD, rng=bench.rng, most_sets=2 if quick else 7)
@@ -170,11 +170,11 @@ def _choice(bench: _Bench, costs: Costs, quick: bool) -> tuple[dict[str, Any], d
                 auto: list[float] = []
                 dense: list[float] = []
                 paths: set[str] = set()
-                for states in sets:
+                for legal_codes in sets:
                     begin = time.perf_counter()
-                    paths.add(cpu.head(hidden_RD, weight_VD, states, "allowed", costs=costs).path)
+                    paths.add(cpu.head(hidden_RD, weight_VD, legal_codes, "allowed", costs=costs).path)
                     middle = time.perf_counter()
-                    cpu.head(hidden_RD, weight_VD, states, "allowed", path="dense")
+                    cpu.head(hidden_RD, weight_VD, legal_codes, "allowed", path="dense")
                     auto.append(middle - begin)
                     dense.append(time.perf_counter() - middle)
                 ratio = float(np.median(auto) / np.median(dense))
@@ -200,39 +200,41 @@ def _choice(bench: _Bench, costs: Costs, quick: bool) -> tuple[dict[str, Any], d
 
 
 def _ours(
-    hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], states: HostStates, **how: Any
+    hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], legal_codes: HostLegalCodes, **how: Any
 ) -> NDArray[np.float32]:
-    return cpu.head(hidden_RD, weight_VD, states, "allowed", **how).logit_C
+    return cpu.head(hidden_RD, weight_VD, legal_codes, "allowed", **how).logit_C
 
 
-def _kernel(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], states: HostStates) -> NDArray[np.float32]:
+def _kernel(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], legal_codes: HostLegalCodes) -> NDArray[np.float32]:
     """The kernel of "gather" alone, without the log-sum-exps and checks of the verb."""
-    logit_C = np.empty(states.count, np.float32)
-    csr_logits(hidden_RD, weight_VD, states.row_R1, states.code_C, logit_C)
+    logit_C = np.empty(legal_codes.count, np.float32)
+    csr_logits(hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C, logit_C)
     return logit_C
 
 
-def _dense(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], states: HostStates) -> NDArray[np.float32]:
-    row_C = torch.from_numpy(np.repeat(np.arange(len(hidden_RD)), np.diff(states.row_R1)))
+def _dense(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], legal_codes: HostLegalCodes) -> NDArray[np.float32]:
+    row_C = torch.from_numpy(np.repeat(np.arange(len(hidden_RD)), np.diff(legal_codes.indptr_R1)))
     hidden, weight = torch.from_numpy(hidden_RD), torch.from_numpy(weight_VD)
-    return dense_head.dense(hidden, weight, row_C, torch.from_numpy(states.code_C)).numpy()
+    return dense_head.dense(hidden, weight, row_C, torch.from_numpy(legal_codes.code_C)).numpy()
 
 
-def _sliced(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], states: HostStates) -> NDArray[np.float32]:
+def _sliced(hidden_RD: NDArray[np.float32], weight_VD: NDArray[np.float32], legal_codes: HostLegalCodes) -> NDArray[np.float32]:
     hidden, weight = torch.from_numpy(hidden_RD), torch.from_numpy(weight_VD)
-    return dense_head.sliced(hidden, weight, torch.from_numpy(states.row_R1), torch.from_numpy(states.code_C)).numpy()
+    return dense_head.sliced(
+        hidden, weight, torch.from_numpy(legal_codes.indptr_R1), torch.from_numpy(legal_codes.code_C)
+    ).numpy()
 
 
-def _times(run: Callable[[HostStates], Any], sets: Sequence[HostStates]) -> dict[str, float]:
+def _times(run: Callable[[HostLegalCodes], Any], sets: Sequence[HostLegalCodes]) -> dict[str, float]:
     """Milliseconds of one run on each set, after one that does not count; slow ways on a few sets, very slow ones on one."""
     begin = time.perf_counter()
     run(sets[-1])
     least = 1 if time.perf_counter() - begin > _SECONDS else 3
     seconds: list[float] = []
-    for states in sets:
+    for legal_codes in sets:
         if len(seconds) >= least and sum(seconds) > _SECONDS:
             break
         begin = time.perf_counter()
-        run(states)
+        run(legal_codes)
         seconds.append(time.perf_counter() - begin)
     return {name: round(value / 1e3, 4) for name, value in spread(seconds).items()}

@@ -26,7 +26,7 @@ from benchmarks.vocabulary import SIZE, real_vocabulary
 from leafbeam.automata.automaton import Automaton
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.decode import SequenceSearch
-from leafbeam.ops.head import Costs, cpu
+from leafbeam.ops.head import HeadCosts, cpu
 
 __all__ = ["masked_search", "runs"]
 
@@ -68,7 +68,7 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         torch.set_num_threads(threads)
 
 
-def _measure(automaton: Automaton, weight_VD: NDArray[np.float32], costs: Costs, repeats: int) -> dict[str, Any]:
+def _measure(automaton: Automaton, weight_VD: NDArray[np.float32], costs: HeadCosts, repeats: int) -> dict[str, Any]:
     search = SequenceSearch(automaton, end_code=_END, num_codes=SIZE, num_beams=K, max_tokens=ROUNDS, scoring="allowed")
 
     def legal(hidden: Hidden) -> Any:

@@ -1,9 +1,9 @@
 """This engine with a copy of the prompt's keys and values for every beam, as engines without shared prompts keep them.
 
-Everything else is leafbeam's: packed rows, workspace, constraint, head. So what is measured beside it is the shared prompt
-alone. Best cases for the copies: a beam's copy is one stretch of memory (no page tables, no last blocks to fork), and beams that
-find new parents move nothing of it, because all copies of a request are equal (xGR, section 5.1, has PagedAttention load them all
-and copy the last block of each).
+Everything else is leafbeam's: packed rows, workspace, constraint, head. The difference is the shared prompt alone. The copies
+are a best case: each is one contiguous array (no page tables, no last blocks to fork), and a beam that changes its parent moves
+nothing, because all copies of a request are equal (in xGR, section 5.1, PagedAttention loads all of them and copies the last
+block of each).
 
 Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of each, E values of a head.
 """
@@ -15,25 +15,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leafbeam.model import Rounds, Transformer, Workspace
+from leafbeam.model import DecodeSession, Transformer, Workspace
 from leafbeam.model import cpu_kernels as loops
 from leafbeam.model.chunk import Chunk
 from leafbeam.model.cpu_runner import CpuRunner, Tile
 
-__all__ = ["PerBeamPasses", "start"]
+__all__ = ["PerBeamRunner", "start"]
 
 
 def start(
     model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
-) -> Rounds:
+) -> DecodeSession:
     """As `Transformer.start`, float32 on a CPU."""
     weight, vocabulary = model.head_weight, model.vocabulary
     with torch.inference_mode():
-        passes = PerBeamPasses(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
-    return Rounds(passes, model.vocabulary, lengths_B)
+        runner = PerBeamRunner(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
+    return DecodeSession(runner, model.vocabulary, lengths_B)
 
 
-class PerBeamPasses(CpuRunner):
+class PerBeamRunner(CpuRunner):
     """Prompts are run once for each request, then copied for each beam."""
 
     _copies: list[tuple[Tensor, Tensor]] | None = None
@@ -42,14 +42,14 @@ class PerBeamPasses(CpuRunner):
         super().restart()
         self._copies = None
 
-    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         num_codes, beams = tokens_BKC.shape[2], tokens_BKC.shape[1]
         if self._copies is None or len(self._copies) != len(tokens_BKC) or self._copies[0][0].shape[1] != beams:
             self._copies = None
             self._copies = self._fork(len(tokens_BKC), beams)
             self.prompt.nbytes = sum(side.nbytes for copies in self._copies for side in copies)
         self._codes_of_beam = num_codes
-        return super().codes(tokens_BKC, parents_BK, level)
+        return super().extend(tokens_BKC, parents_BK, level)
 
     def _fork(self, requests: int, beams: int) -> list[tuple[Tensor, Tensor]]:
         """For each request keys and values (layers, K, G, T, E)."""

@@ -21,7 +21,7 @@ from benchmarks.rows import interleaved, spread
 from benchmarks.serving import load
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.model import Rounds, Workspace, search_bytes
+from leafbeam.model import DecodeSession, Workspace, search_bytes
 
 __all__ = [
     "BEAMS",
@@ -179,7 +179,7 @@ def _long(run: LoadRun, seed: int, batch_size: int, tokens: int) -> Prompts:
 def engines(run: LoadRun, search: BeamSearch) -> tuple[Callable[[Prompts], SearchResult], Callable[[Prompts], SearchResult]]:
     """A whole search from histories: with the prompt once, and with a copy for each beam; each in its own workspace."""
 
-    def searched(start: Callable[[torch.Tensor, torch.Tensor], Rounds]) -> Callable[[Prompts], SearchResult]:
+    def searched(start: Callable[[torch.Tensor, torch.Tensor], DecodeSession]) -> Callable[[Prompts], SearchResult]:
         def answer(prompts: Prompts) -> SearchResult:
             tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
             rounds = start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))

@@ -25,7 +25,7 @@ from benchmarks.peers import per_beam_engine
 from benchmarks.resident import peak_bytes
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, Rounds, Transformer, Vocabulary, Workspace, search_bytes
+from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
 
 __all__ = ["Point", "measure", "probe", "runs"]
 
@@ -109,7 +109,7 @@ def probe(point: Point) -> dict[str, int]:
     def run(beams: int, tokens: int, requests: int) -> None:
         tokens_BT = torch.from_numpy(rng.integers(0, vocabulary.size, (requests, tokens)))
         lengths_B = torch.full((requests,), tokens)
-        rounds: Rounds
+        rounds: DecodeSession
         if point.kind == "leafbeam":
             rounds = model.start(tokens_BT, lengths_B, workspace=Workspace(), beams=beams)
         else:

@@ -31,7 +31,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import KINDS, Engine, Request, Result, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, PromptStore, Rounds, Transformer, Vocabulary, Workspace
+from leafbeam.model import DecodeSession, ModelConfig, PromptStore, Transformer, Vocabulary, Workspace
 
 __all__ = ["Outcome", "runs", "soak"]
 
@@ -93,7 +93,7 @@ class Outcome:
 class _BadDays:
     """A model's `start`, on a device that has bad days. faults: how often; stall_s: for how long it hangs."""
 
-    def __init__(self, start: Callable[..., Rounds]) -> None:
+    def __init__(self, start: Callable[..., DecodeSession]) -> None:
         self._start = start
         self.faults, self.stall_s = 0.0, 0.0
 
@@ -104,7 +104,7 @@ class _BadDays:
         *,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
-    ) -> Rounds:
+    ) -> DecodeSession:
         if random.random() < self.faults:
             kind = random.randrange(4)
             if kind == 0:

@@ -18,7 +18,7 @@ from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.head import Costs, States, cpu
+from leafbeam.ops.head import HeadCosts, LegalCodes, cpu
 
 __all__ = ["DeviceRounds", "HostRounds", "_DeviceAutomata"]
 
@@ -27,7 +27,12 @@ class HostRounds:
     """Rounds on the CPU (`ops.constrain.automata`), from logits or, with a head, from hidden states."""
 
     def __init__(
-        self, languages: automata.AutomatonBatch, num_beams: int, scoring: Scoring, head: Any = None, costs: Costs | None = None
+        self,
+        languages: automata.AutomatonBatch,
+        num_beams: int,
+        scoring: Scoring,
+        head: Any = None,
+        costs: HeadCosts | None = None,
     ) -> None:
         self._languages, self._num_beams = languages, num_beams
         self._scoring: Scoring = scoring
@@ -58,7 +63,7 @@ class HostRounds:
                 f"step_fn returned hidden states of shape {hidden_RD.shape} in round {number}: expected {expected}"
             )
         ragged = automata.legal(self._languages, beams.lo, beams.hi)
-        states = States(row_R1=ragged[0], code_C=ragged[1], max_row=int(np.diff(ragged[0]).max(initial=0)))
+        states = LegalCodes(indptr_R1=ragged[0], code_C=ragged[1], max_row=int(np.diff(ragged[0]).max(initial=0)))
         found = cpu.head(hidden_RD.reshape(-1, hidden_RD.shape[-1]), self._head, states, self._scoring, costs=self._costs)
         given = (beams.lo, beams.scores, ragged, found.logit_C, found.lse_R)
         return automata.extend(self._languages, *given, num_beams=self._num_beams)

@@ -21,7 +21,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.head import Costs
+from leafbeam.ops.head import HeadCosts
 
 __all__ = ["SequenceResult", "SequenceSearch"]
 
@@ -98,7 +98,7 @@ class SequenceSearch:
         batch_size: int = 1,
         *,
         head: NDArray[np.float32] | Any | None = None,
-        costs: Costs | None = None,
+        costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> SequenceResult:
         """Decode a batch.

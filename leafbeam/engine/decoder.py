@@ -22,7 +22,7 @@ __all__ = ["Abandoned", "Decoder", "Found", "Model", "ModelConfig", "ModelRounds
 
 
 class ModelRounds(Protocol):
-    """A search's side of a model, such as Rounds."""
+    """A search's side of a model, such as DecodeSession."""
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
 

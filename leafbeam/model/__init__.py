@@ -6,7 +6,7 @@ from leafbeam.model.kv_cache import search_bytes, token_bytes
 from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model
 from leafbeam.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
 from leafbeam.model.prompt_store import PromptStore
-from leafbeam.model.session import Rounds
+from leafbeam.model.session import DecodeSession
 from leafbeam.model.t5_config import EncoderDecoderConfig
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.two_stage import TwoStage
@@ -17,11 +17,11 @@ __all__ = [
     "AnyConfig",
     "AnyModel",
     "AnyVocabulary",
+    "DecodeSession",
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "ModelConfig",
     "PromptStore",
-    "Rounds",
     "TokenTable",
     "Transformer",
     "TwoStage",

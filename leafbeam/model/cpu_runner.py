@@ -26,7 +26,7 @@ from torch import Tensor
 from leafbeam.model import cpu_kernels as loops
 from leafbeam.model.chunk import Chunk
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.prompt_store import Kept, PromptStore
+from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary, Vocabulary
 from leafbeam.model.workspace import Workspace
@@ -152,11 +152,11 @@ class CpuRunner:
         self._owners_BS: Array = np.empty((0, 0), np.int64)
         self.beams.nbytes = 0
 
-    def start(self) -> Tensor:
+    def root_logits(self) -> Tensor:
         (logits_BV,) = self._answers(len(self._last_BD), 0, 1)
         return torch.mm(self._last_BD, self._head_rows(0).t(), out=logits_BV)
 
-    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         requests, beams, num_codes = tokens_BKC.shape
         config = self._config
         held = self._hold(requests * beams, num_codes, level)
@@ -211,7 +211,7 @@ class CpuRunner:
                 torch.mm(normed_ND[step::num_codes], heads[step], out=answers[step][first_beam:last_beam])
         return [answer.view(requests, beams, size) for answer, size in zip(answers, sizes, strict=True)]
 
-    def _run_prompts(self, tokens_BT: Array, kept: Sequence[Kept | None]) -> None:
+    def _run_prompts(self, tokens_BT: Array, kept: Sequence[CachedPrompt | None]) -> None:
         """Every token that is not known already, chunk by chunk; of the last layer only what somebody will look at."""
         config, requests = self._config, len(self._begins_B1) - 1
         shape = config.num_hidden_layers, 2, config.num_key_value_heads, int(self._begins_B1[-1]), config.head_dim

@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.checks import check_dtype, check_prompts, check_vocabulary, checked_lengths, dropping
 from leafbeam.model.experts import Experts
 from leafbeam.model.qwen3 import Dropout, RMSNorm
-from leafbeam.model.session import Rounds
+from leafbeam.model.session import DecodeSession
 from leafbeam.model.t5 import RelativeBias, T5Decoder, T5Encoder
 from leafbeam.model.t5_cache import attend_codes
 from leafbeam.model.t5_config import EncoderDecoderConfig
@@ -141,7 +141,7 @@ class EncoderDecoder(nn.Module):
         return F.linear(hidden, self.head_weight)
 
     @torch.inference_mode()
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Rounds:
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
         """Encode prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
         Costs one pass of the encoder over B x T tokens; the keys and values of the cross-attention live as long as the answer.
@@ -151,8 +151,8 @@ class EncoderDecoder(nn.Module):
         lengths_B = checked_lengths(tokens_BT, lengths_B)
         encoded_BTD = self._encode(tokens_BT, lengths_B, lambda x: x)
         start_token = self.config.decoder_start_token_id
-        passes = EncoderDecoderRunner(self.decoder, self.shared, self.head, encoded_BTD, lengths_B, start_token)
-        return Rounds(passes, self.vocabulary, lengths_B)
+        runner = EncoderDecoderRunner(self.decoder, self.shared, self.head, encoded_BTD, lengths_B, start_token)
+        return DecodeSession(runner, self.vocabulary, lengths_B)
 
     @classmethod
     def from_pretrained(

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["Kept", "PromptStore"]
+__all__ = ["CachedPrompt", "PromptStore"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class CachedPrompt:
     """Keys and values of one prompt, (layers, 2, G, T, E), as another search left them; num_tokens: of them to be used."""
 
     slots: Tensor
@@ -59,7 +59,7 @@ class PromptStore:
         """Bytes of keys and values now."""
         return self._nbytes
 
-    def find(self, tokens_T: NDArray[np.int64]) -> Kept | None:
+    def find(self, tokens_T: NDArray[np.int64]) -> CachedPrompt | None:
         """What is known of the beginning of this prompt."""
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
@@ -70,11 +70,11 @@ class PromptStore:
                     self._slots.move_to_end(whole[: 8 * length])
                     self.hits += 1
                     self.tokens_saved += known
-                    return Kept(slots=slots, num_tokens=known)
+                    return CachedPrompt(slots=slots, num_tokens=known)
             self.misses += 1
             return None
 
-    def keep(self, tokens_T: NDArray[np.int64], slots: Tensor, continues: Kept | None = None) -> None:
+    def keep(self, tokens_T: NDArray[np.int64], slots: Tensor, continues: CachedPrompt | None = None) -> None:
         """Copy a prompt's keys and values, which continue another's; one that is larger than the whole store is not kept."""
         key = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:

@@ -14,10 +14,10 @@ from torch import Tensor
 from leafbeam.model.kv_cache import BeamCache, PromptCache
 from leafbeam.model.qwen3 import Qwen3
 
-__all__ = ["Held", "Runner", "TorchRunner"]
+__all__ = ["KVCache", "Runner", "TorchRunner"]
 
 
-class Held(Protocol):
+class KVCache(Protocol):
     """Keys and values that a search holds."""
 
     @property
@@ -28,12 +28,12 @@ class Runner(Protocol):
     """What a search runs through the layers. `codes` may follow itself, level after level, or be left for `restart`."""
 
     @property
-    def prompt(self) -> Held: ...
+    def prompt(self) -> KVCache: ...
 
     @property
-    def beams(self) -> Held: ...
+    def beams(self) -> KVCache: ...
 
-    def start(self) -> Tensor:
+    def root_logits(self) -> Tensor:
         """Logits (B, V) of level 0; the prompts have been run."""
         ...
 
@@ -41,7 +41,7 @@ class Runner(Protocol):
         """Forget the beams and keep the prompts."""
         ...
 
-    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         """Logits (B, K, V) of level + 1, ..., level + C, after each code of every beam; parents: beams of the call before."""
         ...
 
@@ -60,10 +60,10 @@ class TorchRunner:
     def restart(self) -> None:
         self.beams = BeamCache(self.prompt)
 
-    def start(self) -> Tensor:
+    def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
 
-    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         self.beams.follow(parents_BK)
         num_codes = tokens_BKC.shape[2]
         if num_codes == 1:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model.runner import Held, Runner
+from leafbeam.model.runner import KVCache, Runner
 from leafbeam.model.vocabulary import AnyVocabulary
 
 
-class Rounds:
+class DecodeSession:
     """What a beam search asks, answered with every prompt read once and every beam's codes read once.
 
     Made by `Transformer.start`, which runs the prompts; `step_fn` then costs one pass over B x K tokens. Think of it as running
@@ -22,19 +22,19 @@ class Rounds:
     prompt, beams: their `nbytes` say what the search holds of each.
     """
 
-    def __init__(self, passes: Runner, vocabulary: AnyVocabulary, lengths_B: Tensor) -> None:
-        self._passes, self._vocabulary, self._lengths_B = passes, vocabulary, lengths_B
+    def __init__(self, runner: Runner, vocabulary: AnyVocabulary, lengths_B: Tensor) -> None:
+        self._runner, self._vocabulary, self._lengths_B = runner, vocabulary, lengths_B
         self._restart()
 
     @property
-    def prompt(self) -> Held:
+    def prompt(self) -> KVCache:
         """Keys and values of the prompts: one time for each request."""
-        return self._passes.prompt
+        return self._runner.prompt
 
     @property
-    def beams(self) -> Held:
+    def beams(self) -> KVCache:
         """Keys and values of the codes that beams have taken."""
-        return self._passes.beams
+        return self._runner.beams
 
     @torch.inference_mode()
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Tensor:
@@ -47,10 +47,10 @@ class Rounds:
         """
         if codes_BK is None and parents_BK is None:
             self._restart()
-            return self._passes.start()
+            return self._runner.root_logits()
         codes_BK, parents_BK = self._checked(codes_BK, parents_BK)
         tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level)[..., None]
-        (logits_BKV,) = self._passes.codes(tokens_BK1, parents_BK, self._level)
+        (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level)
         self._level += 1
         self._width = codes_BK.shape[1]
         return logits_BKV
@@ -73,10 +73,10 @@ class Rounds:
             self._checked(codes_BK, torch.zeros_like(codes_BK))
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
         self._level = self._vocabulary.num_levels - 1  # no round is left
-        return self._passes.codes(torch.stack(tokens, 2), parents_BK, first)
+        return self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
 
     def _restart(self) -> None:
-        self._passes.restart()
+        self._runner.restart()
         self._level = 0  # of the codes that the next call brings
         self._width = 1  # beams of the round before: at first the prompt itself
 

@@ -17,7 +17,7 @@ from leafbeam.model.vocabulary import AnyVocabulary, TokenTable
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 from leafbeam.ops.attention.reorder import extend_ancestors
 
-__all__ = ["Attention", "DeviceRounds", "DeviceSearch", "attend"]
+__all__ = ["Attention", "StaticRunner", "StaticSession", "attend"]
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -38,11 +38,11 @@ def attend(
     )
 
 
-class DeviceRounds:
+class StaticRunner:
     """A model made ready for searches that a graph can capture: what depends on nobody's request is computed once, here.
 
     Think of it as `Transformer.start` without its checks: tokens, codes and parents are taken as they are, because to look at
-    them would wait for the device. The answers are those of `Rounds`, up to the order of sums.
+    them would wait for the device. The answers are those of `DecodeSession`, up to the order of sums.
 
     attend: attention of beams over prompt and suffix; this file's, or a kernel's with the same arguments. The head of a
     TokenTable whose tokens do not lie side by side is copied (V x D a level): after training make another.
@@ -56,9 +56,9 @@ class DeviceRounds:
         self._heads = [self.vocabulary.level_rows(weight, level) for level in range(self.vocabulary.num_levels)]
         self._tokens = [_tokens_of(self.vocabulary, level, self.device) for level in range(self.vocabulary.num_levels)]
 
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> DeviceSearch:
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> StaticSession:
         """Run prompts, padded on the right to lengths_B (1 to T), for a search of up to num_beams beams a round."""
-        return DeviceSearch(self, tokens_BT, lengths_B, num_beams)
+        return StaticSession(self, tokens_BT, lengths_B, num_beams)
 
     def tokens_at(self, codes: Tensor, level: int) -> Tensor:
         """The tokens of a level's codes."""
@@ -76,13 +76,13 @@ class DeviceRounds:
         return self._body
 
 
-class DeviceSearch:
+class StaticSession:
     """One search: keys and values of its prompts, slots for its codes that never move, and who descends from whom.
 
-    logits_BV: of level 0. Cost: a pass over all B x T tokens, padding included; then one over B x K a round.
+    root_logits_BV: of level 0. Cost: a pass over all B x T tokens, padding included; then one over B x K a round.
     """
 
-    def __init__(self, rounds: DeviceRounds, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> None:
+    def __init__(self, rounds: StaticRunner, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> None:
         self._rounds, self._lengths_B = rounds, lengths_B
         config, device = rounds.config, tokens_BT.device
         self._prompts: list[tuple[Tensor, Tensor]] = []  # per layer: keys (B, G, E, T), values (B, G, T, E)
@@ -96,9 +96,9 @@ class DeviceSearch:
         positions_T = torch.arange(tokens_BT.shape[1], device=device)
         hidden_BTD = rounds.body(tokens_BT, positions_T, self._attend_prompt)
         last_BD = hidden_BTD[torch.arange(len(tokens_BT), device=device), lengths_B - 1]
-        self.logits_BV = rounds.head(last_BD, 0)
+        self.root_logits_BV = rounds.head(last_BD, 0)
 
-    def codes(self, codes_BK: Tensor, parents_BK: Tensor) -> Tensor:
+    def extend(self, codes_BK: Tensor, parents_BK: Tensor) -> Tensor:
         """Logits (B, K, V) of the next level, after each beam took a code and found its parent among the beams before."""
         self._ancestors_BKS = extend_ancestors(self._ancestors_BKS, parents_BK)
         tokens_BK = self._rounds.tokens_at(codes_BK, self._level)

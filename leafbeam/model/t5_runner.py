@@ -38,10 +38,10 @@ class EncoderDecoderRunner:
     def restart(self) -> None:
         self.beams = CodeCache(self._decoder.bias, len(self._decoder.block))
 
-    def start(self) -> Tensor:
+    def root_logits(self) -> Tensor:
         return self._head(self._run(self._start_B1)[:, 0], 0)
 
-    def codes(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         if self.beams.keys[0] is None:  # whoever knows the logits of level 0 may begin with its codes
             self._run(self._start_B1)
         self.beams.follow(parents_BK)

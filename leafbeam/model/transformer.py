@@ -17,7 +17,7 @@ from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Qwen3, RMSNorm, causal
 from leafbeam.model.runner import Runner, TorchRunner
-from leafbeam.model.session import Rounds
+from leafbeam.model.session import DecodeSession
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import read_config, read_tensors, write_checkpoint
 from leafbeam.model.workspace import Workspace
@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
         beams: int = 0,
-    ) -> Rounds:
+    ) -> DecodeSession:
         """Run prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open the rounds of a search.
 
         Costs one pass over the tokens; the keys and values of the prompts live as long as the answer. No gradients.
@@ -131,14 +131,14 @@ class Transformer(nn.Module):
         lengths_B = checked_lengths(tokens_BT, lengths_B)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            passes: Runner = CpuRunner(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
+            runner: Runner = CpuRunner(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"a workspace and a store of prompts are for float32 on a CPU; this model is {weight.dtype} on {weight.device}"
             )
         else:
-            passes = TorchRunner(self.model, self.head, tokens_BT, lengths_B)
-        return Rounds(passes, self.vocabulary, lengths_B)
+            runner = TorchRunner(self.model, self.head, tokens_BT, lengths_B)
+        return DecodeSession(runner, self.vocabulary, lengths_B)
 
     @classmethod
     def from_pretrained(

@@ -13,15 +13,15 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model.checks import check_prompts, checked_lengths
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.session import Rounds
+from leafbeam.model.session import DecodeSession
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary
 
-__all__ = ["TwoStage", "Written"]
+__all__ = ["GeneratedText", "TwoStage"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Written:
+class GeneratedText:
     """Prompts with the text behind them.
 
     tokens_BT: padded on the right to lengths_B. texts: for each request the tokens that were written, the marker included.
@@ -85,13 +85,13 @@ class TwoStage:
             raise ArgumentError(f"max_tokens={self.max_tokens} leaves a prompt no room in the model's positions: write less")
         return replace(self.model.config, max_position_embeddings=positions)
 
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Rounds:
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
         """Let the model write behind prompts (B, T), then open the rounds of a search behind what it wrote."""
         written = self.write(tokens_BT, lengths_B)
         return self.model.start(written.tokens_BT, written.lengths_B)
 
     @torch.inference_mode()
-    def write(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> Written:
+    def write(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> GeneratedText:
         """The first stage alone. Prompts that leave no room for text and SID raise ArgumentError."""
         check_prompts(tokens_BT, lengths_B, self.config, further=self.vocabulary.num_levels - 1)
         lengths_B = checked_lengths(tokens_BT, lengths_B)
@@ -126,7 +126,7 @@ class TwoStage:
             for row, begin, end in zip(tokens_BT.tolist(), lengths_B.tolist(), ends_B.tolist(), strict=True)
         )
         longest = int(ends_B.max()) if len(ends_B) else 1
-        return Written(tokens_BT=tokens_BT[:, :longest], lengths_B=ends_B, texts=texts)
+        return GeneratedText(tokens_BT=tokens_BT[:, :longest], lengths_B=ends_B, texts=texts)
 
     def _choose(self, logits_BV: Tensor, generator: torch.Generator) -> Tensor:
         if self.temperature == 0:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.model import AnyModel, Rounds
+from leafbeam.model import AnyModel, DecodeSession
 from leafbeam.train.baselines import neighbour_ranks, popularity_ranks
 from leafbeam.train.data import Histories, InteractionLog
 from leafbeam.train.metrics import MISS, Estimate, Scores
@@ -218,11 +218,11 @@ class _Asking:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
         return done
 
-    def _constrained(self, rounds: Rounds, places: NDArray[np.int64]) -> SearchResult:
+    def _constrained(self, rounds: DecodeSession, places: NDArray[np.int64]) -> SearchResult:
         seen = [self._item_ids[self._questions.histories[place]] for place in places.tolist()] if self._remove_seen else None
         return self._search.run(rounds.step_fn, batch_size=len(places), deny=seen)
 
-    def _unconstrained(self, rounds: Rounds) -> NDArray[np.int64]:
+    def _unconstrained(self, rounds: DecodeSession) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]
         codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=num_levels, num_beams=self._num_beams)
         return codes_BKL.cpu().numpy()

@@ -10,7 +10,7 @@ from benchmarks.micro import attention, forced, head, kernel_report, language
 from benchmarks.rows import append_row
 from leafbeam import Trie
 from leafbeam.index import Automaton
-from leafbeam.ops.head import Costs
+from leafbeam.ops.head import HeadCosts
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
@@ -65,7 +65,7 @@ def test_a_mask_over_all_logits_finds_what_legal_codes_alone_find(monkeypatch: p
     monkeypatch.setattr(language, "SIZE", len(vocabulary))
     weight = np.random.default_rng(0).standard_normal((len(vocabulary), 8), np.float32)
     for pattern in ("(ab|b){1,20}", "a{3}|b", "[abx]*"):
-        measured = language._measure(Automaton.from_regex(pattern, vocabulary), weight, Costs(), repeats=1)
+        measured = language._measure(Automaton.from_regex(pattern, vocabulary), weight, HeadCosts(), repeats=1)
         assert set(measured["over_legal"]) == {"all", "mask"}  # that the scores are equal is asserted before
     scores, rounds = language.masked_search(
         Automaton.from_choices(["b"], vocabulary), language._model(8, 0), torch.from_numpy(weight)

@@ -24,7 +24,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment
 from leafbeam.model import Vocabulary
-from leafbeam.model.static_runner import DeviceRounds
+from leafbeam.model.static_runner import StaticRunner
 from leafbeam.serve import create_app
 from tests.engine.test_live_catalog import Twin, opened
 from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
@@ -61,7 +61,7 @@ class Rack:
         self.counts = Counts()
         self.model = new_model(7, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1)
         self.graphs = Graphs(
-            DeviceRounds(self.model),
+            StaticRunner(self.model),
             version,
             buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, width=6, scoring="full"),
             bind=lambda version: index(version, "cpu"),

@@ -1,4 +1,4 @@
-"""A decode in fixed shapes is the search of BeamSearch and Rounds, whatever stood in its buffers, and looks at no value."""
+"""A decode in fixed shapes equals BeamSearch over a DecodeSession, whatever its buffers hold, and reads no value."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.static_runner import DeviceRounds, attend
+from leafbeam.model.static_runner import StaticRunner, attend
 from leafbeam.ops.attention import triton as attention_kernels
 
 SIZES = (6, 40, 5)
@@ -84,7 +84,7 @@ class Asked:
 
 
 def searched(model: Transformer, version: Version, asked: Asked, width: int, scoring: Any) -> SearchResult:
-    """What BeamSearch and Rounds find."""
+    """What BeamSearch and DecodeSession find."""
     rounds = model.start(torch.from_numpy(asked.tokens_BT), torch.from_numpy(asked.lengths_B))
     search = BeamSearch(version, num_beams=width, scoring=scoring)
     return search.run(rounds.step_fn, batch_size=len(asked.lengths_B), filters=asked.filters, deny=asked.deny)
@@ -120,7 +120,7 @@ def new_decode(
     model: Transformer, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Any = attend, **room: int
 ) -> StaticDecode:
     index = kind(version, "cpu", **room)
-    return StaticDecode(DeviceRounds(model, attention), index, bucket, index.filters(bucket.batch))
+    return StaticDecode(StaticRunner(model, attention), index, bucket, index.filters(bucket.batch))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -206,7 +206,7 @@ def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
     model = new_model(8, vocabulary)
     index = TorchIndex(version, "cpu")
     bucket = Bucket(batch=2, length=10, width=20, scoring=scoring)
-    decode = StaticDecode(DeviceRounds(model), index, bucket, index.filters(2), end_code=end)
+    decode = StaticDecode(StaticRunner(model), index, bucket, index.filters(2), end_code=end)
     tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
     asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
     same(decoded(decode, version, asked), searched(model, version, asked, 20, scoring))
@@ -236,7 +236,7 @@ def without_contents(value: Any) -> Any:
         return value.to("meta")
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
-    if type(value).__module__.startswith(("leafbeam.engine", "leafbeam.model.device")) and hasattr(value, "__dict__"):
+    if type(value).__module__.startswith(("leafbeam.engine", "leafbeam.model.static_runner")) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))
     return value
@@ -276,7 +276,7 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     first = new_version(rng, 90, 12)
     second, other = shifted(first), Version(segments=first.segments[:1])
     index = kind(first, "cpu")
-    decode = StaticDecode(DeviceRounds(model), index, Bucket(batch=2, length=8, width=3, scoring="full"), index.filters(2))
+    decode = StaticDecode(StaticRunner(model), index, Bucket(batch=2, length=8, width=3, scoring="full"), index.filters(2))
     arrays = index.prepared(second)
     asked = Asked.drawn(rng, first, vocabulary, 2, 8)
     same(decoded(decode, first, asked), searched(model, first, asked, 3, "full"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model import Rounds, TokenTable, Transformer, token_bytes
+from leafbeam.model import DecodeSession, TokenTable, Transformer, token_bytes
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
 MakeModel = Callable[..., Transformer]
@@ -42,7 +42,7 @@ def extended(paths: Paths, codes: Tensor, parents: Tensor) -> Paths:
 
 def check_a_search(
     model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, widths: tuple[int, ...], generator: torch.Generator
-) -> Rounds:
+) -> DecodeSession:
     rounds = model.start(tokens_BT, lengths_B)
     paths: Paths = [[()] for _ in lengths_B]
     logits = rounds.step_fn(None, None)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, LogitsError
-from leafbeam.ops.head import Costs, States, Work, choose, cpu, reference
+from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, cheapest_path, cpu, reference
 from leafbeam.ops.head.cost import BLOCK
 
 PATHS = ("dense", "blocks", "gather", "tokens")
@@ -17,43 +17,47 @@ SHAPES = [(1, 1, 1), (1, 200, 7), (3, 64, 16), (5, 1000, 33), (16, 129, 64), (14
 
 def problem(
     seed: int, rows: int, codes: int, hidden: int, density: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32], States[NDArray[np.int64]]]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32], LegalCodes[NDArray[np.int64]]]:
     rng = np.random.default_rng(seed)
     legal = [np.flatnonzero(rng.random(codes) < density) for _ in range(rows)]
-    states = States.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), codes, may_be_empty=True)
-    return rng.standard_normal((rows, hidden), np.float32), rng.standard_normal((codes, hidden), np.float32), states
+    legal_codes = LegalCodes.of(np.cumsum([0, *map(len, legal)]), np.concatenate(legal), codes, may_be_empty=True)
+    return rng.standard_normal((rows, hidden), np.float32), rng.standard_normal((codes, hidden), np.float32), legal_codes
 
 
-def on_torch(states: States[NDArray[np.int64]]) -> States[torch.Tensor]:
-    return States(row_R1=torch.from_numpy(states.row_R1), code_C=torch.from_numpy(states.code_C), max_row=states.max_row)
+def on_torch(legal_codes: LegalCodes[NDArray[np.int64]]) -> LegalCodes[torch.Tensor]:
+    return LegalCodes(
+        indptr_R1=torch.from_numpy(legal_codes.indptr_R1),
+        code_C=torch.from_numpy(legal_codes.code_C),
+        max_row=legal_codes.max_row,
+    )
 
 
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalize", ["full", "allowed"])
 def test_every_path_is_the_reference(shape: tuple[int, int, int], density: float, normalize: str) -> None:
-    hidden, weight, states = problem(1, *shape, density)
-    expected = reference.head(torch.from_numpy(hidden), torch.from_numpy(weight), on_torch(states), normalize)  # type: ignore[arg-type]
+    hidden, weight, legal_codes = problem(1, *shape, density)
+    expected = reference.head(torch.from_numpy(hidden), torch.from_numpy(weight), on_torch(legal_codes), normalize)  # type: ignore[arg-type]
     for path in PATHS if normalize == "allowed" else ("dense",):
-        found = cpu.head(hidden, weight, states, normalize, path=path)  # type: ignore[arg-type]
+        found = cpu.head(hidden, weight, legal_codes, normalize, path=path)  # type: ignore[arg-type]
         np.testing.assert_allclose(found.logit_C, expected.logit_C.numpy(), rtol=2e-5, atol=2e-5)
         np.testing.assert_allclose(found.lse_R, expected.lse_R.numpy(), rtol=2e-5, atol=2e-5)
         assert found.path == path
 
 
 def test_a_slice_of_a_larger_head_is_read_in_place() -> None:
-    hidden, weight, states = problem(2, 4, 90, 16, 0.2)
+    hidden, weight, legal_codes = problem(2, 4, 90, 16, 0.2)
     larger = np.full((300, 16), np.nan, np.float32)
     larger[100:190] = weight
     for path in PATHS:
-        found = cpu.head(torch.from_numpy(hidden), torch.from_numpy(larger)[100:190], states, "allowed", path=path)
-        assert np.array_equal(found.logit_C, cpu.head(hidden, weight, states, "allowed", path=path).logit_C)
+        found = cpu.head(torch.from_numpy(hidden), torch.from_numpy(larger)[100:190], legal_codes, "allowed", path=path)
+        assert np.array_equal(found.logit_C, cpu.head(hidden, weight, legal_codes, "allowed", path=path).logit_C)
 
 
 def test_large_logits_do_not_overflow() -> None:
-    hidden, weight, states = problem(3, 3, 500, 8, 0.5)
-    found = cpu.head(hidden * 100, weight * 100, states, "full")
-    expected = reference.head(torch.from_numpy(hidden * 100), torch.from_numpy(weight * 100), on_torch(states), "full")
+    hidden, weight, legal_codes = problem(3, 3, 500, 8, 0.5)
+    found = cpu.head(hidden * 100, weight * 100, legal_codes, "full")
+    expected = reference.head(torch.from_numpy(hidden * 100), torch.from_numpy(weight * 100), on_torch(legal_codes), "full")
     np.testing.assert_allclose(found.lse_R, expected.lse_R.numpy(), rtol=1e-5)
 
 
@@ -62,41 +66,41 @@ def test_large_logits_do_not_overflow() -> None:
 def test_any_ragged_set_of_codes(rows: list[list[int]], hidden: int) -> None:
     rng = np.random.default_rng(len(rows))
     codes = np.concatenate([np.array(sorted(row), np.int64) for row in rows])
-    states = States.of(np.cumsum([0, *map(len, rows)]), codes, 151, may_be_empty=True)
+    legal_codes = LegalCodes.of(np.cumsum([0, *map(len, rows)]), codes, 151, may_be_empty=True)
     hidden_RD, weight_VD = rng.standard_normal((len(rows), hidden), np.float32), rng.standard_normal((151, hidden), np.float32)
     exact = hidden_RD.astype(np.float64) @ weight_VD.astype(np.float64).T
-    row_C = np.repeat(np.arange(len(rows)), np.diff(states.row_R1))
+    row_C = np.repeat(np.arange(len(rows)), np.diff(legal_codes.indptr_R1))
     for path in PATHS:
-        found = cpu.head(hidden_RD, weight_VD, states, "allowed", path=path)
+        found = cpu.head(hidden_RD, weight_VD, legal_codes, "allowed", path=path)
         np.testing.assert_allclose(found.logit_C, exact[row_C, codes], rtol=1e-4, atol=1e-4)
 
 
 def test_the_choice_follows_the_cost() -> None:
     sizes = {"codes": 131_072, "hidden": 3072}
-    costs = Costs()
-    few = Work(rows=1, legal=131, distinct=131, blocked=131 * BLOCK, **sizes)
-    assert choose(costs, few, "allowed") == "gather"
-    assert choose(costs, few, "full") == "dense"
-    everything = Work(rows=64, legal=64 * 131_072, distinct=131_072, blocked=131_072, **sizes)
-    assert choose(costs, everything, "allowed") == "dense"
-    clustered = Work(rows=64, legal=64 * 8192, distinct=8192, blocked=8192, **sizes)
-    assert choose(costs, clustered, "allowed") == "blocks"
-    shared = Work(rows=64, legal=64 * 1310, distinct=40_000, blocked=125_000, **sizes)
-    assert choose(Costs(token=0.05, gather=1.0), shared, "allowed") == "tokens"
+    costs = HeadCosts()
+    few = Workload(rows=1, legal=131, distinct=131, blocked=131 * BLOCK, **sizes)
+    assert cheapest_path(costs, few, "allowed") == "gather"
+    assert cheapest_path(costs, few, "full") == "dense"
+    everything = Workload(rows=64, legal=64 * 131_072, distinct=131_072, blocked=131_072, **sizes)
+    assert cheapest_path(costs, everything, "allowed") == "dense"
+    clustered = Workload(rows=64, legal=64 * 8192, distinct=8192, blocked=8192, **sizes)
+    assert cheapest_path(costs, clustered, "allowed") == "blocks"
+    shared = Workload(rows=64, legal=64 * 1310, distinct=40_000, blocked=125_000, **sizes)
+    assert cheapest_path(HeadCosts(token=0.05, gather=1.0), shared, "allowed") == "tokens"
 
 
 def test_calibration_is_positive_and_chooses_something_that_is_right() -> None:
-    hidden, weight, states = problem(4, 8, 4096, 32, 0.05)
+    hidden, weight, legal_codes = problem(4, 8, 4096, 32, 0.05)
     costs = cpu.calibrate(weight, rows=(1, 8), seconds=0.001)
     assert all(value > 0 for _, value in costs.dense)
     assert min(costs.gather, costs.token, costs.shared, costs.call) > 0
-    found = cpu.head(hidden, weight, states, "allowed", costs=costs)
-    expected = cpu.head(hidden, weight, states, "allowed", path="gather")
+    found = cpu.head(hidden, weight, legal_codes, "allowed", costs=costs)
+    expected = cpu.head(hidden, weight, legal_codes, "allowed", path="gather")
     np.testing.assert_allclose(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("row_R1", "code_C", "says"),
+    ("indptr_R1", "code_C", "says"),
     [
         ([0, 1, 1], [3], "row 1 has no legal code"),
         ([0, 1], [10], "from 10 to 10"),
@@ -111,30 +115,30 @@ def test_calibration_is_positive_and_chooses_something_that_is_right() -> None:
         ([[0, 1]], [1], "row of integers"),
     ],
 )
-def test_states_that_are_none(row_R1: list[int], code_C: list[int], says: str) -> None:
+def test_states_that_are_none(indptr_R1: list[int], code_C: list[int], says: str) -> None:
     with pytest.raises(CodesError, match=says):
-        States.of(np.array(row_R1), np.array(code_C), 10)
+        LegalCodes.of(np.array(indptr_R1), np.array(code_C), 10)
 
 
 def test_rows_that_restart_are_ascending_too() -> None:
-    assert States.from_rows([[0, 9], [0], [1, 2]], 10).max_row == 2
+    assert LegalCodes.from_rows([[0, 9], [0], [1, 2]], 10).max_row == 2
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
-    hidden, weight, states = problem(5, 3, 50, 8, 0.5)
+    hidden, weight, legal_codes = problem(5, 3, 50, 8, 0.5)
     with pytest.raises(LogitsError, match="do not fit"):
-        cpu.head(hidden[:, :7], weight, states, "allowed")
+        cpu.head(hidden[:, :7], weight, legal_codes, "allowed")
     with pytest.raises(LogitsError, match="2 hidden states"):
-        cpu.head(hidden[:2], weight, states, "allowed")
+        cpu.head(hidden[:2], weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="float64"):
-        cpu.head(hidden.astype(np.float64), weight, states, "allowed")
+        cpu.head(hidden.astype(np.float64), weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="bfloat16"):
-        cpu.head(hidden, torch.from_numpy(weight).bfloat16(), states, "allowed")
+        cpu.head(hidden, torch.from_numpy(weight).bfloat16(), legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="contiguous"):
-        cpu.head(hidden, np.asfortranarray(weight), states, "allowed")
+        cpu.head(hidden, np.asfortranarray(weight), legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="normalize"):
-        cpu.head(hidden, weight, states, "fulll")  # type: ignore[arg-type]
+        cpu.head(hidden, weight, legal_codes, "fulll")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="always 'dense'"):
-        cpu.head(hidden, weight, states, "full", path="gather")
+        cpu.head(hidden, weight, legal_codes, "full", path="gather")
     with pytest.raises(ArgumentError, match="path is"):
-        cpu.head(hidden, weight, states, "allowed", path="magic")  # type: ignore[arg-type]
+        cpu.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]

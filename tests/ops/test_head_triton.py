@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.timing import poisoned
+from benchmarks.peers.masked_head import masked_logits
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.ops.head import Costs, States, Work, reference, triton
-from leafbeam.ops.head.triton_masked import masked_logits
+from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, reference, triton
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +22,16 @@ def poison() -> Generator[None]:
 SHAPES = [(1, 70, 24), (3, 129, 100), (18, 200, 64)]
 
 
-def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor, Tensor, States[Tensor]]:
+def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor, Tensor, LegalCodes[Tensor]]:
     generator = torch.Generator().manual_seed(rows)
     legal_RV = torch.rand(rows, codes, generator=generator) < density
     row_C, code_C = legal_RV.nonzero(as_tuple=True)
     sizes_R = legal_RV.sum(1)
-    states = States(
-        row_R1=torch.cat([torch.zeros(1, dtype=torch.int64), sizes_R.cumsum(0)]), code_C=code_C, max_row=int(sizes_R.max())
+    legal_codes = LegalCodes(
+        indptr_R1=torch.cat([torch.zeros(1, dtype=torch.int64), sizes_R.cumsum(0)]), code_C=code_C, max_row=int(sizes_R.max())
     )
     assert len(row_C) == len(code_C)
-    return torch.randn(rows, hidden, generator=generator), torch.randn(codes, hidden, generator=generator), states
+    return torch.randn(rows, hidden, generator=generator), torch.randn(codes, hidden, generator=generator), legal_codes
 
 
 @pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
@@ -40,21 +40,21 @@ def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor,
 def test_every_kernel_is_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
     if density == 1.0 and shape[0] == 18 and path in ("gather", "tokens"):
         density = 0.2  # 3,600 legal codes are minutes under the interpreter
-    hidden, weight, states = problem(*shape, density)
+    hidden, weight, legal_codes = problem(*shape, density)
     normalize = "full" if path == "full" else "allowed"
-    expected = reference.head(hidden, weight, states, normalize)
-    found = triton.head(hidden, weight, states, normalize, path="dense" if path == "full" else path)  # type: ignore[arg-type]
+    expected = reference.head(hidden, weight, legal_codes, normalize)
+    found = triton.head(hidden, weight, legal_codes, normalize, path="dense" if path == "full" else path)  # type: ignore[arg-type]
     torch.testing.assert_close(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.lse_R, expected.lse_R, rtol=1e-5, atol=1e-4)
 
 
 def test_a_slice_of_a_head_is_read_in_place() -> None:
-    hidden, weight, states = problem(2, 80, 32, 0.2)
+    hidden, weight, legal_codes = problem(2, 80, 32, 0.2)
     larger = torch.full((200, 32), torch.nan)
     larger[60:140] = weight
-    expected = reference.head(hidden, weight, states, "allowed").logit_C
+    expected = reference.head(hidden, weight, legal_codes, "allowed").logit_C
     for path in ("gather", "tokens", "blocks"):
-        found = triton.head(hidden, larger[60:140], states, "allowed", path=path)  # type: ignore[arg-type]
+        found = triton.head(hidden, larger[60:140], legal_codes, "allowed", path=path)  # type: ignore[arg-type]
         torch.testing.assert_close(found.logit_C, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -70,35 +70,35 @@ def test_the_study_logs_kernels_write_what_the_mask_allows(level: str, rows: int
 
 
 def test_the_choice_needs_no_look_at_the_device() -> None:
-    hidden, weight, states = problem(3, 129, 100, 0.03)
-    chosen = triton.head(hidden, weight, states, "allowed", costs=Costs(call=0.0))
+    hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
+    chosen = triton.head(hidden, weight, legal_codes, "allowed", costs=HeadCosts(call=0.0))
     assert chosen.path == "gather"
-    assert triton.head(hidden, weight, states, "full").path == "dense"
-    everything = Work.expected(rows=4, codes=100, hidden=8, legal=400)
+    assert triton.head(hidden, weight, legal_codes, "full").path == "dense"
+    everything = Workload.expected(rows=4, codes=100, hidden=8, legal=400)
     assert (everything.distinct, everything.blocked) == (100, 100)
-    few = Work.expected(rows=4, codes=100_000, hidden=8, legal=40)
+    few = Workload.expected(rows=4, codes=100_000, hidden=8, legal=40)
     assert 38 <= few.distinct <= 40
     assert 2000 < few.blocked <= 40 * 64
-    assert Costs().nanoseconds(few)["gather"] > 0
+    assert HeadCosts().nanoseconds(few)["gather"] > 0
 
 
 def test_what_does_not_fit_is_refused_before_a_launch() -> None:
-    hidden, weight, states = problem(3, 129, 100, 0.03)
+    hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
     with pytest.raises(LogitsError, match="do not fit"):
-        triton.head(hidden[:, :9], weight, states, "allowed")
+        triton.head(hidden[:, :9], weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="float64"):
-        triton.head(hidden.double(), weight, states, "allowed")
+        triton.head(hidden.double(), weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="one dtype"):
-        triton.head(hidden.half(), weight, states, "allowed")
+        triton.head(hidden.half(), weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="contiguous"):
-        triton.head(hidden, weight.T.contiguous().T, states, "allowed")
-    narrow = States(row_R1=states.row_R1.int(), code_C=states.code_C, max_row=states.max_row)
+        triton.head(hidden, weight.T.contiguous().T, legal_codes, "allowed")
+    narrow = LegalCodes(indptr_R1=legal_codes.indptr_R1.int(), code_C=legal_codes.code_C, max_row=legal_codes.max_row)
     with pytest.raises(ArgumentError, match="int64"):
         triton.head(hidden, weight, narrow, "allowed")
     with pytest.raises(ArgumentError, match="always 'dense'"):
-        triton.head(hidden, weight, states, "full", path="gather")
+        triton.head(hidden, weight, legal_codes, "full", path="gather")
     with pytest.raises(ArgumentError, match="path is"):
-        triton.head(hidden, weight, states, "allowed", path="magic")  # type: ignore[arg-type]
+        triton.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="not on one"):
         triton.calibrate(weight)
     with pytest.raises(LogitsError, match="mask"):

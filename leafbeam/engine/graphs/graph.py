@@ -26,7 +26,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, DeviceFound, StaticDeco
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import Transformer
-from leafbeam.model.static_runner import DeviceRounds, attend
+from leafbeam.model.static_runner import StaticRunner, attend
 from leafbeam.ops.constrain import RequestFilter, Scoring
 
 __all__ = ["Graphs", "buckets_of", "graphs_for"]
@@ -82,7 +82,7 @@ class Graphs:
 
     def __init__(
         self,
-        rounds: DeviceRounds,
+        rounds: StaticRunner,
         version: Version,
         buckets: Sequence[Bucket],
         *,
@@ -278,7 +278,7 @@ def graphs_for(
         return TritonIndex(version, device) if on_gpu else TorchIndex(version, device)
 
     return Graphs(
-        DeviceRounds(model, import_module("leafbeam.ops.attention.triton").attend if on_gpu else attend),
+        StaticRunner(model, import_module("leafbeam.ops.attention.triton").attend if on_gpu else attend),
         version,
         buckets_of(
             batch=capacity.requests,

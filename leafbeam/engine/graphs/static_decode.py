@@ -18,7 +18,7 @@ from torch import Tensor
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex
 from leafbeam.errors import LogitsError
 from leafbeam.model import search_bytes
-from leafbeam.model.static_runner import DeviceRounds
+from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
 __all__ = ["Bucket", "DeviceFound", "StaticDecode"]
@@ -64,13 +64,13 @@ class StaticDecode:
         for each level: logits; ranges, scores and parents of the best (`DeviceIndex.step`); their codes through the model
 
     A batch smaller than the bucket is filled up with requests that may reach nothing. The answers are those of BeamSearch over
-    Rounds. end_code: of an index of sequences: a beam that took it is certain to take it again.
+    DecodeSession. end_code: of an index of sequences: a beam that took it is certain to take it again.
 
     Cost: all levels of all beams of the whole bucket, whatever is in it: nothing ends early.
     """
 
     def __init__(
-        self, rounds: DeviceRounds, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
+        self, rounds: StaticRunner, index: DeviceIndex, bucket: Bucket, filters: DeviceFilters, *, end_code: int | None = None
     ) -> None:
         self.bucket, self._rounds, self._index, self._filters, self._end_code = bucket, rounds, index, filters, end_code
         sizes = rounds.vocabulary.codebook_sizes
@@ -152,7 +152,7 @@ class StaticDecode:
         )
         search = self._rounds.start(self.tokens_BT, self.lengths_B, self.bucket.width)
         for level, width in enumerate(self._widths):
-            logits_BKV = search.codes(beams.code, beams.parent) if level else search.logits_BV[:, None]
+            logits_BKV = search.extend(beams.code, beams.parent) if level else search.root_logits_BV[:, None]
             if self._end_code is not None and level:
                 logits_BKV = _certain(logits_BKV, beams.code == self._end_code)
             beams, bad = self._index.step(

@@ -1,6 +1,6 @@
 """The allowed-only head: one verb, `head`, one file per backend; `reference` is the truth."""
 
-from leafbeam.ops.head.cost import Costs, Path, Work, choose
-from leafbeam.ops.head.types import HeadLogits, Normalize, States
+from leafbeam.ops.head.cost import HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize
 
-__all__ = ["Costs", "HeadLogits", "Normalize", "Path", "States", "Work", "choose"]
+__all__ = ["HeadCosts", "HeadLogits", "HeadPath", "LegalCodes", "Normalize", "Workload", "cheapest_path"]

@@ -18,14 +18,14 @@ from typing import Literal
 
 from leafbeam.ops.head.types import Normalize
 
-__all__ = ["BLOCK", "Costs", "Path", "Work", "choose"]
+__all__ = ["BLOCK", "HeadCosts", "HeadPath", "Workload", "cheapest_path"]
 
-Path = Literal["dense", "blocks", "gather", "tokens"]
+HeadPath = Literal["dense", "blocks", "gather", "tokens"]
 BLOCK = 64  # codes that are skipped or computed together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Workload:
     """What one call has to do. distinct: different legal codes. blocked: codes in blocks that hold a legal one."""
 
     rows: int
@@ -36,7 +36,7 @@ class Work:
     blocked: int
 
     @classmethod
-    def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Work:
+    def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Workload:
         """Where looking would cost more than it tells: as if every row drew its codes by itself."""
         illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share that a row may not take
         distinct = round(codes * (1 - illegal**rows))
@@ -45,7 +45,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class HeadCosts:
     """Nanoseconds on one machine, measured once (`cpu.calibrate`, `triton.calibrate`) and then passed to every call.
 
     dense: nanoseconds for each weight of a dense product, at each number of rows that was measured. gather: for each weight
@@ -53,7 +53,7 @@ class Costs:
     further product with it. call: fixed, for one product of a block or one kernel. margin: how much cheaper than dense
     another way has to look before it is taken.
 
-    The defaults are a rough server core of 2023: enough to choose well at the extremes.
+    The defaults are a rough server core of 2023: enough to cheapest_path well at the extremes.
     """
 
     dense: tuple[tuple[int, float], ...] = ((1, 0.25), (16, 0.35), (128, 2.0))
@@ -73,7 +73,7 @@ class Costs:
             below = above
         return below[1] * rows / below[0]
 
-    def nanoseconds(self, work: Work) -> Mapping[Path, float]:
+    def nanoseconds(self, work: Workload) -> Mapping[HeadPath, float]:
         """What each way is expected to take."""
         per_weight = self.dense_at(work.rows)
         return {
@@ -87,7 +87,7 @@ class Costs:
         }
 
 
-def choose(costs: Costs, work: Work, normalize: Normalize) -> Path:
+def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:
     """The cheapest way. Cost: nothing to speak of."""
     if normalize == "full":
         return "dense"

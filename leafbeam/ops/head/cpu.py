@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.logsumexp import CHUNK
 from leafbeam.ops.head import kernels as dots
-from leafbeam.ops.head.cost import BLOCK, Costs, Path, Work, choose
-from leafbeam.ops.head.types import HeadLogits, Normalize, States, check_normalize, check_shapes
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_normalize, check_shapes
 
 __all__ = ["calibrate", "head"]
 
@@ -28,11 +28,11 @@ _CACHED = 1 << 18  # logits of a block of codes that stay in the second-level ca
 def head(
     hidden_RD: Any,
     weight_VD: Any,
-    states: States[NDArray[np.int64]],
+    legal_codes: LegalCodes[NDArray[np.int64]],
     normalize: Normalize,
     *,
-    costs: Costs | None = None,
-    path: Path | None = None,
+    costs: HeadCosts | None = None,
+    path: HeadPath | None = None,
     block: int = BLOCK,
 ) -> HeadLogits[NDArray[Any]]:
     """The logits of each row's legal codes and its log-sum-exp: see `leafbeam.ops.head.reference.head`, which this equals.
@@ -45,37 +45,37 @@ def head(
     """
     check_normalize(normalize)
     hidden_RD, weight_VD = _floats("hidden states", hidden_RD), _floats("the head's weight", weight_VD)
-    check_shapes(hidden_RD, weight_VD, states)
+    check_shapes(hidden_RD, weight_VD, legal_codes)
     blocks = None
     if path is None:
-        path, blocks = _chosen(costs or Costs(), hidden_RD, weight_VD, states, normalize)
+        path, blocks = _chosen(costs or HeadCosts(), hidden_RD, weight_VD, legal_codes, normalize)
         block = BLOCK if blocks is not None else block
     if normalize == "full" and path != "dense":
         raise ArgumentError(f"path is {path!r}: normalize='full' sees every code and is always 'dense'")
-    logit_C = np.empty(states.count, np.float32)
+    logit_C = np.empty(legal_codes.count, np.float32)
     if path == "gather":
-        dots.csr_logits(hidden_RD, weight_VD, states.row_R1, states.code_C, logit_C)
+        dots.csr_logits(hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C, logit_C)
     elif path == "tokens":
         begin_V1 = np.empty(len(weight_VD) + 1, np.int64)
-        row_C, place_C = np.empty(states.count, np.int64), np.empty(states.count, np.int64)
-        dots.by_code(states.row_R1, states.code_C, begin_V1, row_C, place_C)
+        row_C, place_C = np.empty(legal_codes.count, np.int64), np.empty(legal_codes.count, np.int64)
+        dots.by_code(legal_codes.indptr_R1, legal_codes.code_C, begin_V1, row_C, place_C)
         dots.token_logits(hidden_RD, weight_VD, begin_V1, row_C, place_C, logit_C)
     elif path in ("dense", "blocks"):
         if path == "dense":
             blocks = np.ones(-(-len(weight_VD) // block), np.bool_)
         elif blocks is None:
-            _, _, blocks = _marked(states, len(weight_VD), block)
-        lse_R = _products(hidden_RD, weight_VD, blocks, block, states, logit_C, full=normalize == "full")
+            _, _, blocks = _marked(legal_codes, len(weight_VD), block)
+        lse_R = _products(hidden_RD, weight_VD, blocks, block, legal_codes, logit_C, full=normalize == "full")
         if normalize == "full":
-            return HeadLogits(states=states, logit_C=logit_C, lse_R=lse_R, path=path)
+            return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
     else:
         raise ArgumentError(f"path is {path!r}: expected 'dense', 'blocks', 'gather' or 'tokens'")
-    lse_R = np.empty(states.num_rows, np.float32)
-    dots.log_sums(states.row_R1, logit_C, np.empty(states.max_row // CHUNK + 1, np.float32), lse_R)
-    return HeadLogits(states=states, logit_C=logit_C, lse_R=lse_R, path=path)
+    lse_R = np.empty(legal_codes.num_rows, np.float32)
+    dots.log_sums(legal_codes.indptr_R1, logit_C, np.empty(legal_codes.max_row // CHUNK + 1, np.float32), lse_R)
+    return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
 
 
-def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), seconds: float = 0.05) -> Costs:
+def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), seconds: float = 0.05) -> HeadCosts:
     """Measure this machine on some of the head's own weights: at least three runs and `seconds` for each figure, after one.
 
     Returns what it measured and keeps nothing: hold the answer and pass it to `head`.
@@ -87,21 +87,21 @@ def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), secon
     some_VD = weight_VD[:part]
     hidden_RD = rng.standard_normal((max(rows), hidden), np.float32)
 
-    def states_of(num_rows: int, each: int) -> States[NDArray[np.int64]]:
+    def drawn_codes(num_rows: int, each: int) -> LegalCodes[NDArray[np.int64]]:
         drawn = [np.sort(rng.choice(part, each, replace=False)) for _ in range(num_rows)]
-        return States.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), part)
+        return LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), part)
 
-    def time_of(path: Path, num_rows: int, states: States[NDArray[np.int64]]) -> float:
-        return _least(lambda: head(hidden_RD[:num_rows], some_VD, states, "allowed", path=path), seconds)
+    def time_of(path: HeadPath, num_rows: int, legal_codes: LegalCodes[NDArray[np.int64]]) -> float:
+        return _least(lambda: head(hidden_RD[:num_rows], some_VD, legal_codes, "allowed", path=path), seconds)
 
-    dense = tuple((n, time_of("dense", n, states_of(n, 1)) / (part * hidden)) for n in sorted(set(rows)))
-    few, many = states_of(1, max(1, part // 4)), states_of(8, max(1, part // 4))
+    dense = tuple((n, time_of("dense", n, drawn_codes(n, 1)) / (part * hidden)) for n in sorted(set(rows)))
+    few, many = drawn_codes(1, max(1, part // 4)), drawn_codes(8, max(1, part // 4))
     gather = time_of("gather", 1, few) / (few.count * hidden)
     token = time_of("tokens", 1, few) / (few.count * hidden)
     distinct, _, _ = _marked(many, part)
     shared = (time_of("tokens", 8, many) - token * distinct * hidden) / (many.count * hidden)
-    one = states_of(1, 1)
-    return Costs(
+    one = drawn_codes(1, 1)
+    return HeadCosts(
         dense=dense, gather=gather, token=token, shared=max(shared, token / 20), call=max(500.0, time_of("gather", 1, one))
     )
 
@@ -118,12 +118,12 @@ def _least(run: Callable[[], object], seconds: float) -> float:
 
 
 def _chosen(
-    costs: Costs,
+    costs: HeadCosts,
     hidden_RD: NDArray[np.float32],
     weight_VD: NDArray[np.float32],
-    states: States[NDArray[np.int64]],
+    legal_codes: LegalCodes[NDArray[np.int64]],
     normalize: Normalize,
-) -> tuple[Path, NDArray[np.bool_] | None]:
+) -> tuple[HeadPath, NDArray[np.bool_] | None]:
     """The cheapest way, and the blocks that hold a legal code where they were counted.
 
     They are counted only where that could change the answer: few legal codes are gathered without a second look.
@@ -132,22 +132,26 @@ def _chosen(
     dense = costs.dense_at(len(hidden_RD)) * num_codes * hidden
     if normalize == "full" or dense < _SMALL:
         return "dense", None
-    if costs.gather * states.count < costs.token * states.max_row:  # no row names a code twice, so at least so many differ
-        gathers = costs.call + costs.gather * states.count * hidden < costs.margin * dense
+    if (
+        costs.gather * legal_codes.count < costs.token * legal_codes.max_row
+    ):  # no row names a code twice, so at least so many differ
+        gathers = costs.call + costs.gather * legal_codes.count * hidden < costs.margin * dense
         return "gather" if gathers else "dense", None
-    sizes = {"rows": len(hidden_RD), "codes": num_codes, "hidden": hidden, "legal": states.count}
-    least = -(-states.max_row // BLOCK) * BLOCK
-    hopeful = choose(costs, Work(**sizes, distinct=states.max_row, blocked=least), normalize)
+    sizes = {"rows": len(hidden_RD), "codes": num_codes, "hidden": hidden, "legal": legal_codes.count}
+    least = -(-legal_codes.max_row // BLOCK) * BLOCK
+    hopeful = cheapest_path(costs, Workload(**sizes, distinct=legal_codes.max_row, blocked=least), normalize)
     if hopeful in ("gather", "dense"):
         return hopeful, None
-    distinct, blocked, blocks = _marked(states, num_codes)
-    return choose(costs, Work(**sizes, distinct=distinct, blocked=blocked), normalize), blocks
+    distinct, blocked, blocks = _marked(legal_codes, num_codes)
+    return cheapest_path(costs, Workload(**sizes, distinct=distinct, blocked=blocked), normalize), blocks
 
 
-def _marked(states: States[NDArray[np.int64]], num_codes: int, block: int = BLOCK) -> tuple[int, int, NDArray[np.bool_]]:
+def _marked(
+    legal_codes: LegalCodes[NDArray[np.int64]], num_codes: int, block: int = BLOCK
+) -> tuple[int, int, NDArray[np.bool_]]:
     """(different legal codes, codes in blocks that hold one, these blocks)."""
     legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // block), np.bool_)
-    distinct, active = dots.mark(states.code_C, block, legal_V, blocks)
+    distinct, active = dots.mark(legal_codes.code_C, block, legal_V, blocks)
     return distinct, min(active * block, num_codes), blocks
 
 
@@ -156,7 +160,7 @@ def _products(
     weight_VD: NDArray[np.float32],
     blocks: NDArray[np.bool_],
     block: int,
-    states: States[NDArray[np.int64]],
+    legal_codes: LegalCodes[NDArray[np.int64]],
     logit_C: NDArray[np.float32],
     *,
     full: bool,
@@ -168,7 +172,7 @@ def _products(
     count = dots.runs_of(blocks, block, num_codes, longest, runs_N2)
     space = np.empty(num_rows * min(longest, len(blocks) * block), np.float32)
     chunks = np.empty(longest // CHUNK + 1, np.float32)
-    at_R = states.row_R1[:-1].copy()
+    at_R = legal_codes.indptr_R1[:-1].copy()
     top_R, sum_R = np.full(num_rows, -np.inf, np.float32), np.zeros(num_rows, np.float64)
     for begin, end in runs_N2[:count].tolist():
         logits_RB = space[: num_rows * (end - begin)].reshape(num_rows, end - begin)
@@ -176,7 +180,7 @@ def _products(
             np.dot(weight_VD[begin:end], hidden_RD[0], out=logits_RB[0])
         else:
             np.matmul(hidden_RD, weight_VD[begin:end].T, out=logits_RB)
-        dots.take(logits_RB, begin, states.row_R1, states.code_C, at_R, logit_C)
+        dots.take(logits_RB, begin, legal_codes.indptr_R1, legal_codes.code_C, at_R, logit_C)
         if full:
             dots.add_to_sums(logits_RB, top_R, sum_R, chunks)
     with np.errstate(divide="ignore"):

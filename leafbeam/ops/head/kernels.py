@@ -47,11 +47,11 @@ def _dots(one_D, others_D):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def csr_logits(hidden_RD, weight_VD, row_R1, code_C, out_C):
+def csr_logits(hidden_RD, weight_VD, indptr_R1, code_C, out_C):
     """The logit of each legal code of each row. Cost: C x D weights, read at random, a row of them at a time."""
     for row in range(hidden_RD.shape[0]):
         hidden_D = hidden_RD[row]
-        at, end = row_R1[row], row_R1[row + 1]
+        at, end = indptr_R1[row], indptr_R1[row + 1]
         while at + 4 <= end:
             four = weight_VD[code_C[at]], weight_VD[code_C[at + 1]], weight_VD[code_C[at + 2]], weight_VD[code_C[at + 3]]
             out_C[at], out_C[at + 1], out_C[at + 2], out_C[at + 3] = _dots(hidden_D, four)
@@ -78,15 +78,15 @@ def token_logits(hidden_RD, weight_VD, begin_V1, row_C, place_C, out_C):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def by_code(row_R1, code_C, begin_V1, out_row_C, out_place_C):
+def by_code(indptr_R1, code_C, begin_V1, out_row_C, out_place_C):
     """Turn legal codes by row into rows by code: where each code's begin, and for each its row and place. A counting sort."""
     begin_V1[:] = 0
     for at in range(code_C.size):
         begin_V1[code_C[at] + 1] += 1
     for code in range(begin_V1.size - 1):
         begin_V1[code + 1] += begin_V1[code]
-    for row in range(row_R1.size - 2, -1, -1):
-        for at in range(row_R1[row + 1] - 1, row_R1[row] - 1, -1):
+    for row in range(indptr_R1.size - 2, -1, -1):
+        for at in range(indptr_R1[row + 1] - 1, indptr_R1[row] - 1, -1):
             begin_V1[code_C[at] + 1] -= 1
             place = begin_V1[code_C[at] + 1]
             out_row_C[place], out_place_C[place] = row, at
@@ -131,11 +131,11 @@ def runs_of(blocks, block, num_codes, longest, out_N2):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def take(logits_RB, first, row_R1, code_C, at_R, out_C):
+def take(logits_RB, first, indptr_R1, code_C, at_R, out_C):
     """Copy the legal logits of the codes from `first` on; `at_R` says how far each row has come and is moved on."""
     last = first + logits_RB.shape[1]
     for row in range(logits_RB.shape[0]):
-        at, end = at_R[row], row_R1[row + 1]
+        at, end = at_R[row], indptr_R1[row + 1]
         while at < end and code_C[at] < last:
             out_C[at] = logits_RB[row, code_C[at] - first]
             at += 1
@@ -155,10 +155,10 @@ def add_to_sums(logits_RB, top_R, sum_R, chunks):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def log_sums(row_R1, logit_C, chunks, out_R):
+def log_sums(indptr_R1, logit_C, chunks, out_R):
     """The log-sum-exp of each ragged row; -inf of an empty one."""
-    for row in range(row_R1.size - 1):
-        values = logit_C[row_R1[row] : row_R1[row + 1]]
+    for row in range(indptr_R1.size - 1):
+        values = logit_C[indptr_R1[row] : indptr_R1[row + 1]]
         out_R[row] = np.float32(-np.inf)
         if values.size > 0:
             top = chunk_maxima(values, chunks)

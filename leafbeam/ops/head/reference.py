@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafbeam.ops.head.types import HeadLogits, Normalize, States, check_normalize, check_shapes
+from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_normalize, check_shapes
 
 __all__ = ["head"]
 
 
-def head(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], normalize: Normalize) -> HeadLogits[Tensor]:
+def head(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], normalize: Normalize) -> HeadLogits[Tensor]:
     """The logits of each row's legal codes and its log-sum-exp.
 
         logits = hidden @ weight.T
@@ -23,12 +23,12 @@ def head(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], normalize
     Cost: R x V x D multiplications and a table of R x V. Raises LogitsError, ArgumentError.
     """
     check_normalize(normalize)
-    check_shapes(hidden_RD, weight_VD, states)
+    check_shapes(hidden_RD, weight_VD, legal_codes)
     logits_RV = hidden_RD.double() @ weight_VD.double().T
-    row_C = torch.repeat_interleave(states.row_R1.diff())
-    logit_C = logits_RV[row_C, states.code_C]
+    row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff())
+    logit_C = logits_RV[row_C, legal_codes.code_C]
     if normalize == "allowed":
         legal_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-        legal_RV[row_C, states.code_C] = True
+        legal_RV[row_C, legal_codes.code_C] = True
         logits_RV = logits_RV.masked_fill(~legal_RV, -torch.inf)
-    return HeadLogits(states=states, logit_C=logit_C.float(), lse_R=logits_RV.logsumexp(1).float(), path="reference")
+    return HeadLogits(legal_codes=legal_codes, logit_C=logit_C.float(), lse_R=logits_RV.logsumexp(1).float(), path="reference")

@@ -1,4 +1,4 @@
-"""The allowed-only head on a GPU: the kernels of `triton_dots` behind the verb of `ops.head`.
+"""The allowed-only head on a GPU: the kernels of `triton_kernels` behind the verb of `ops.head`.
 
 Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), float32 alone, slowly.
 
@@ -15,14 +15,14 @@ import triton
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.head.cost import BLOCK, Costs, Path, Work, choose
-from leafbeam.ops.head.triton_dots import csr_kernel, product_kernel, sums_kernel, token_kernel
-from leafbeam.ops.head.types import HeadLogits, Normalize, States, check_normalize, check_shapes
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.triton_kernels import csr_kernel, product_kernel, sums_kernel, token_kernel
+from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_normalize, check_shapes
 
 __all__ = ["DEVICE_COSTS", "calibrate", "head"]
 
 # From bytes alone, at 3.8 TB/s of bfloat16 weights; not measured. `calibrate` measures.
-DEVICE_COSTS = Costs(
+DEVICE_COSTS = HeadCosts(
     dense=((1, 0.00053), (128, 0.00055), (512, 0.0022)), gather=0.00053, token=0.00053, shared=0.0002, call=4_000.0
 )
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,11 +31,11 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def head(
     hidden_RD: Tensor,
     weight_VD: Tensor,
-    states: States[Tensor],
+    legal_codes: LegalCodes[Tensor],
     normalize: Normalize,
     *,
-    costs: Costs | None = None,
-    path: Path | None = None,
+    costs: HeadCosts | None = None,
+    path: HeadPath | None = None,
 ) -> HeadLogits[Tensor]:
     """The logits of each row's legal codes and its log-sum-exp: see `leafbeam.ops.head.reference.head`, which this equals.
 
@@ -46,27 +46,27 @@ def head(
     two, and a sort for "tokens". Raises ArgumentError, LogitsError, before any launch.
     """
     check_normalize(normalize)
-    check_shapes(hidden_RD, weight_VD, states)
-    _check(hidden_RD, weight_VD, states)
+    check_shapes(hidden_RD, weight_VD, legal_codes)
+    _check(hidden_RD, weight_VD, legal_codes)
     (rows, hidden), codes = hidden_RD.shape, len(weight_VD)
     if path is None:
-        path = choose(costs or DEVICE_COSTS, Work.expected(rows, codes, hidden, states.count), normalize)
+        path = cheapest_path(costs or DEVICE_COSTS, Workload.expected(rows, codes, hidden, legal_codes.count), normalize)
     if normalize == "full" and path != "dense":
         raise ArgumentError(f"path is {path!r}: normalize='full' sees every code and is always 'dense'")
-    logit_C = torch.empty(states.count, device=hidden_RD.device)
+    logit_C = torch.empty(legal_codes.count, device=hidden_RD.device)
     blocks = triton.cdiv(codes, BLOCK)
     full = normalize == "full"
     sums = torch.empty((2, rows, blocks) if full else (2, 1, 1), device=hidden_RD.device)
     if path == "dense" and not full:
-        row_C = torch.repeat_interleave(states.row_R1.diff(), output_size=states.count)
-        logit_C = _product(hidden_RD, weight_VD)[row_C, states.code_C]
+        row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
+        logit_C = _product(hidden_RD, weight_VD)[row_C, legal_codes.code_C]
     elif path in ("dense", "blocks"):
         tile = max(16, min(64, triton.next_power_of_2(rows)))
         product_kernel[(triton.cdiv(rows, tile), blocks)](
             hidden_RD,
             weight_VD,
-            states.row_R1,
-            states.code_C,
+            legal_codes.indptr_R1,
+            legal_codes.code_C,
             logit_C,
             sums[0],
             sums[1],
@@ -86,11 +86,11 @@ def head(
         )
     elif path == "gather":
         per_program = 4
-        csr_kernel[(rows, max(1, triton.cdiv(states.max_row, per_program)))](
+        csr_kernel[(rows, max(1, triton.cdiv(legal_codes.max_row, per_program)))](
             hidden_RD,
             weight_VD,
-            states.row_R1,
-            states.code_C,
+            legal_codes.indptr_R1,
+            legal_codes.code_C,
             logit_C,
             hidden_RD.stride(0),
             weight_VD.stride(0),
@@ -100,12 +100,12 @@ def head(
             num_warps=4,
         )
     elif path == "tokens":
-        _by_token(hidden_RD, weight_VD, states, logit_C)
+        _by_token(hidden_RD, weight_VD, legal_codes, logit_C)
     else:
         raise ArgumentError(f"path is {path!r}: expected 'dense', 'blocks', 'gather' or 'tokens'")
     lse_R = torch.empty(rows, device=hidden_RD.device)
-    sums_kernel[(rows,)](logit_C, states.row_R1, sums[0], sums[1], lse_R, blocks, FULL=full, BLOCK=1024)
-    return HeadLogits(states=states, logit_C=logit_C, lse_R=lse_R, path=path)
+    sums_kernel[(rows,)](logit_C, legal_codes.indptr_R1, sums[0], sums[1], lse_R, blocks, FULL=full, BLOCK=1024)
+    return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
 
 
 def _product(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
@@ -115,10 +115,10 @@ def _product(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
     return torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
 
 
-def _by_token(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], logit_C: Tensor) -> None:
+def _by_token(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], logit_C: Tensor) -> None:
     codes, hidden = weight_VD.shape
-    row_C = torch.repeat_interleave(states.row_R1.diff(), output_size=states.count)
-    sorted_C, place_C = states.code_C.sort(stable=True)
+    row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
+    sorted_C, place_C = legal_codes.code_C.sort(stable=True)
     begin_V1 = torch.searchsorted(sorted_C, torch.arange(codes + 1, device=sorted_C.device))
     token_kernel[(codes,)](
         hidden_RD,
@@ -135,7 +135,7 @@ def _by_token(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor], logi
     )
 
 
-def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) -> Costs:
+def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) -> HeadCosts:
     """Measure a GPU on some of the head's own weights, by events; about a second. Keeps nothing: hold the answer.
 
     Raises ArgumentError without a GPU: the interpreter's times say nothing about one.
@@ -145,22 +145,22 @@ def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) 
     codes, hidden = weight_VD.shape
     hidden_RD = torch.randn(max(rows), hidden, device=weight_VD.device, dtype=weight_VD.dtype)
 
-    def states_of(num_rows: int, each: int) -> States[Tensor]:
+    def drawn_codes(num_rows: int, each: int) -> LegalCodes[Tensor]:
         drawn = torch.rand(num_rows, codes, device=weight_VD.device).argsort(1)[:, :each].sort(1).values
-        row_R1 = torch.arange(num_rows + 1, device=weight_VD.device) * each
-        return States(row_R1=row_R1, code_C=drawn.flatten(), max_row=each)
+        indptr_R1 = torch.arange(num_rows + 1, device=weight_VD.device) * each
+        return LegalCodes(indptr_R1=indptr_R1, code_C=drawn.flatten(), max_row=each)
 
-    def time_of(path: Path, num_rows: int, states: States[Tensor]) -> float:
-        return _median(lambda: head(hidden_RD[:num_rows], weight_VD, states, "allowed", path=path))
+    def time_of(path: HeadPath, num_rows: int, legal_codes: LegalCodes[Tensor]) -> float:
+        return _median(lambda: head(hidden_RD[:num_rows], weight_VD, legal_codes, "allowed", path=path))
 
-    dense = tuple((n, time_of("dense", n, states_of(n, 1)) / weight_VD.numel()) for n in sorted(set(rows)))
-    some, few = states_of(1, max(1, codes // 8)), states_of(1, 1)
+    dense = tuple((n, time_of("dense", n, drawn_codes(n, 1)) / weight_VD.numel()) for n in sorted(set(rows)))
+    some, few = drawn_codes(1, max(1, codes // 8)), drawn_codes(1, 1)
     call = time_of("gather", 1, few)
     gather = (time_of("gather", 1, some) - call) / (some.count * hidden)
     token = (time_of("tokens", 1, some) - call) / (some.count * hidden)
-    many = states_of(8, max(1, codes // 8))
+    many = drawn_codes(8, max(1, codes // 8))
     shared = (time_of("tokens", 8, many) - call) / (many.count * hidden) - token * 0.65
-    return Costs(dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20), call=call)
+    return HeadCosts(dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20), call=call)
 
 
 def _median(run: Callable[[], object], repeats: int = 9) -> float:
@@ -177,7 +177,7 @@ def _median(run: Callable[[], object], repeats: int = 9) -> float:
     return sorted(taken)[repeats // 2]
 
 
-def _check(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor]) -> None:
+def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> None:
     for name, tensor in (("hidden states", hidden_RD), ("the head's weight", weight_VD)):
         if tensor.dtype not in _DTYPES:
             raise ArgumentError(f"{name}: expected float32, bfloat16 or float16, got {tensor.dtype}")
@@ -185,9 +185,9 @@ def _check(hidden_RD: Tensor, weight_VD: Tensor, states: States[Tensor]) -> None
             raise ArgumentError(f"{name}: expected rows that are contiguous, got strides {tensor.stride()}: use .contiguous()")
     if hidden_RD.dtype != weight_VD.dtype:
         raise ArgumentError(f"hidden states are {hidden_RD.dtype} and the weight is {weight_VD.dtype}: expected one dtype")
-    devices = {str(one.device) for one in (hidden_RD, weight_VD, states.row_R1, states.code_C)}
+    devices = {str(one.device) for one in (hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C)}
     if len(devices) > 1:
-        raise ArgumentError(f"hidden states, weight and states are on {sorted(devices)}: expected one device")
-    for name, tensor in (("row_R1", states.row_R1), ("code_C", states.code_C)):
+        raise ArgumentError(f"hidden states, weight and legal_codes are on {sorted(devices)}: expected one device")
+    for name, tensor in (("indptr_R1", legal_codes.indptr_R1), ("code_C", legal_codes.code_C)):
         if tensor.dtype != torch.int64 or not tensor.is_contiguous():
             raise ArgumentError(f"{name} is {tensor.dtype}: expected contiguous int64")

@@ -26,7 +26,7 @@ __all__ = ["csr_kernel", "product_kernel", "sums_kernel", "token_kernel"]
 def csr_kernel(
     hidden_RD,
     weight_VD,
-    row_R1,
+    indptr_R1,
     code_C,
     logit_C,
     stride_hidden,
@@ -37,8 +37,8 @@ def csr_kernel(
 ):
     """Program (r, i): codes i x CODES and following of row r."""
     row = tl.program_id(0).to(tl.int64)
-    first = tl.load(row_R1 + row) + tl.program_id(1) * CODES
-    end = tl.load(row_R1 + row + 1)
+    first = tl.load(indptr_R1 + row) + tl.program_id(1) * CODES
+    end = tl.load(indptr_R1 + row + 1)
     if first >= end:
         return
     at = first + tl.arange(0, CODES)
@@ -100,7 +100,7 @@ def _first_at_least(code_C, begin, end, code):
 def product_kernel(
     hidden_RD,
     weight_VD,
-    row_R1,
+    indptr_R1,
     code_C,
     logit_C,
     top_RN,
@@ -121,8 +121,8 @@ def product_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     block = tl.program_id(1)
     first = block * CODES
-    begin = tl.load(row_R1 + row, mask=row < rows, other=0)
-    end = tl.load(row_R1 + row + 1, mask=row < rows, other=0)
+    begin = tl.load(indptr_R1 + row, mask=row < rows, other=0)
+    end = tl.load(indptr_R1 + row + 1, mask=row < rows, other=0)
     begin = _first_at_least(code_C, begin, end, first)
     end = _first_at_least(code_C, begin, end, first + CODES)
     if SKIP:  # noqa: SIM102 (known when the kernel is compiled; the other is not)
@@ -152,7 +152,7 @@ def product_kernel(
 
 
 @triton.jit
-def sums_kernel(logit_C, row_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.constexpr, BLOCK: tl.constexpr):
+def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.constexpr, BLOCK: tl.constexpr):
     """Program r: row r's log-sum-exp; -inf where it has nothing."""
     row = tl.program_id(0).to(tl.int64)
     top = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), 0)
@@ -161,8 +161,8 @@ def sums_kernel(logit_C, row_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.con
         at = row * num_blocks
         end = at + num_blocks
     else:
-        at = tl.load(row_R1 + row)
-        end = tl.load(row_R1 + row + 1)
+        at = tl.load(indptr_R1 + row)
+        end = tl.load(indptr_R1 + row + 1)
     while at < end:
         place = at + tl.arange(0, BLOCK)
         if FULL:
