@@ -152,8 +152,8 @@ def _leafbeam(trie: Trie, level: int, lo_1BK: NDArray[Any], hi_1BK: NDArray[Any]
     filters = cpu.bind_filters(arrays, request_filters(trie, 1, None, None))
 
     def run() -> tuple[NDArray[Any], NDArray[Any]]:
-        row_R1, code_C, _, _ = cpu.children(arrays, level, lo_1BK, hi_1BK, filters)
-        parts = [log_p_1RV[0, row, code_C[row_R1[row] : row_R1[row + 1]]] for row in range(R)]
+        row_indptr, code_C, _, _ = cpu.children(arrays, level, lo_1BK, hi_1BK, filters)
+        parts = [log_p_1RV[0, row, code_C[row_indptr[row] : row_indptr[row + 1]]] for row in range(R)]
         return code_C, np.concatenate(parts)
 
     return run

@@ -20,8 +20,8 @@ def dense(hidden_RD: Tensor, weight_VD: Tensor, row_C: Tensor, code_C: Tensor) -
     return (hidden_RD @ weight_VD.T)[row_C, code_C]
 
 
-def sliced(hidden_RD: Tensor, weight_VD: Tensor, row_R1: Tensor, code_C: Tensor) -> Tensor:
+def sliced(hidden_RD: Tensor, weight_VD: Tensor, row_indptr: Tensor, code_C: Tensor) -> Tensor:
     """The legal logits, row by row, from copied weights."""
-    bounds = row_R1.tolist()
+    bounds = row_indptr.tolist()
     rows = zip(hidden_RD, bounds[:-1], bounds[1:], strict=True)
     return torch.cat([weight_VD[code_C[begin:end]] @ hidden_D for hidden_D, begin, end in rows])

@@ -101,8 +101,8 @@ class Sampler:
             if self.backend == "reference":
                 lo, hi = backends.to_torch(lo), backends.to_torch(hi)
             ragged = self._ops.children(self._arrays, level, lo, hi, bound)
-            row_R1, code_C, lo_SC, hi_SC = (backends.to_numpy(array) for array in ragged)
-            row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))
+            row_indptr, code_C, lo_SC, hi_SC = (backends.to_numpy(array) for array in ragged)
+            row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
             log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, level)
             log_p_C = log_p_C + log_p_BK.reshape(-1)[row_C]
             noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)

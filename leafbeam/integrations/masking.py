@@ -113,9 +113,9 @@ class Masking:
         ranges_2SR = rows.ranges_D2SR[depth]
         if self._ends_early and depth:
             ranges_2SR = np.where(rows.tokens_DRL[depth, :, depth - 1] == self._eos, 0, ranges_2SR)
-        row_R1, code_C = self._prefixes.codes(depth, ranges_2SR)
+        row_indptr, code_C = self._prefixes.codes(depth, ranges_2SR)
         check_ends(level, code_C)
-        row_C = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1))
+        row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
         index_2C = torch.from_numpy(np.stack([row_C, level.token_V[code_C]])).to(scores_RW.device)
         row, token = index_2C[0], index_2C[1]
         values_C = scores_RW[row, token]

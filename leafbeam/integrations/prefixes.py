@@ -124,7 +124,7 @@ class Prefixes:
         return np.logical_or.reduce(ranges_2SR[0] < ranges_2SR[1])
 
     def codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(row_R1, code_C): the codes that may follow rows at ranges of a depth, ragged, ascending within a row."""
+        """(row_indptr, code_C): the codes that may follow rows at ranges of a depth, ragged, ascending within a row."""
         lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows.per_request)
-        row_R1, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
-        return row_R1, code_C
+        row_indptr, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
+        return row_indptr, code_C

@@ -162,18 +162,18 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
     automaton = Automaton.from_regex(PATTERNS[1], VOCABULARY)
     languages = automata.bind([automaton], end_code=END, num_codes=SIZE)
     states = np.array([[[0, automaton.num_states, *range(1, automaton.num_states), 0]]])
-    row_R1, code_C, lo_SC, hi_SC = automata.children(
+    row_indptr, code_C, lo_SC, hi_SC = automata.children(
         languages, 0, states, states + np.array([*[1] * (states.size - 1), 0]), None
     )
-    assert row_R1[-1] == row_R1[-2]  # the dead one
+    assert row_indptr[-1] == row_indptr[-2]  # the dead one
     for row, state in enumerate(states[0, 0, :-1].tolist()):
-        codes = code_C[row_R1[row] : row_R1[row + 1]].tolist()
+        codes = code_C[row_indptr[row] : row_indptr[row + 1]].tolist()
         if state == automaton.num_states:
             assert codes == [END]
             continue
         assert codes == sorted([*automaton.allowed(state).tolist(), *([END] if automaton.accepts(state) else [])])
         after = [automaton.num_states if code == END else automaton.next(state, code) for code in codes]
-        assert lo_SC[0, row_R1[row] : row_R1[row + 1]].tolist() == after
+        assert lo_SC[0, row_indptr[row] : row_indptr[row + 1]].tolist() == after
     assert np.array_equal(hi_SC, lo_SC + 1)
 
 

@@ -72,12 +72,12 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[Sequence[RequestFilter
 def children(
     arrays: VersionArrays, level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: FilterArrays
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every legal child of every beam, ragged: (row_R1, code_C, lo_SC, hi_SC).
+    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC).
 
         for each beam, row by row, and each segment: the places inside its range where a longer prefix starts, if a leaf under
         it is alive; a code found in two segments is one child with a range in each
 
-    row_R1: int64, where each of the B x K rows begins and, last, C. Ascending by code within a row. (0, 0) is no range.
+    row_indptr: int64, where each of the B x K rows begins and, last, C. Ascending by code within a row. (0, 0) is no range.
     """
     num_segments, *shape = lo_SBK.shape
     rows: list[Tensor] = []
@@ -141,12 +141,12 @@ def step(
         hi=torch.zeros((num_segments, *shape), dtype=torch.int64, device=device),
         num_valid=torch.zeros(shape[0], dtype=torch.int64, device=device),
     )
-    row_R1, code_C, lo_SC, hi_SC = children(arrays, level, lo_SBK, hi_SBK, filters)
+    row_indptr, code_C, lo_SC, hi_SC = children(arrays, level, lo_SBK, hi_SBK, filters)
     for request in range(batch_size):
         found: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
         for beam in range(num_rows):
             row = request * num_rows + beam
-            mine_C = torch.arange(int(row_R1[row]), int(row_R1[row + 1]), device=device)
+            mine_C = torch.arange(int(row_indptr[row]), int(row_indptr[row + 1]), device=device)
             if len(mine_C) == 0 or bool(scores_BK[request, beam].isneginf()):
                 continue
             row_V = logits_BKV[request, beam]

@@ -81,13 +81,13 @@ def roots(languages: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int6
 def legal(
     languages: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(row_R1, code_C): the legal codes of every beam, ragged, ascending: what an allowed-only head computes.
+    """(row_indptr, code_C): the legal codes of every beam, ragged, ascending: what an allowed-only head computes.
 
     None of dead beams. Cost: 1 ns a code.
     """
     _, batch_size, num_rows = lo_SBK.shape
     _check(languages, lo_SBK)
-    row_R1, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
+    row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
     space = np.empty(languages.num_codes + 1, np.int64)
     for request, automaton in enumerate(languages.automata):
         table, end = _table(automaton), languages.end_code
@@ -95,25 +95,25 @@ def legal(
             live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
             count = _legal_codes(table, lo_SBK[0, request, beam], end, space) if live else 0
             parts.append(space[:count].copy())
-            row_R1[request * num_rows + beam + 1] = count
-    return np.cumsum(row_R1), np.concatenate(parts)
+            row_indptr[request * num_rows + beam + 1] = count
+    return np.cumsum(row_indptr), np.concatenate(parts)
 
 
 def children(
     languages: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
 ) -> Children:
-    """Every legal child of every beam, ragged: (row_R1, code_C, lo_SC, hi_SC), as `leafbeam.ops.constrain.reference.children`.
+    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC), as `leafbeam.ops.constrain.reference.children`.
 
     Cost: that of `legal`, and one look-up of a next state for each child.
     """
-    row_R1, code_C = legal(languages, lo_SBK, hi_SBK)
+    row_indptr, code_C = legal(languages, lo_SBK, hi_SBK)
     lo_C = np.empty(len(code_C), np.int64)
-    row_C, num_rows = np.repeat(np.arange(len(row_R1) - 1), np.diff(row_R1)), lo_SBK.shape[2]
+    row_C, num_rows = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr)), lo_SBK.shape[2]
     for request, automaton in enumerate(languages.automata):
-        mine = slice(row_R1[request * num_rows], row_R1[(request + 1) * num_rows])
+        mine = slice(row_indptr[request * num_rows], row_indptr[(request + 1) * num_rows])
         before = lo_SBK[0, request, row_C[mine] - request * num_rows]
         lo_C[mine] = _next_states(automaton, languages.end_code, before, code_C[mine])
-    return row_R1, code_C, lo_C[None], lo_C[None] + 1
+    return row_indptr, code_C, lo_C[None], lo_C[None] + 1
 
 
 def step(
@@ -172,13 +172,13 @@ def extend(
 
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
     """
-    row_R1, code_C = ragged
+    row_indptr, code_C = ragged
     _, batch_size, num_rows = lo_SBK.shape
     found = _Found.of(batch_size, num_beams)
     for request, automaton in enumerate(languages.automata):
         rows = slice(request * num_rows, (request + 1) * num_rows)
         ended_K = lo_SBK[0, request] == automaton.num_states
-        begins = row_R1[rows.start : rows.stop + 1]
+        begins = row_indptr[rows.start : rows.stop + 1]
         bad = _extend_rows(
             begins, code_C, logit_C, lse_R[rows], scores_BK[request], ended_K, found.work, found.outputs(request)
         )

@@ -211,7 +211,7 @@ def _range_in(lo_SBK, hi_SBK, segment, b, k):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_R1, code_C, lo_SC, hi_SC):
+def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C, lo_SC, hi_SC):
     """All rows' legal children; returns how many."""
     count = 0
     num_segments, batch_size, num_rows = lo_SBK.shape
@@ -228,7 +228,7 @@ def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_R1, code_C, lo_
                 if num_segments > 1:
                     lo_SC[1, count], hi_SC[1, count] = ranges[2], ranges[3]
                 count += 1
-            row_R1[b * num_rows + k + 1] = count
+            row_indptr[b * num_rows + k + 1] = count
     return count
 
 

@@ -98,15 +98,15 @@ def children(
     """
     num_segments, batch_size, num_rows = lo_SBK.shape
     most = int(np.minimum(hi_SBK - lo_SBK, arrays.sizes[level]).sum())
-    row_R1 = np.zeros(batch_size * num_rows + 1, np.int64)
+    row_indptr = np.zeros(batch_size * num_rows + 1, np.int64)
     code_C, lo_SC, hi_SC = (
         np.empty(most, np.int64),
         np.zeros((num_segments, most), np.int64),
         np.zeros((num_segments, most), np.int64),
     )
     space = _children_space(arrays, level)
-    count = children_of_rows(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_R1, code_C, lo_SC, hi_SC)
-    return row_R1, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
+    count = children_of_rows(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_indptr, code_C, lo_SC, hi_SC)
+    return row_indptr, code_C[:count], lo_SC[:, :count], hi_SC[:, :count]
 
 
 def step(

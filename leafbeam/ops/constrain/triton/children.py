@@ -20,7 +20,7 @@ def children_kernel(
     segments,
     lo_SR,
     hi_SR,
-    row_R1,
+    row_indptr,
     code_C,
     lo_SC,
     hi_SC,
@@ -33,13 +33,13 @@ def children_kernel(
     WRITE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program r counts row r's children into row_R1[r + 1], or writes them from row_R1[r] on: base, then delta's own."""
+    """Program r counts row r's children into row_indptr[r + 1], or writes them from row_indptr[r] on: base, then delta's own."""
     row = tl.program_id(0).to(tl.int64)
     request = row // num_rows
     lo, hi = tl.load(lo_SR + row), tl.load(hi_SR + row)
     found = tl.sum(tl.zeros([TILE], tl.int64), 0)
     if WRITE:
-        found += tl.load(row_R1 + row)
+        found += tl.load(row_indptr + row)
     first, count = num_children(segments[0], lo, hi, FORM_0)
     start = 0
     while start < count:
@@ -81,4 +81,4 @@ def children_kernel(
             found += tl.sum(legal.to(tl.int64), 0)
             start += TILE
     if not WRITE:
-        tl.store(row_R1 + row + 1, found)
+        tl.store(row_indptr + row + 1, found)

@@ -271,15 +271,15 @@ def children(
     lo_SBK, hi_SBK = (torch.as_tensor(one, device=arrays.device).contiguous() for one in (lo_SBK, hi_SBK))
     num_segments, batch_size, num_rows = lo_SBK.shape
     segments, forms = _segments(arrays, level, filters)
-    row_R1 = torch.zeros(batch_size * num_rows + 1, dtype=torch.int64, device=arrays.device)
-    code_C = row_R1.new_empty(0)
-    ranges = row_R1.new_empty(2, num_segments, 0)
+    row_indptr = torch.zeros(batch_size * num_rows + 1, dtype=torch.int64, device=arrays.device)
+    code_C = row_indptr.new_empty(0)
+    ranges = row_indptr.new_empty(2, num_segments, 0)
     for write in (False, True):
         children_kernel[(batch_size * num_rows,)](
             segments,
             lo_SBK,
             hi_SBK,
-            row_R1,
+            row_indptr,
             code_C,
             ranges[0],
             ranges[1],
@@ -292,12 +292,12 @@ def children(
             TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(arrays.sizes[level]))),
         )
         if not write:
-            row_R1 = row_R1.cumsum(0)
-            code_C = row_R1.new_empty(int(row_R1[-1]))
-            ranges = row_R1.new_empty(2, num_segments, len(code_C))
-    row_C = torch.repeat_interleave(row_R1.diff())
+            row_indptr = row_indptr.cumsum(0)
+            code_C = row_indptr.new_empty(int(row_indptr[-1]))
+            ranges = row_indptr.new_empty(2, num_segments, len(code_C))
+    row_C = torch.repeat_interleave(row_indptr.diff())
     order = (row_C * arrays.sizes[level] + code_C).argsort()  # the delta's own children stand behind the base's
-    return row_R1, code_C[order], ranges[0][:, order], ranges[1][:, order]
+    return row_indptr, code_C[order], ranges[0][:, order], ranges[1][:, order]
 
 
 def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Any, ...], tuple[int, int]]:
