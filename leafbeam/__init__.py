@@ -5,9 +5,19 @@
 >>> result = search.run(step_fn, batch_size=1, filters=index.filter(in_stock))
 """
 
-from leafbeam.decode import BeamSearch, Sampler, SearchResult
+from typing import TYPE_CHECKING
+
 from leafbeam.errors import LeafbeamError
-from leafbeam.index import Filter, Trie
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.decode import BeamSearch, Sampler, SearchResult
+    from leafbeam.index import Filter, Trie
 
 __all__ = ["BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"]
 __version__ = "0.1.0"
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {"BeamSearch": ".decode", "Filter": ".index", "Sampler": ".decode", "SearchResult": ".decode", "Trie": ".index"},
+)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.automata.minimize import minimised
+from leafbeam.jit import njit
 
 __all__ = ["ByteDFA", "prefix_tree", "run"]
 

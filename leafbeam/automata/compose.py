@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
@@ -25,6 +24,7 @@ from leafbeam.automata.minimize import trimmed
 from leafbeam.automata.token_masks import dense_masks
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError
+from leafbeam.jit import njit
 
 __all__ = ["Composition", "compose"]
 

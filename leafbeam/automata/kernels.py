@@ -11,10 +11,10 @@ for, C legal tokens of all of them.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from leafbeam.automata.byte_dfa import run
 from leafbeam.index.bit_kernels import trailing_zeros
+from leafbeam.jit import njit
 
 __all__ = ["fill_masks", "fill_rows", "row_pointers", "step_states"]
 

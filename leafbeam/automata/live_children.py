@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.jit import njit
 
 __all__ = ["living", "moves_of", "scratch_of", "tree_of"]
 

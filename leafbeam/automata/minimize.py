@@ -12,8 +12,9 @@ Shapes: X states, E edges, Y blocks.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from leafbeam.jit import njit
 
 __all__ = ["Edges", "minimised", "trimmed"]
 

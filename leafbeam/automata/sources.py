@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA, prefix_tree
@@ -25,6 +24,7 @@ from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.sequences import SequenceTable
+from leafbeam.jit import njit
 
 __all__ = ["Limits", "Rows", "from_choices", "from_pattern", "from_schema", "from_sequences"]
 

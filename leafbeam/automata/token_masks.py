@@ -13,7 +13,6 @@ M masks of W words; H bytes ahead.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
@@ -21,6 +20,7 @@ from leafbeam.automata.live_children import moves_of, tree_of
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError
 from leafbeam.index.bit_kernels import trailing_zeros
+from leafbeam.jit import njit
 
 __all__ = ["dense_masks"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.errors import AutomatonError
+from leafbeam.jit import njit
 
 __all__ = ["TokenTrie"]
 

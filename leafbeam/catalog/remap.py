@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap, Filter, Trie, Version
+from leafbeam.jit import njit
 
 __all__ = ["carried", "patched", "picked", "sources_of"]
 

@@ -9,10 +9,10 @@ Shapes: N ids, w bytes of a string.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError
+from leafbeam.jit import njit
 
 __all__ = ["ascends", "check_distinct", "hash_ids", "raise_repeated"]
 

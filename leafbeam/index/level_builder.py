@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.level import Level, code_dtype
 from leafbeam.index.radix_sort import WordLayout, addresses_of, in_threads
+from leafbeam.jit import njit
 
 __all__ = ["Allocate", "LevelBuilder", "SortedTable", "layout_of"]
 

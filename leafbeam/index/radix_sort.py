@@ -21,11 +21,11 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.errors import CodesError
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
+from leafbeam.jit import njit
 
 __all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows", "threads_for"]
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from leafbeam.index.bit_kernels import float32_at, int64_at
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
     alive_in,
     allowed_of,

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
+from leafbeam.jit import njit
 
 __all__ = [
     "divide",

@@ -18,11 +18,12 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
+from leafbeam.jit import njit
 
 __all__ = ["CHUNK", "chunk_maxima", "codes_above", "log_sum_exp", "sum_exp"]
 

@@ -15,9 +15,9 @@ the work itself.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
+from leafbeam.jit import njit
 
 __all__ = ["arrival_of", "compact", "key_of", "kth_largest", "least_of_groups", "score_of", "sort_descending"]
 

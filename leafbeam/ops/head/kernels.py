@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
 
 __all__ = ["add_to_sums", "by_code", "csr_logits", "log_sums", "mark", "runs_of", "take", "token_logits"]

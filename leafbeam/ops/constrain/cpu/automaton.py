@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.automata.automaton import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index.bit_kernels import trailing_zeros
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
 from leafbeam.ops.constrain.topk import arrival_of, compact, key_of, score_of, sort_descending
 from leafbeam.ops.constrain.types import Beams, Scoring

@@ -15,10 +15,11 @@ Shapes: W words, D denied leaves.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from leafbeam.index.bit_kernels import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
+from leafbeam.jit import njit
 
 __all__ = [
     "COLUMN",

@@ -20,9 +20,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from leafbeam.index.bit_kernels import prefetch, trailing_zeros
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
     COLUMN,
     LISTING,

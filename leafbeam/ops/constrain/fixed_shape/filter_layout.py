@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap
 from leafbeam.index.bit_kernels import rank, rank_many
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentRoom, bucket
 from leafbeam.ops.constrain.fixed_shape.layout import PackedLevel, PackedSegment, as_words
 from leafbeam.ops.constrain.types import RequestFilter

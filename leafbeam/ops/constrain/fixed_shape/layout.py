@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap, Trie, Version
 from leafbeam.index.bit_kernels import next_set, rank_many
 from leafbeam.index.level import Level, code_dtype
+from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, LevelRoom, Room, SegmentRoom, check_size, narrow_limit
 
 __all__ = ["PackedLevel", "PackedSegment", "as_words", "pack_version"]

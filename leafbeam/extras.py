@@ -1,0 +1,112 @@
+"""Optional packages: which extra installs each, and package exports that are imported when they are first used."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from leafbeam.errors import ArgumentError, MissingExtraError
+
+__all__ = ["EXTRAS", "lazy_exports", "require", "require_device"]
+
+# The extra that installs each optional package, by the package's import name.
+EXTRAS = {
+    "adbc_driver_postgresql": "postgres",
+    "duckdb": "catalog",
+    "fastapi": "serve",
+    "httptools": "serve",
+    "jax": "jax",
+    "marisa_trie": "bench",
+    "matplotlib": "plot",
+    "orjson": "serve",
+    "outlines_core": "automata",
+    "prometheus_client": "serve",
+    "pyarrow": "catalog",
+    "ray": "ray",
+    "rich": "cli",
+    "scipy": "train",
+    "sklearn": "train",
+    "starlette": "serve",
+    "torch": "torch",
+    "triton": "triton",
+    "typer": "cli",
+    "uvicorn": "serve",
+}
+
+
+def require(purpose: str, *modules: str, extra: str | None = None) -> None:
+    """Check that optional packages are installed, without importing them.
+
+    purpose: what needs them, the start of the message ("`leafbeam serve`"). modules: import names, keys of `EXTRAS`.
+    extra: the extra to install; by default the one of each missing package.
+    Raises MissingExtraError, which names the missing packages and the command that installs them.
+    """
+    missing = [name for name in modules if not _is_installed(name)]
+    if missing:
+        raise _missing(purpose, missing, extra)
+
+
+def require_device(device: str) -> None:
+    """Check that torch can run on `device` ("cpu", "cuda", "cuda:1", ...). Imports torch for any device but "cpu".
+
+    Raises MissingExtraError without torch, ArgumentError where the device is not one of this machine's.
+    """
+    require(f"device {device!r}", "torch")
+    if device == "cpu":
+        return
+    torch = importlib.import_module("torch")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if str(device).startswith("cuda") and torch.version.cuda is None:
+            reason = f"torch {torch.__version__} is built for the CPU alone: install a build of torch with CUDA"
+        raise ArgumentError(
+            f"device {device!r} cannot be used here: {reason}; expected 'cpu' or a device of this machine"
+        ) from None
+
+
+def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
+
+    package: the package's `__name__`. exports: the module of each public name, relative to the package (".trie"); a name must
+    differ from its module's, because importing a module sets the package's attribute of that name.
+    A module that needs an optional package raises MissingExtraError where that is not installed.
+
+        if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` does the same when a name is used
+            from leafbeam.decode.beam_search import BeamSearch
+        __all__ = ["BeamSearch"]
+        __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
+    """
+
+    assert all(module != f".{name}" for name, module in exports.items()), "a public name is also the name of its module"
+
+    def getattribute(name: str) -> Any:
+        if name not in exports:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            value = getattr(importlib.import_module(exports[name], package), name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in EXTRAS:
+                raise
+            raise _missing(f"{package}.{name}", [missing]) from error
+        setattr(importlib.import_module(package), name, value)
+        return value
+
+    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *exports})
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _missing(purpose: str, modules: list[str], extra: str | None = None) -> MissingExtraError:
+    extras = [extra] if extra is not None else sorted({EXTRAS[name] for name in modules})
+    verb = "is" if len(modules) == 1 else "are"
+    return MissingExtraError(
+        f"{purpose} needs {', '.join(modules)}, which {verb} not installed: pip install 'leafbeam[{','.join(extras)}]'"
+    )

@@ -1,0 +1,85 @@
+"""`njit` for all kernels: machine code is cached in the user's cache directory, and the first compilation is logged.
+
+numba's own default, `__pycache__` beside the source, would leave an importable empty `leafbeam` in site-packages when the
+package is uninstalled.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import event
+
+__all__ = ["njit"]
+
+log = logging.getLogger("leafbeam.jit")
+
+config: Any = numba.config  # has no types
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _CompilationNotice(event.Listener):
+    """Logs one line when the first cached kernel of this process is compiled rather than loaded from the cache."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.kernels: set[Callable[..., Any]] = set()
+        self.logged = False
+
+    def on_start(self, event: Any) -> None:
+        if self.logged or event.data["dispatcher"].py_func not in self.kernels:
+            return
+        self.logged = True
+        log.info(
+            "compiling kernels for this machine: up to half a minute, once; they are kept in %s",
+            config.CACHE_DIR or _cache_directory() or "__pycache__",
+        )
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+_NOTICE = _CompilationNotice()
+event.register("numba:compile", _NOTICE)
+
+
+def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
+    """`numba.njit(*signature, **options)`; with `cache=True`, the code is kept in leafbeam's cache directory.
+
+    NUMBA_CACHE_DIR and `numba.config.CACHE_DIR` take precedence. Where the directory cannot be written, numba chooses another.
+    """
+    decorate: Any = numba.njit(*signature, **options)
+
+    def compile_when_called(function: Function) -> Function:
+        if not options.get("cache"):
+            return decorate(function)
+        _NOTICE.kernels.add(function)
+        with _NOTICE.lock:  # numba reads its cache directory from a global setting, here and only here
+            before, config.CACHE_DIR = config.CACHE_DIR, config.CACHE_DIR or _cache_directory()
+            try:
+                return decorate(function)
+            finally:
+                config.CACHE_DIR = before
+
+    return compile_when_called
+
+
+def _cache_directory() -> str:
+    """The platform's cache directory for this version, or "" where there is no home directory."""
+    try:
+        if sys.platform == "win32":
+            root = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            root = Path.home() / "Library" / "Caches"
+        else:
+            root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return ""
+    return str(root / "leafbeam" / importlib.import_module("leafbeam").__version__)
