@@ -26,7 +26,7 @@ from leafbeam.decode.jax_search import JaxBeamSearch
 from leafbeam.index import Segment, Trie, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
-from leafbeam.ops.constrain.fixed_shape import jax_step as ops
+from leafbeam.ops.constrain.fixed_shape import jax as ops
 
 import jax  # isort: skip
 

@@ -206,7 +206,7 @@ def _leafbeam_method(name: str, trie: Trie, batch_size: int, num_beams: int) -> 
 def _leafbeam_jax_method(trie: Trie, batch_size: int, num_beams: int) -> Method:
     """`ops.constrain.jax`, one jitted function a level; logits that are no numbers are looked for in each, as everywhere."""
     from benchmarks.peers import jax_rounds
-    from leafbeam.ops.constrain.fixed_shape import jax_step as backend
+    from leafbeam.ops.constrain.fixed_shape import jax as backend
 
     version = Version.of(trie)
     arrays = backend.bind(version)

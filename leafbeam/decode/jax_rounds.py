@@ -20,9 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from leafbeam.errors import LogitsError
 from leafbeam.ops.constrain import Beams, Scoring
-from leafbeam.ops.constrain.fixed_shape.jax_arrays import LevelArrays
-from leafbeam.ops.constrain.fixed_shape.jax_filters import LevelFilters
-from leafbeam.ops.constrain.fixed_shape.jax_step import extend
+from leafbeam.ops.constrain.fixed_shape.jax import LevelArrays, LevelFilters, extend
 
 __all__ = ["NOT_BAD", "JaxStepFn", "Plan", "Ranked", "beam_search", "filter_specs", "search"]
 
@@ -86,7 +84,7 @@ def beam_search(
     for level, width in enumerate(widths):
         before = None if level == 0 else (beams.code, beams.parent)
         carry, logits = step_fn(carry, *(before or (None, None)), level)
-        logits_BKV = _checked(logits, level, (batch_size, beams.scores.shape[1], levels[level][0].room.size))
+        logits_BKV = _checked(logits, level, (batch_size, beams.scores.shape[1], levels[level][0].capacity.size))
         if end_code is not None and before is not None:
             # An ended beam is certain of its end code again: log-probability 0, whatever the model says.
             certain_V = jnp.full(logits_BKV.shape[2], -jnp.inf).at[-1].set(0.0)

@@ -28,7 +28,7 @@ except ImportError as error:
     raise MissingExtraError("JaxBeamSearch needs jax, which is not installed: pip install 'leafbeam[jax]'") from error
 
 from leafbeam.decode.jax_rounds import NOT_BAD, JaxStepFn, Plan, Ranked, beam_search, filter_specs, search
-from leafbeam.ops.constrain.fixed_shape.jax_step import FilterArrays, FilterCache, VersionArrays, bind
+from leafbeam.ops.constrain.fixed_shape.jax import FilterArrays, FilterCache, VersionArrays, bind
 
 __all__ = ["JaxBatch", "JaxBeamSearch", "JaxStepFn", "Ranked", "beam_search"]
 
@@ -52,8 +52,8 @@ class JaxBeamSearch:
     passes int32 arrays, the code that every beam just took and the beam that it extends (dead beams: 0), and expects
     (B, K, V). `level` is a Python number.
 
-    Compiles once for each step_fn (pass the same function object, not a new lambda), batch size and `Room`: another version,
-    filter or deny list runs what is there, until a size has doubled (see docs/jax.md). Weights belong into `carry`: what
+    Compiles once for each step_fn (pass the same function object, not a new lambda), batch size and `Capacity`; another
+    version, filter or deny list runs what is there, until a size has doubled (see docs/jax.md). Weights belong in `carry`: what
     step_fn closes over becomes a constant of the compiled code.
 
     delta_leaves: space for a delta of so many leaves, where changes are to come. mesh: split the batch over its axis `axis`;
@@ -145,7 +145,7 @@ class JaxBeamSearch:
                 f"batch_size is {batch_size}: expected a multiple of {plan.mesh.shape[plan.axis]}, the devices that share it"
             )
         requests = check_batch(self.version, batch_size, filters, deny)
-        hi_SB = np.zeros((len(self.arrays.packed), batch_size), np.int32)
+        hi_SB = np.zeros((len(self.arrays.layouts), batch_size), np.int32)
         hi_SB[: len(self.version.segments)] = root_ranges(self.version, requests)[1][:, :, 0]
         return JaxBatch(
             version=self.version,

@@ -29,9 +29,9 @@ BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "reference"]
 _PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
 _MODULES = {
     "cpu": "cpu.step",
-    "jax": "fixed_shape.jax_step",
+    "jax": "fixed_shape.jax",
     "triton": "triton.step",
-    "torch": "fixed_shape.torch_step",
+    "torch": "fixed_shape.torch",
     "reference": "reference",
 }
 

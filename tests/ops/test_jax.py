@@ -20,9 +20,9 @@ from leafbeam.index import Segment, Version  # noqa: E402
 from leafbeam.ops import backend as backends  # noqa: E402
 from leafbeam.ops.constrain import request_filters  # noqa: E402
 from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
-from leafbeam.ops.constrain.fixed_shape import jax_step as ops  # noqa: E402
-from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Room, bucket, narrow_limit  # noqa: E402
-from leafbeam.ops.constrain.fixed_shape.layout import PackedSegment  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Capacity, bucket, narrow_limit  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout  # noqa: E402
 from tests.parity import test_grid as grid  # noqa: E402
 
 SIZES = (9, 300, 11)
@@ -167,8 +167,8 @@ def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
     trie = Trie.build(rng.integers(0, size, (30_000, 2)), (size, size))
     arrays = ops.bind(trie)
     filters = ops.bind_filters(arrays, request_filters(trie, 2, None, None))
-    assert arrays.levels[0][0].room.wide > 0
-    assert arrays.levels[1][0].room.wide == 0
+    assert arrays.levels[0][0].capacity.wide > 0
+    assert arrays.levels[1][0].capacity.wide == 0
     for level, parents in enumerate((1, beams)):
         given = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32), jnp.zeros((2, parents))
         for scoring in ("full", "allowed"):
@@ -216,11 +216,11 @@ def test_skew_widens_no_level_beyond_its_limit() -> None:
     table = rng.choice(2048, p=mass / mass.sum(), size=(100_000, 4))
     arrays = ops.bind(Trie.build(table, (2048,) * 4))
     for level in arrays.levels:
-        assert level[0].room.lanes <= max(SHORT, narrow_limit(2048)) == 64
+        assert level[0].capacity.lanes <= max(SHORT, narrow_limit(2048)) == 64
     assert arrays.nbytes == sum(arrays.parts.values())
-    used = arrays.packed[0].needs
+    used = arrays.layouts[0].needs
     assert all(
-        room.wide < 2 * max(4, need.wide) for room, need in zip(arrays.room.segments[0].levels, used.levels, strict=True)
+        room.wide < 2 * max(4, need.wide) for room, need in zip(arrays.capacity.segments[0].levels, used.levels, strict=True)
     )
 
 
@@ -228,19 +228,19 @@ def test_sizes_are_powers_of_two_and_grow_only() -> None:
     assert [bucket(n) for n in (0, 1, 2, 3, 1000)] == [0, 1, 2, 4, 1024]
     assert [narrow_limit(size) for size in (1, 256, 2048, 4096, 70_000)] == [64, 64, 64, 128, 2048]
     rng = np.random.default_rng(16)
-    small, large = (PackedSegment.of(Trie.build(random_table(rng, n), SIZES)).needs for n in (30, 5000))
-    room = Room.of([large])
-    again = Room.of([small], like=room)
-    assert Room.of([large], like=again) == again
+    small, large = (SegmentLayout.of(Trie.build(random_table(rng, n), SIZES)).needs for n in (30, 5000))
+    room = Capacity.of([large])
+    again = Capacity.of([small], like=room)
+    assert Capacity.of([large], like=again) == again
     assert [level.entries for level in again.segments[0].levels] == [level.entries for level in room.segments[0].levels]
-    assert len(Room.of([small, small], like=room).segments) == 2
-    assert Room.of([small], delta_leaves=500, like=room).segments[1].leaves == 1024
+    assert len(Capacity.of([small, small], like=room).segments) == 2
+    assert Capacity.of([small], delta_leaves=500, like=room).segments[1].leaves == 1024
 
 
 def test_neither_the_step_nor_the_search_imports_torch() -> None:
     code = (
         "import sys, numpy as np; from leafbeam.index import Trie; from leafbeam.ops.constrain import request_filters;"
-        "from leafbeam.ops.constrain.fixed_shape import jax_step as ops;"
+        "from leafbeam.ops.constrain.fixed_shape import jax as ops;"
         "import leafbeam.decode.jax_search, jax; trie = Trie.build([[0, 1], [1, 0]], (2, 2)); arrays = ops.bind(trie);"
         "filters = ops.bind_filters(arrays, request_filters(trie, 1, None, None)); one = np.zeros((1, 1, 1));"
         "beams = ops.step(arrays, 0, one, one + 2, one[0], np.zeros((1, 1, 2)), filters, num_beams=2, scoring='full');"

@@ -16,7 +16,7 @@ from leafbeam.index import Segment, Version
 from leafbeam.ops import backend as backends
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
-from leafbeam.ops.constrain.fixed_shape import torch_step as ops
+from leafbeam.ops.constrain.fixed_shape import torch as ops
 from tests.parity import test_grid as grid
 
 SIZES = (9, 300, 11)
@@ -82,7 +82,7 @@ def test_inductor_gives_the_same_beams() -> None:
     rng = np.random.default_rng(4)
     trie = Trie.build(rng.permutation(300)[:200, None], (300,))
     arrays = ops.bind(trie)
-    assert arrays.levels[0][0].room.wide > 0
+    assert arrays.levels[0][0].capacity.wide > 0
     compiled = torch.compile(ops.extend, fullgraph=True, dynamic=False)
     for allowed in (trie.filter(rng.random(200) < 0.5), trie.filter(rng.random(200) < 0.1)):
         filters = ops.bind_filters(arrays, request_filters(trie, 2, [allowed, None], None))

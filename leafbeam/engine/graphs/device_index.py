@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
-from leafbeam.ops.constrain.fixed_shape import torch_step as torch_ops
+from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 
 __all__ = ["DeviceFilters", "DeviceIndex", "TorchIndex", "TritonIndex"]
@@ -87,7 +87,7 @@ class TorchIndex:
 
     @property
     def num_segments(self) -> int:
-        return len(self._arrays.packed)
+        return len(self._arrays.layouts)
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class TorchIndex:
         return torch_ops.bind(version, like=self._arrays)
 
     def fits(self, arrays: torch_ops.VersionArrays) -> bool:
-        return arrays.room == self._arrays.room
+        return arrays.capacity == self._arrays.capacity
 
     def take(self, arrays: torch_ops.VersionArrays) -> None:
         for mine, its in zip(_tensors(self._arrays.levels), _tensors(arrays.levels), strict=True):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
 
-__all__ = ["MAX_LEAVES", "SHORT", "LevelRoom", "Room", "SegmentRoom", "bucket", "check_size", "narrow_limit"]
+__all__ = ["MAX_LEAVES", "SHORT", "Capacity", "LevelCapacity", "SegmentCapacity", "bucket", "check_size", "narrow_limit"]
 
 SHORT = 32  # the leaves of a short range: its boundaries and its filter fit into one 32-bit window
 MAX_LEAVES = 2**31 - 1 - 2 * SHORT  # devices count leaves in int32
@@ -32,7 +32,7 @@ def narrow_limit(size: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelRoom:
+class LevelCapacity:
     """The sizes of one level of one segment; 0 where the level has nothing of the kind.
 
     size: V. short: the leaves of the longest short range (at most SHORT). ranges: the long ranges, which are listed.
@@ -56,9 +56,9 @@ class LevelRoom:
         """How many children of a range that has no mask are looked at."""
         return max(self.short, self.width)
 
-    def rounded(self) -> LevelRoom:
+    def rounded(self) -> LevelCapacity:
         """The same, rounded up. Short ranges have 8 lanes, or as many as there can be."""
-        return LevelRoom(
+        return LevelCapacity(
             size=self.size,
             short=0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT,
             ranges=bucket(self.ranges, 16),
@@ -67,10 +67,10 @@ class LevelRoom:
             wide=bucket(self.wide, 4),
         )
 
-    def joined(self, other: LevelRoom) -> LevelRoom:
+    def union(self, other: LevelCapacity) -> LevelCapacity:
         """Space for both."""
         assert self.size == other.size
-        return LevelRoom(
+        return LevelCapacity(
             size=self.size,
             short=max(self.short, other.short),
             ranges=max(self.ranges, other.ranges),
@@ -79,10 +79,10 @@ class LevelRoom:
             wide=max(self.wide, other.wide),
         )
 
-    def of_delta(self, leaves: int) -> LevelRoom:
+    def of_delta(self, leaves: int) -> LevelCapacity:
         """What a delta of so many leaves can need where the base is like this: the same kinds of ranges, as many as fit."""
         limit = narrow_limit(self.size)
-        return LevelRoom(
+        return LevelCapacity(
             size=self.size,
             short=self.short or SHORT,
             ranges=min(self.ranges, bucket(leaves // (SHORT + 1))),
@@ -93,42 +93,42 @@ class LevelRoom:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentRoom:
+class SegmentCapacity:
     """The sizes of one segment. leaves: a multiple of 32."""
 
     leaves: int
-    levels: tuple[LevelRoom, ...]
+    levels: tuple[LevelCapacity, ...]
 
-    def rounded(self) -> SegmentRoom:
-        return SegmentRoom(leaves=bucket(max(1, self.leaves), 1024), levels=tuple(level.rounded() for level in self.levels))
+    def rounded(self) -> SegmentCapacity:
+        return SegmentCapacity(leaves=bucket(max(1, self.leaves), 1024), levels=tuple(level.rounded() for level in self.levels))
 
-    def joined(self, other: SegmentRoom) -> SegmentRoom:
+    def union(self, other: SegmentCapacity) -> SegmentCapacity:
         """Space for both."""
-        levels = tuple(mine.joined(its) for mine, its in zip(self.levels, other.levels, strict=True))
-        return SegmentRoom(leaves=max(self.leaves, other.leaves), levels=levels)
+        levels = tuple(mine.union(its) for mine, its in zip(self.levels, other.levels, strict=True))
+        return SegmentCapacity(leaves=max(self.leaves, other.leaves), levels=levels)
 
-    def of_delta(self, leaves: int) -> SegmentRoom:
+    def of_delta(self, leaves: int) -> SegmentCapacity:
         """Space for a delta of this base."""
         leaves = bucket(leaves, 1024)
-        return SegmentRoom(leaves=leaves, levels=tuple(level.of_delta(leaves) for level in self.levels))
+        return SegmentCapacity(leaves=leaves, levels=tuple(level.of_delta(leaves) for level in self.levels))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Capacity:
     """The sizes of all segments of a version."""
 
-    segments: tuple[SegmentRoom, ...]
+    segments: tuple[SegmentCapacity, ...]
 
     @classmethod
-    def of(cls, needs: Sequence[SegmentRoom], delta_leaves: int = 0, like: Room | None = None) -> Room:
+    def of(cls, needs: Sequence[SegmentCapacity], delta_leaves: int = 0, like: Capacity | None = None) -> Capacity:
         """Space for segments of these exact sizes, for a delta of `delta_leaves`, and never less than `like` has."""
-        rooms = [need.rounded() for need in needs]
+        capacities = [need.rounded() for need in needs]
         kept = () if like is None else like.segments
-        if len(rooms) == 2 or delta_leaves or len(kept) == 2:
-            spare = rooms[0].of_delta(max(delta_leaves, needs[-1].leaves if len(needs) == 2 else 1))
-            rooms = [rooms[0], spare if len(rooms) == 1 else spare.joined(rooms[1])]
-        rooms = [room.joined(kept[s]) if s < len(kept) else room for s, room in enumerate(rooms)]
-        return cls(segments=tuple(rooms))
+        if len(capacities) == 2 or delta_leaves or len(kept) == 2:
+            spare = capacities[0].of_delta(max(delta_leaves, needs[-1].leaves if len(needs) == 2 else 1))
+            capacities = [capacities[0], spare if len(capacities) == 1 else spare.union(capacities[1])]
+        capacities = [capacity.union(kept[s]) if s < len(kept) else capacity for s, capacity in enumerate(capacities)]
+        return cls(segments=tuple(capacities))
 
 
 def check_size(version: Version) -> None:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from leafbeam.index import Bitmap
 from leafbeam.index.bit_kernels import rank, rank_many
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.fixed_shape.capacity import SegmentRoom, bucket
-from leafbeam.ops.constrain.fixed_shape.layout import PackedLevel, PackedSegment, as_words
+from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
+from leafbeam.ops.constrain.fixed_shape.layout import LevelLayout, SegmentLayout, as_words
 from leafbeam.ops.constrain.types import RequestFilter
 
 __all__ = ["DeadChildren", "dead_children", "pack_denied", "pack_filter"]
@@ -30,18 +30,18 @@ __all__ = ["DeadChildren", "dead_children", "pack_denied", "pack_filter"]
 MIN_DENIED = 8  # a batch without a deny list runs what one with a short list runs
 
 
-def pack_filter(segment: PackedSegment, leaves: Bitmap | None, room: SegmentRoom) -> dict[str, NDArray[np.uint32]]:
+def pack_filter(segment: SegmentLayout, leaves: Bitmap | None, capacity: SegmentCapacity) -> dict[str, NDArray[np.uint32]]:
     """A filter's words (None: everything), padded: `leaves_W`, and for each level with long ranges `listed_W{t}` (a bit for
     each entry) and `masks_HW{t}` (a bit for each code).
 
     Cost: two reads and a write for each listed child, 1 to 3 ns; a pass over the leaves' words.
     """
     everything = Bitmap.full(segment.trie.num_leaves) if leaves is None else leaves
-    packed = {"leaves_W": as_words(everything, room.leaves)}
-    for t, (level, level_room) in enumerate(zip(segment.levels, room.levels, strict=True)):
-        if level_room.ranges:
-            listed_W = np.zeros((level_room.entries + level_room.width) // 32 + 1, np.uint32)
-            masks_HW = np.zeros((level_room.wide, level_room.words), np.uint32)
+    packed = {"leaves_W": as_words(everything, capacity.leaves)}
+    for t, (level, level_capacity) in enumerate(zip(segment.levels, capacity.levels, strict=True)):
+        if level_capacity.ranges:
+            listed_W = np.zeros((level_capacity.entries + level_capacity.width) // 32 + 1, np.uint32)
+            masks_HW = np.zeros((level_capacity.wide, level_capacity.words), np.uint32)
             _alive(
                 everything.words_W,
                 everything.before_W,
@@ -55,7 +55,7 @@ def pack_filter(segment: PackedSegment, leaves: Bitmap | None, room: SegmentRoom
                 masks_HW,
             )
             packed[f"listed_W{t}"] = listed_W
-            if level_room.wide:
+            if level_capacity.wide:
                 packed[f"masks_HW{t}"] = masks_HW
     return packed
 
@@ -77,7 +77,7 @@ def _alive(words_W, before_W, lo_G, hi_G, begin_G1, mask_G, firsts_E, codes_E, l
             before = after
 
 
-def pack_denied(segment: PackedSegment, requests: Sequence[RequestFilter | None]) -> dict[str, NDArray[np.int32]]:
+def pack_denied(segment: SegmentLayout, requests: Sequence[RequestFilter | None]) -> dict[str, NDArray[np.int32]]:
     """A batch's denied leaves and the listed children that are dead without them, padded with -1 to a power of two.
 
     denied_BD: leaves. dead_BD3{t}: (entry, mask, code), for each level with long ranges.
@@ -108,7 +108,7 @@ class DeadChildren:
     code_n: NDArray[np.int32]
 
 
-def dead_children(level: PackedLevel, leaves: Bitmap | None, denied_D: NDArray[np.int64]) -> DeadChildren:
+def dead_children(level: LevelLayout, leaves: Bitmap | None, denied_D: NDArray[np.int64]) -> DeadChildren:
     """The children that the filter leaves alive and the denied leaves (ascending) do not. Cost: two searches a denied leaf."""
     if len(level.lo_G) == 0 or len(denied_D) == 0:
         nothing = np.empty(0, np.int32)

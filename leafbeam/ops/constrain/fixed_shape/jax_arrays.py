@@ -1,7 +1,7 @@
 """An index as a pytree of device arrays, and what stays on the host beside it.
 
-The arrays are arguments of every compiled function, never constants in it; their sizes come from a `Room`, so that another
-version or filter of the same room runs what is compiled already. Leaves are int32, words uint32: nothing needs 64 bits.
+The arrays are arguments of every compiled function, never constants in it; their sizes come from a `Capacity`, so that another
+version or filter of the same capacity runs what is compiled already. Leaves are int32, words uint32: nothing needs 64 bits.
 
 Shapes: S segments, M leaves, W words, G long ranges, E entries.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.fixed_shape.capacity import LevelRoom, Room, SegmentRoom
-from leafbeam.ops.constrain.fixed_shape.layout import PackedSegment, pack_version
+from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity
+from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, pack_version
 from leafbeam.ops.constrain.types import Beams
 
 try:
@@ -33,7 +33,7 @@ jax.tree_util.register_dataclass(Beams, ["scores", "parent", "code", "lo", "hi",
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelArrays:
-    """One level of one segment on a device: see `PackedLevel.arrays`; None where the room has no space for the part."""
+    """One level of one segment on a device: see `LevelLayout.arrays`; None where the capacity has no space for the part."""
 
     column_M: Array | None
     boundary_W: Array | None
@@ -41,7 +41,7 @@ class LevelArrays:
     ranges_G3: Array | None
     codes_E: Array | None
     firsts_E: Array | None
-    room: LevelRoom = field(metadata={"static": True})
+    capacity: LevelCapacity = field(metadata={"static": True})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +52,8 @@ class VersionArrays:
     """
 
     levels: tuple[tuple[LevelArrays, ...], ...]
-    packed: tuple[PackedSegment, ...]
-    room: Room
+    layouts: tuple[SegmentLayout, ...]
+    capacity: Capacity
 
     def placed(self, sharding: jax.sharding.Sharding) -> VersionArrays:
         """The same arrays somewhere else: on another device, or a copy on each of a mesh. Free where they are there already."""
@@ -67,7 +67,7 @@ class VersionArrays:
     @property
     def used_nbytes(self) -> int:
         """Bytes without the padding to powers of two."""
-        return sum(segment.used_nbytes for segment in self.packed)
+        return sum(segment.used_nbytes for segment in self.layouts)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -97,22 +97,27 @@ def bind(index: Trie | Version, *, delta_leaves: int = 0, like: VersionArrays | 
     Cost: a pass over each level of each new segment, a few ns a leaf, and the copy.
     Raises ArgumentError for more than 2^31 leaves.
     """
-    known, kept = ((), None) if like is None else (like.packed, like.room)
+    known, kept = ((), None) if like is None else (like.layouts, like.capacity)
     packed, wanted = pack_version(index, delta_leaves, known, kept)
     columns: list[tuple[LevelArrays, ...]] = []
-    for s, (one, segment_room) in enumerate(zip(packed, wanted.segments, strict=True)):
-        old = like is not None and s < len(like.packed) and like.packed[s] is one and like.room.segments[s] == segment_room
-        columns.append(tuple(pair[s] for pair in like.levels) if like is not None and old else _levels(one, segment_room))
-    return VersionArrays(levels=tuple(zip(*columns, strict=True)), packed=packed, room=wanted)
+    for s, (one, segment_capacity) in enumerate(zip(packed, wanted.segments, strict=True)):
+        old = (
+            like is not None
+            and s < len(like.layouts)
+            and like.layouts[s] is one
+            and like.capacity.segments[s] == segment_capacity
+        )
+        columns.append(tuple(pair[s] for pair in like.levels) if like is not None and old else _levels(one, segment_capacity))
+    return VersionArrays(levels=tuple(zip(*columns, strict=True)), layouts=packed, capacity=wanted)
 
 
-def _levels(segment: PackedSegment, room: SegmentRoom) -> tuple[LevelArrays, ...]:
+def _levels(segment: SegmentLayout, capacity: SegmentCapacity) -> tuple[LevelArrays, ...]:
     levels: list[LevelArrays] = []
-    for level, level_room in zip(segment.levels, room.levels, strict=True):
-        arrays = level.arrays(level_room, room.leaves)
+    for level, level_capacity in zip(segment.levels, capacity.levels, strict=True):
+        arrays = level.arrays(level_capacity, capacity.leaves)
         parts: dict[str, Any] = {
             name: jnp.asarray(arrays[name]) if name in arrays else None
             for name in ("column_M", "boundary_W", "directory_M", "ranges_G3", "codes_E", "firsts_E")
         }
-        levels.append(LevelArrays(room=level_room, **parts))
+        levels.append(LevelArrays(capacity=level_capacity, **parts))
     return tuple(levels)

@@ -61,22 +61,22 @@ def has_bit(words: Array, position: Array) -> Array:
 
 def children_of(level: LevelArrays, filters: LevelFilters, request_R: Array, lo_R: Array, hi_R: Array) -> Children:
     """The children of [lo, hi) for each row, whose request's filter is `request_R`'s."""
-    room = level.room
+    capacity = level.capacity
     slot_R = at(filters.slot_B, request_R)
     lanes: tuple[Array, ...] | None = None
-    if room.short:
+    if capacity.short:
         lanes = _short(level, filters, request_R, slot_R, lo_R, hi_R)
     words_RH = begin_R = count_R = mask_R = None
-    if room.ranges:
+    if capacity.ranges:
         is_long = hi_R - lo_R > SHORT
         entry_R3 = at(_given(level.ranges_G3), jnp.where(is_long, at(_given(level.directory_M), lo_R >> 5), 0))
         begin_R, count_R = entry_R3[:, 0], entry_R3[:, 1]
         mask_R = jnp.where(is_long, entry_R3[:, 2], -1)
         dead_RD3 = at(_given(filters.dead_BD3), request_R)
-        if room.width:
+        if capacity.width:
             listed = _listed(level, filters, slot_R, hi_R, begin_R, jnp.where(is_long & (mask_R < 0), count_R, 0), dead_RD3)
-            lanes = listed if lanes is None else _either(is_long, listed, lanes, room.size)
-        if room.wide:
+            lanes = listed if lanes is None else _either(is_long, listed, lanes, capacity.size)
+        if capacity.wide:
             words_RH = _mask(filters, slot_R, mask_R, dead_RD3)
     code, start, end, legal = (None, None, None, None) if lanes is None else lanes
     return Children(
@@ -118,7 +118,7 @@ def _short(
 
     # Without the barrier XLA would find both words anew for each lane.
     starts_R, alive_R = lax.optimization_barrier((starts_R, alive_R))
-    lane_W = jnp.arange(level.room.short, dtype=jnp.int32)
+    lane_W = jnp.arange(level.capacity.short, dtype=jnp.int32)
     below_W = bits_below(lane_W)
     later_RW = starts_R[:, None] & ~(below_W << jnp.uint32(1) | jnp.uint32(1))
     next_RW = later_RW & (~later_RW + jnp.uint32(1))  # the lowest bit: the next boundary; 0 where there is none
@@ -128,7 +128,7 @@ def _short(
     width_RW = lax.population_count(next_RW - jnp.uint32(1)).astype(jnp.int32)
     end_RW = jnp.where(next_RW == 0, hi_R[:, None], lo_R[:, None] + width_RW)
     code_RW = at(_given(level.column_M), start_RW).astype(jnp.int32)
-    return jnp.where(lane_W < length_R[:, None], code_RW, level.room.size), start_RW, end_RW, legal_RW
+    return jnp.where(lane_W < length_R[:, None], code_RW, level.capacity.size), start_RW, end_RW, legal_RW
 
 
 def _listed(
@@ -141,7 +141,7 @@ def _listed(
     dead_RD3: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """(code, start, end, legal) of the entries of each listed range."""
-    width = level.room.width
+    width = level.capacity.width
     lane_W = jnp.arange(width, dtype=jnp.int32)
     inside_RW = lane_W < count_R[:, None]
     entry_RW = begin_R[:, None] + lane_W
@@ -153,7 +153,7 @@ def _listed(
     start_RW = at(_given(level.firsts_E), entry_RW)
     end_RW = jnp.where(lane_W + 1 < count_R[:, None], at(_given(level.firsts_E), entry_RW + 1), hi_R[:, None])
     code_RW = at(_given(level.codes_E), entry_RW).astype(jnp.int32)
-    return jnp.where(inside_RW, code_RW, level.room.size), start_RW, end_RW, inside_RW & alive_RW
+    return jnp.where(inside_RW, code_RW, level.capacity.size), start_RW, end_RW, inside_RW & alive_RW
 
 
 def _either(is_long: Array, listed: tuple[Array, ...], short: tuple[Array, ...], size: int) -> tuple[Array, ...]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Bitmap
-from leafbeam.ops.constrain.fixed_shape.capacity import SegmentRoom, bucket
+from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import pack_denied, pack_filter
 from leafbeam.ops.constrain.fixed_shape.jax_arrays import VersionArrays
-from leafbeam.ops.constrain.fixed_shape.layout import PackedSegment
+from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
 from leafbeam.ops.constrain.types import RequestFilter
 
 __all__ = ["FilterArrays", "FilterCache", "LevelFilters", "bind_filters"]
@@ -67,12 +67,12 @@ class FilterCache:
     Cost of a new filter: `pack_filter` on the host, its copy to the device, and a copy of the shelf there.
     """
 
-    def __init__(self, arrays: VersionArrays, capacity: int = 2, sharding: jax.sharding.Sharding | None = None) -> None:
-        if capacity < 1:
-            raise ArgumentError(f"capacity is {capacity}: expected at least 1 filter")
-        rooms = arrays.room.segments
-        packed = zip(arrays.packed, rooms, strict=True)
-        self._racks = [_SegmentCache(one, room, bucket(capacity), sharding) for one, room in packed]
+    def __init__(self, arrays: VersionArrays, max_filters: int = 2, sharding: jax.sharding.Sharding | None = None) -> None:
+        if max_filters < 1:
+            raise ArgumentError(f"max_filters is {max_filters}: expected at least 1 filter")
+        capacities = arrays.capacity.segments
+        packed = zip(arrays.layouts, capacities, strict=True)
+        self._racks = [_SegmentCache(one, capacity, bucket(max_filters), sharding) for one, capacity in packed]
         self._lock = threading.Lock()
 
     def for_version(self, arrays: VersionArrays) -> FilterCache:
@@ -80,10 +80,10 @@ class FilterCache:
         shelf = FilterCache.__new__(FilterCache)
         shelf._lock = self._lock
         shelf._racks = []
-        for number, (one, room) in enumerate(zip(arrays.packed, arrays.room.segments, strict=True)):
+        for number, (one, capacity) in enumerate(zip(arrays.layouts, arrays.capacity.segments, strict=True)):
             old = self._racks[number] if number < len(self._racks) else self._racks[-1]
-            same = old.segment is one and old.room == room
-            shelf._racks.append(old if same else _SegmentCache(one, room, old.capacity, old.sharding))
+            same = old.segment is one and old.capacity == capacity
+            shelf._racks.append(old if same else _SegmentCache(one, capacity, old.num_slots, old.sharding))
         return shelf
 
     def bind(self, filters: Sequence[tuple[RequestFilter, ...]]) -> FilterArrays:
@@ -104,14 +104,14 @@ class _SegmentCache:
     """The shelf's part for one segment."""
 
     def __init__(
-        self, segment: PackedSegment, room: SegmentRoom, capacity: int, sharding: jax.sharding.Sharding | None
+        self, segment: SegmentLayout, capacity: SegmentCapacity, max_filters: int, sharding: jax.sharding.Sharding | None
     ) -> None:
-        self.segment, self.room, self.sharding = segment, room, sharding
-        self.capacity = 0
+        self.segment, self.capacity, self.sharding = segment, capacity, sharding
+        self.num_slots = 0
         self._held: list[Bitmap | None] = [None]  # by slot; None lets everything pass
         self._used: list[int] = []  # slots, the one used longest ago first
         self._stacks: dict[str, Array] = {}
-        self._grow(capacity)
+        self._grow(max_filters)
 
     def bind(self, requests: Sequence[RequestFilter | None]) -> tuple[LevelFilters, ...]:
         slot_B = self._slots([None if one is None else one.leaves for one in requests])
@@ -124,26 +124,26 @@ class _SegmentCache:
                 listed_FW=self._stacks.get(f"listed_W{level}"),
                 masks_FHW=self._stacks.get(f"masks_HW{level}"),
                 denied_BD=denied_BD,
-                dead_BD3=jnp.asarray(denied[f"dead_BD3{level}"]) if room.ranges else None,
+                dead_BD3=jnp.asarray(denied[f"dead_BD3{level}"]) if capacity.ranges else None,
             )
-            for level, room in enumerate(self.room.levels)
+            for level, capacity in enumerate(self.capacity.levels)
         )
 
     def _slots(self, bitmaps: Sequence[Bitmap | None]) -> NDArray[np.int32]:
         """Each bitmap's slot; those that have none take the places of the ones used longest ago."""
         distinct = {id(one): one for one in bitmaps if one is not None}
-        if len(distinct) + 1 > self.capacity:
+        if len(distinct) + 1 > self.num_slots:
             self._grow(bucket(len(distinct) + 1))
-        self._held += [None] * (self.capacity - len(self._held))
+        self._held += [None] * (self.num_slots - len(self._held))
         known = {id(one): slot for slot, one in enumerate(self._held) if one is not None and id(one) in distinct}
         new = [one for key, one in distinct.items() if key not in known]
-        free = [slot for slot in range(1, self.capacity) if self._held[slot] is None]
+        free = [slot for slot in range(1, self.num_slots) if self._held[slot] is None]
         free += [slot for slot in self._used if slot not in known.values()]
         for one, slot in zip(new, free, strict=False):
             known[id(one)], self._held[slot] = slot, one
         self._used = [slot for slot in self._used if slot not in known.values()] + list(known.values())
         if new:
-            packed = [pack_filter(self.segment, one, self.room) for one in new]
+            packed = [pack_filter(self.segment, one, self.capacity) for one in new]
             packed += [packed[-1]] * (bucket(len(new)) - len(new))
             slots = [known[id(one)] for one in new]
             slots += [slots[-1]] * (len(packed) - len(new))
@@ -151,19 +151,19 @@ class _SegmentCache:
             self._stacks = _put(self._stacks, np.array(slots, np.int32), fresh)
         return np.array([0 if one is None else known[id(one)] for one in bitmaps], np.int32)
 
-    def _grow(self, capacity: int) -> None:
+    def _grow(self, max_filters: int) -> None:
         if self._stacks:
-            more = capacity - self.capacity
+            more = max_filters - self.num_slots
             stacks = {
                 name: jnp.concatenate([one, jnp.zeros((more, *one.shape[1:]), one.dtype)]) for name, one in self._stacks.items()
             }
         else:
-            everything = pack_filter(self.segment, None, self.room)
-            stacks = {name: np.zeros((capacity, *one.shape), one.dtype) for name, one in everything.items()}
+            everything = pack_filter(self.segment, None, self.capacity)
+            stacks = {name: np.zeros((max_filters, *one.shape), one.dtype) for name, one in everything.items()}
             for name, one in everything.items():
                 stacks[name][0] = one
         self._stacks = jax.device_put(stacks, self.sharding)
-        self.capacity = capacity
+        self.num_slots = max_filters
 
 
 @jax.jit

@@ -22,13 +22,20 @@ from leafbeam.index import Bitmap, Trie, Version
 from leafbeam.index.bit_kernels import next_set, rank_many
 from leafbeam.index.level import Level, code_dtype
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, LevelRoom, Room, SegmentRoom, check_size, narrow_limit
+from leafbeam.ops.constrain.fixed_shape.capacity import (
+    SHORT,
+    Capacity,
+    LevelCapacity,
+    SegmentCapacity,
+    check_size,
+    narrow_limit,
+)
 
-__all__ = ["PackedLevel", "PackedSegment", "as_words", "pack_version"]
+__all__ = ["LevelLayout", "SegmentLayout", "as_words", "pack_version"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PackedLevel:
+class LevelLayout:
     """One level's long ranges and their children, in order.
 
     lo_G, hi_G: int64, the ranges. begin_G1: int64, each one's first entry. mask_G: int32, the number of its mask, -1 for none.
@@ -44,10 +51,10 @@ class PackedLevel:
     codes_E: NDArray[np.unsignedinteger]
     source: Level
     num_leaves: int
-    needs: LevelRoom
+    needs: LevelCapacity
 
     @classmethod
-    def of(cls, level: Level, parents: Bitmap | None, num_leaves: int) -> PackedLevel:
+    def of(cls, level: Level, parents: Bitmap | None, num_leaves: int) -> LevelLayout:
         """List the children of long ranges. `parents`: where ranges start, None where each is one leaf."""
         long_G2, shortest = np.empty((0, 2), np.int64), min(1, num_leaves)
         if parents is not None:
@@ -65,7 +72,7 @@ class PackedLevel:
         is_wide = count_G > narrow_limit(level.size)
         codes = level.plain_codes
         places_E = firsts_E if level.firsts is None else _ranks(level, firsts_E)
-        needs = LevelRoom(
+        needs = LevelCapacity(
             size=level.size,
             short=shortest,
             ranges=len(lo_G),
@@ -85,26 +92,26 @@ class PackedLevel:
             needs=needs,
         )
 
-    def arrays(self, room: LevelRoom, leaves: int) -> dict[str, NDArray[np.generic]]:
-        """What a device gets, padded to the sizes of `room`; parts that the room has no space for are left out.
+    def arrays(self, capacity: LevelCapacity, leaves: int) -> dict[str, NDArray[np.generic]]:
+        """What a device gets, padded to the sizes of `capacity`; parts that the capacity has no space for are left out.
 
         column_M: the code at each leaf. boundary_W: uint32 words. directory_M: int32, the long range that starts in each block
         of 32 leaves. ranges_G3: int32 (first entry, entries, mask or -1). codes_E, firsts_E: of the entries.
         """
         dtype = code_dtype(self.source.size)
         arrays: dict[str, NDArray[np.generic]] = {}
-        if room.short:
+        if capacity.short:
             column_M = np.zeros(leaves + SHORT, dtype)
             column_M[: self.num_leaves] = self._column()
             boundary = self.source.boundary or Bitmap.full(self.num_leaves)
             arrays |= {"column_M": column_M, "boundary_W": as_words(boundary, leaves)}
-        if room.ranges:
+        if capacity.ranges:
             directory_M = np.zeros(leaves // SHORT + 1, np.int32)
             directory_M[self.lo_G // SHORT] = np.arange(len(self.lo_G))
-            ranges_G3 = np.zeros((room.ranges, 3), np.int32)
+            ranges_G3 = np.zeros((capacity.ranges, 3), np.int32)
             ranges_G3[: len(self.lo_G)] = np.stack([self.begin_G1[:-1], np.diff(self.begin_G1), self.mask_G], axis=1)
-            codes_E = np.zeros(room.entries + room.width, dtype)
-            firsts_E = np.zeros(room.entries + room.width + 1, np.int32)
+            codes_E = np.zeros(capacity.entries + capacity.width, dtype)
+            firsts_E = np.zeros(capacity.entries + capacity.width + 1, np.int32)
             codes_E[: len(self.codes_E)], firsts_E[: len(self.firsts_E)] = self.codes_E, self.firsts_E
             arrays |= {"directory_M": directory_M, "ranges_G3": ranges_G3, "codes_E": codes_E, "firsts_E": firsts_E}
         return arrays
@@ -115,18 +122,18 @@ class PackedLevel:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PackedSegment:
+class SegmentLayout:
     """All levels of a trie with their long ranges listed. Cost: one pass over each level's bitmap, a few ns a leaf."""
 
     trie: Trie
-    levels: tuple[PackedLevel, ...]
+    levels: tuple[LevelLayout, ...]
 
     @classmethod
-    def of(cls, trie: Trie) -> PackedSegment:
+    def of(cls, trie: Trie) -> SegmentLayout:
         parents: Bitmap | None = Bitmap.from_positions(np.arange(min(1, trie.num_leaves)), trie.num_leaves)
-        levels: list[PackedLevel] = []
+        levels: list[LevelLayout] = []
         for level in trie.levels:
-            levels.append(PackedLevel.of(level, parents, trie.num_leaves))
+            levels.append(LevelLayout.of(level, parents, trie.num_leaves))
             parents = level.boundary
         return cls(trie=trie, levels=tuple(levels))
 
@@ -142,28 +149,28 @@ class PackedSegment:
         return total
 
     @property
-    def needs(self) -> SegmentRoom:
+    def needs(self) -> SegmentCapacity:
         """The exact sizes."""
-        return SegmentRoom(leaves=self.trie.num_leaves, levels=tuple(level.needs for level in self.levels))
+        return SegmentCapacity(leaves=self.trie.num_leaves, levels=tuple(level.needs for level in self.levels))
 
 
 def pack_version(
-    index: Trie | Version, delta_leaves: int, known: tuple[PackedSegment, ...], kept: Room | None
-) -> tuple[tuple[PackedSegment, ...], Room]:
-    """A version's segments packed, and the room for them; segments that are among `known` are taken from there.
+    index: Trie | Version, delta_leaves: int, known: tuple[SegmentLayout, ...], kept: Capacity | None
+) -> tuple[tuple[SegmentLayout, ...], Capacity]:
+    """A version's segments packed, and the capacity for them; segments that are among `known` are taken from there.
 
-    The room is what the segments need, a delta of `delta_leaves` at least, and no less than `kept`. Where it has space for a
+    The capacity is what the segments need, at least a delta of `delta_leaves`, no less than `kept`. Where it has space for a
     delta that is not there, an empty one stands in. Raises ArgumentError for more than 2^31 leaves.
     """
     version = Version.of(index)
     check_size(version)
     of_trie = {id(one.trie): one for one in known}
-    packed = [of_trie.get(id(segment.trie)) or PackedSegment.of(segment.trie) for segment in version.segments]
-    wanted = Room.of([one.needs for one in packed], delta_leaves, kept)
+    packed = [of_trie.get(id(segment.trie)) or SegmentLayout.of(segment.trie) for segment in version.segments]
+    wanted = Capacity.of([one.needs for one in packed], delta_leaves, kept)
     if len(packed) < len(wanted.segments):
         sizes = version.codebook_sizes
         empty = next((one for one in known if one.trie.num_leaves == 0), None)
-        packed.append(empty or PackedSegment.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes)))
+        packed.append(empty or SegmentLayout.of(Trie.build(np.empty((0, len(sizes)), np.int64), sizes)))
     return tuple(packed), wanted
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.index import Trie, Version
-from leafbeam.ops.constrain.fixed_shape.capacity import LevelRoom, Room, SegmentRoom, bucket
+from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.filter_layout import pack_denied, pack_filter
-from leafbeam.ops.constrain.fixed_shape.layout import PackedSegment, pack_version
+from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, pack_version
 from leafbeam.ops.constrain.types import RequestFilter
 
 __all__ = ["FilterArrays", "LevelArrays", "LevelFilters", "VersionArrays", "bind", "bind_filters"]
@@ -28,7 +28,7 @@ __all__ = ["FilterArrays", "LevelArrays", "LevelFilters", "VersionArrays", "bind
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelArrays:
-    """One level of one segment: see `PackedLevel.arrays`; None where the room has no space for the part."""
+    """One level of one segment: see `LevelLayout.arrays`; None where the capacity has no space for the part."""
 
     column_M: Tensor | None
     boundary_W: Tensor | None
@@ -36,7 +36,7 @@ class LevelArrays:
     ranges_G3: Tensor | None
     codes_E: Tensor | None
     firsts_E: Tensor | None
-    room: LevelRoom
+    capacity: LevelCapacity
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,8 +56,8 @@ class VersionArrays:
     """A version on a device: `levels[t][s]`; what filters are made from stays on the host."""
 
     levels: tuple[tuple[LevelArrays, ...], ...]
-    packed: tuple[PackedSegment, ...]
-    room: Room
+    layouts: tuple[SegmentLayout, ...]
+    capacity: Capacity
     device: torch.device
 
     @property
@@ -83,27 +83,32 @@ def bind(
 ) -> VersionArrays:
     """Copy a version to the device; arguments, cost and errors as for `leafbeam.ops.constrain.fixed_shape.jax_step.bind`."""
     place = torch.device(device) if like is None else like.device
-    known, kept = ((), None) if like is None else (like.packed, like.room)
-    packed, room = pack_version(index, delta_leaves, known, kept)
+    known, kept = ((), None) if like is None else (like.layouts, like.capacity)
+    packed, capacity = pack_version(index, delta_leaves, known, kept)
     columns: list[tuple[LevelArrays, ...]] = []
-    for s, (one, segment_room) in enumerate(zip(packed, room.segments, strict=True)):
-        same = like is not None and s < len(like.packed) and like.packed[s] is one and like.room.segments[s] == segment_room
+    for s, (one, segment_capacity) in enumerate(zip(packed, capacity.segments, strict=True)):
+        same = (
+            like is not None
+            and s < len(like.layouts)
+            and like.layouts[s] is one
+            and like.capacity.segments[s] == segment_capacity
+        )
         if like is not None and same:
             columns.append(tuple(pair[s] for pair in like.levels))
         else:
-            columns.append(_levels(one, segment_room, place))
-    return VersionArrays(levels=tuple(zip(*columns, strict=True)), packed=packed, room=room, device=place)
+            columns.append(_levels(one, segment_capacity, place))
+    return VersionArrays(levels=tuple(zip(*columns, strict=True)), layouts=packed, capacity=capacity, device=place)
 
 
-def _levels(segment: PackedSegment, room: SegmentRoom, device: torch.device) -> tuple[LevelArrays, ...]:
+def _levels(segment: SegmentLayout, capacity: SegmentCapacity, device: torch.device) -> tuple[LevelArrays, ...]:
     levels: list[LevelArrays] = []
-    for level, level_room in zip(segment.levels, room.levels, strict=True):
-        arrays = level.arrays(level_room, room.leaves)
+    for level, level_capacity in zip(segment.levels, capacity.levels, strict=True):
+        arrays = level.arrays(level_capacity, capacity.leaves)
         parts: dict[str, Any] = {
             name: _tensor(arrays[name], device) if name in arrays else None
             for name in ("column_M", "boundary_W", "directory_M", "ranges_G3", "codes_E", "firsts_E")
         }
-        levels.append(LevelArrays(room=level_room, **parts))
+        levels.append(LevelArrays(capacity=level_capacity, **parts))
     return tuple(levels)
 
 
@@ -113,19 +118,19 @@ def bind_filters(arrays: VersionArrays, filters: Sequence[tuple[RequestFilter, .
     Cost: `pack_filter` for each different filter, and the copy.
     """
     columns = [
-        _filters([parts[s] if s < len(parts) else None for parts in filters], packed, room, arrays.device)
-        for s, (packed, room) in enumerate(zip(arrays.packed, arrays.room.segments, strict=True))
+        _filters([parts[s] if s < len(parts) else None for parts in filters], packed, capacity, arrays.device)
+        for s, (packed, capacity) in enumerate(zip(arrays.layouts, arrays.capacity.segments, strict=True))
     ]
     return FilterArrays(levels=tuple(zip(*columns, strict=True)))
 
 
 def _filters(
-    requests: Sequence[RequestFilter | None], segment: PackedSegment, room: SegmentRoom, device: torch.device
+    requests: Sequence[RequestFilter | None], segment: SegmentLayout, capacity: SegmentCapacity, device: torch.device
 ) -> tuple[LevelFilters, ...]:
     bitmaps = [None if one is None else one.leaves for one in requests]
     distinct = {id(one): one for one in bitmaps if one is not None}
     slots = {key: slot + 1 for slot, key in enumerate(distinct)}  # filter 0 lets everything pass
-    packed = [pack_filter(segment, one, room) for one in (None, *distinct.values())]
+    packed = [pack_filter(segment, one, capacity) for one in (None, *distinct.values())]
     packed += [packed[0]] * (bucket(len(packed)) - len(packed))
     stacks = {name: _tensor(np.stack([one[name] for one in packed]), device) for name in packed[0]}
     denied = {name: _tensor(array, device) for name, array in pack_denied(segment, requests).items()}
@@ -137,9 +142,9 @@ def _filters(
             listed_FW=stacks.get(f"listed_W{level}"),
             masks_FHW=stacks.get(f"masks_HW{level}"),
             denied_BD=denied["denied_BD"],
-            dead_BD3=denied[f"dead_BD3{level}"] if level_room.ranges else None,
+            dead_BD3=denied[f"dead_BD3{level}"] if level_capacity.ranges else None,
         )
-        for level, level_room in enumerate(room.levels)
+        for level, level_capacity in enumerate(capacity.levels)
     )
 
 

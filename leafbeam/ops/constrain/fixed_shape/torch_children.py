@@ -66,23 +66,23 @@ def _given(array: Tensor | None) -> Tensor:
 
 def children_of(level: LevelArrays, filters: LevelFilters, request_R: Tensor, lo_R: Tensor, hi_R: Tensor) -> Children:
     """The children of [lo, hi) for each row, whose request's filter is `request_R`'s."""
-    room = level.room
+    capacity = level.capacity
     slot_R = filters.slot_B[request_R]
     lanes: tuple[Tensor, ...] | None = None
-    if room.short:
+    if capacity.short:
         lanes = _short(level, filters, request_R, slot_R, lo_R, hi_R)
     words_RH = begin_R = count_R = mask_R = None
-    if room.ranges:
+    if capacity.ranges:
         is_long = hi_R - lo_R > SHORT
         number_R = torch.where(is_long, _given(level.directory_M)[lo_R >> 5].long(), 0)
         entry_R3 = _given(level.ranges_G3)[number_R].long()
         begin_R, count_R = entry_R3[:, 0], entry_R3[:, 1]
         mask_R = torch.where(is_long, entry_R3[:, 2], -1)
         dead_RD3 = _given(filters.dead_BD3)[request_R].long()
-        if room.width:
+        if capacity.width:
             listed = _listed(level, filters, slot_R, hi_R, begin_R, torch.where(is_long & (mask_R < 0), count_R, 0), dead_RD3)
-            lanes = listed if lanes is None else _either(is_long, listed, lanes, room.size)
-        if room.wide:
+            lanes = listed if lanes is None else _either(is_long, listed, lanes, capacity.size)
+        if capacity.wide:
             words_RH = _mask(filters, slot_R, mask_R, dead_RD3)
     code, start, end, legal = (None, None, None, None) if lanes is None else lanes
     return Children(
@@ -115,7 +115,7 @@ def _short(
     here_RD = (offset_RD >= 0) & (offset_RD < SHORT)
     alive_R = alive_R & ~torch.where(here_RD, 1 << (offset_RD & 31), 0).sum(dim=1)  # of different bits: a sum is an or
 
-    lane_W = torch.arange(level.room.short, device=lo_R.device)
+    lane_W = torch.arange(level.capacity.short, device=lo_R.device)
     below_W = _bits_below(lane_W)
     later_RW = starts_R[:, None] & ~(below_W << 1 | 1)
     next_RW = later_RW & -later_RW  # the lowest bit: the next boundary; 0 where there is none
@@ -124,7 +124,7 @@ def _short(
     start_RW = lo_R[:, None] + lane_W
     end_RW = torch.where(next_RW == 0, hi_R[:, None], lo_R[:, None] + _popcount((next_RW - 1) & _WORD))
     code_RW = _codes(_given(level.column_M)[start_RW])
-    return torch.where(lane_W < length_R[:, None], code_RW, level.room.size), start_RW, end_RW, legal_RW
+    return torch.where(lane_W < length_R[:, None], code_RW, level.capacity.size), start_RW, end_RW, legal_RW
 
 
 def _listed(
@@ -137,7 +137,7 @@ def _listed(
     dead_RD3: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(code, start, end, legal) of the entries of each listed range."""
-    width = level.room.width
+    width = level.capacity.width
     lane_W = torch.arange(width, device=hi_R.device)
     inside_RW = lane_W < count_R[:, None]
     entry_RW = begin_R[:, None] + lane_W
@@ -147,7 +147,7 @@ def _listed(
     is_dead = torch.zeros_like(entry_RW).scatter_add(1, torch.where(here_RD, dead_RD, 0), here_RD.long())
     start_RW = _given(level.firsts_E)[entry_RW].long()
     end_RW = torch.where(lane_W + 1 < count_R[:, None], _given(level.firsts_E)[entry_RW + 1].long(), hi_R[:, None])
-    code_RW = torch.where(inside_RW, _codes(_given(level.codes_E)[entry_RW]), level.room.size)
+    code_RW = torch.where(inside_RW, _codes(_given(level.codes_E)[entry_RW]), level.capacity.size)
     return code_RW, start_RW, end_RW, inside_RW & alive_RW & (is_dead == 0)
 
 

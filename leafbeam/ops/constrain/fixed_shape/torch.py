@@ -89,13 +89,13 @@ def extend(
     Another version or filter of the same sizes compiles nothing.
     """
     num_segments, batch_size, num_parents = lo_SBK.shape
-    size = levels[0].room.size
+    size = levels[0].capacity.size
     request_R = torch.arange(batch_size * num_parents, device=lo_SBK.device) // num_parents
     lo_SR, hi_SR = lo_SBK.reshape(num_segments, -1), hi_SBK.reshape(num_segments, -1)
     found = [children_of(levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
     logits_RV = logits_BKV.reshape(-1, size).float()
     base_R = scores_BK.reshape(-1)
-    offer = _offer_dense if any(level.room.wide for level in levels) else _offer_narrow
+    offer = _offer_dense if any(level.capacity.wide for level in levels) else _offer_narrow
     scores_BC, row_BC, code_BC, bad_R = offer(
         found, logits_RV, base_R, base_R > NOTHING, batch_size, num_beams, scoring == "full"
     )

@@ -1,6 +1,6 @@
-"""The constrained step in JAX: compiled once for a room, without branches, exact; the same on CPU, GPU and TPU.
+"""The constrained step in JAX: compiled once for a capacity, without branches, exact; the same on CPU, GPU and TPU.
 
-A level is compiled in one of two ways, by its room:
+A level is compiled in one of two ways, by its capacity:
 
     narrow: no range has many children. All of them, at most `lanes` a row and segment, are offered: a gather of codes, a gather
             of logits, one top-k.
@@ -29,7 +29,19 @@ from leafbeam.ops.constrain.fixed_shape.jax_children import Children, at, childr
 from leafbeam.ops.constrain.fixed_shape.jax_filters import FilterArrays, FilterCache, LevelFilters, bind_filters
 from leafbeam.ops.constrain.types import Beams, Scoring
 
-__all__ = ["FilterArrays", "FilterCache", "VersionArrays", "bind", "bind_filters", "children", "extend", "num_compiled", "step"]
+__all__ = [
+    "FilterArrays",
+    "FilterCache",
+    "LevelArrays",
+    "LevelFilters",
+    "VersionArrays",
+    "bind",
+    "bind_filters",
+    "children",
+    "extend",
+    "num_compiled",
+    "step",
+]
 
 Array = jax.Array
 CHUNK = 32
@@ -56,7 +68,7 @@ def step(
     """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals, in int32.
 
     Cost: one dispatch, and a wait for the device, because bad logits are an error. `extend` is the same for use in a traced
-    function of your own. Compiles once for each room of a level, batch size, number of beams and scoring.
+    function of your own. Compiles once for each capacity of a level, batch size, number of beams and scoring.
     Raises LogitsError where a live row holds NaN or +inf.
     """
     beams, first_bad = _extend(
@@ -98,7 +110,7 @@ def extend(
     """
     num_segments, batch_size, num_parents = lo_SBK.shape
     assert len(levels) == num_segments
-    size = levels[0].room.size
+    size = levels[0].capacity.size
     request_R = jnp.arange(batch_size * num_parents, dtype=jnp.int32) // num_parents
     lo_SR, hi_SR = lo_SBK.reshape(num_segments, -1), hi_SBK.reshape(num_segments, -1)
     found = [
@@ -107,7 +119,7 @@ def extend(
     ]
     logits_RV = logits_BKV.reshape(-1, size).astype(jnp.float32)
     live_R = scores_BK.reshape(-1) > NOTHING
-    offer = _offer_dense if any(level.room.wide for level in levels) else _offer_narrow
+    offer = _offer_dense if any(level.capacity.wide for level in levels) else _offer_narrow
     scores_BC, row_BC, code_BC, bad_R = offer(
         found, logits_RV, scores_BK.reshape(-1), live_R, batch_size, num_beams, scoring == "full"
     )
