@@ -1,7 +1,8 @@
 """Figure 4: the masking kernel alone as the branch factor grows from 2^1 to 2^18, |V| = B, 10^6 items (STATIC, Appendix D).
 
 As in the paper's code: two beams at random nodes, one dense level, a slice of B whatever the node's children. leafbeam
-enumerates the children that there are, so it has two lines: at such nodes, and at the root, whose children are all codes that occur.
+enumerates the children that there are, so it has two lines: at such nodes, and at the root, whose children are all codes that
+occur.
 
 Shapes: R beams, B branch factor, V codes.
 """

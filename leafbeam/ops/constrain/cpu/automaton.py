@@ -102,7 +102,7 @@ def legal(
 def children(
     languages: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
 ) -> Children:
-    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC), as `leafbeam.ops.constrain.reference.children`.
+    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC), as `reference.children`.
 
     Cost: that of `legal`, and one look-up of a next state for each child.
     """

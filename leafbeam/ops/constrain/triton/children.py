@@ -33,7 +33,7 @@ def children_kernel(
     WRITE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program r counts row r's children into row_indptr[r + 1], or writes them from row_indptr[r] on: base, then delta's own."""
+    """Program r counts row r's children into row_indptr[r + 1], or writes them from row_indptr[r] on, the delta's own last."""
     row = tl.program_id(0).to(tl.int64)
     request = row // num_rows
     lo, hi = tl.load(lo_SR + row), tl.load(hi_SR + row)
