@@ -32,7 +32,7 @@ gpu:
 	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
 	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
 	  no and sys.exit(f"make gpu needs {no}, which {sys.executable} lacks: install them, or name a Python with GPU_PYTHON=")'
-	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.gpu
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.parts
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

@@ -1,38 +1,42 @@
-"""`leafbeam reproduce`: the papers' tables and figures on this machine."""
+"""Commands that measure what the tables and figures of the papers show, beside the papers' own numbers."""
+
+from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from leafbeam.cli.console import done, stderr, stdout
-from leafbeam.errors import ArgumentError, DataError, MissingExtraError
+from leafbeam.errors import ArgumentError, DataError
 
-__all__ = ["reproduce"]
+__all__ = ["add_commands"]
 
-LEARNING = "static-table-3 and tiger-table-1"
-
-
-class Name(StrEnum):
-    """What the papers show."""
-
-    TABLE_1 = "static-table-1"
-    TABLE_3 = "static-table-3"
-    FIGURE_2 = "static-figure-2"
-    FIGURE_3 = "static-figure-3"
-    FIGURE_4 = "static-figure-4"
-    MEMORY = "static-memory"
-    TIGER_1 = "tiger-table-1"
-    XGR_13 = "xgr-figure-13"
-    XGR_15 = "xgr-figure-15"
-    XGR_16 = "xgr-figure-16"
-    XGR_17 = "xgr-figure-17"
-    XGR_18 = "xgr-figure-18"
-    XGR_19 = "xgr-figure-19"
+_STATIC = {
+    "static-table-1": "STATIC, Table 1: a decoding step by every method, 2 x 10^7 items.",
+    "static-figure-2": "STATIC, Figure 2: the same as the items grow from 10^5 to 10^8.",
+    "static-figure-3": "STATIC, Figure 3: the same as the codebook grows from 256 to 32,768.",
+    "static-figure-4": "STATIC, Figure 4: the masking kernel as the branch factor grows.",
+    "static-memory": "STATIC, Appendix B: bytes of the index.",
+}
+_LEARNING = {
+    "static-table-3": "STATIC, Table 3: recommending the newest items.",
+    "tiger-table-1": "TIGER, Table 1: every user's last item, all items ranked.",
+}
+_XGR = {
+    "xgr-figure-13": "xGR, Figure 13: latency as the request rate grows.",
+    "xgr-figure-15": "xGR, Figure 15: peak memory as the beams grow.",
+    "xgr-figure-16": "xGR, Figure 16: peak memory as the prompts grow.",
+    "xgr-figure-17": "xGR, Figure 17: attention of one layer of a decode step.",
+    "xgr-figure-18": "xGR, Figure 18: what each part of the scheduling is worth.",
+    "xgr-figure-19": "xGR, Figure 19: latency as beams and model grow.",
+}
 
 
 class Distribution(StrEnum):
@@ -42,178 +46,154 @@ class Distribution(StrEnum):
     ZIPF = "zipf"
 
 
-def reproduce(
-    name: Annotated[Name, typer.Argument(help="Which table or figure.", show_default=False)],
-    more_shares: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small catalogs and few trials: about two minutes, 4 GiB.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory for the plot, NAME.png.")] = None,
-    device: Annotated[str, typer.Option("--device", help="Where the torch peers run: cpu, cuda, cuda:1.")] = "cpu",
-    trials: Annotated[int | None, typer.Option("--trials", help="Trials of each method; 100, with --quick 10.")] = None,
-    memory: Annotated[float | None, typer.Option("--memory", help="GiB to stay within; 4/5 of what is free, or 4.")] = None,
-    distribution: Annotated[Distribution | None, typer.Option("--distribution", help="One of the two; both else.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, and keep them.")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Tables about learning: a data set, or a directory with several.")
-    ] = None,
-    share: Annotated[
-        list[float] | None, typer.Option("--share", help="static-table-3: of the items that are cold. [dim]0.02 0.05[/dim]")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Tables about learning: runs, of seeds 0, 1, ...")] = 1,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Tables about learning: of training a model.")] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="The same in passes over the data.")] = None,
-    note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
-    redraw: Annotated[bool, typer.Option("--redraw", help="Measure nothing: show and draw the rows kept last.")] = False,
-) -> None:
-    """Measure what a table or figure of a paper shows, beside the paper's own numbers."""
-    console = stderr() if as_json else stdout()
-    if name in (Name.TABLE_3, Name.TIGER_1):
-        _learning(
-            name,
-            console,
-            data=data,
-            shares=(*(share or ()), *(more_shares or ())),
-            quick=quick,
-            seeds=seeds,
-            minutes=minutes,
-            epochs=epochs,
-            note=note,
-            as_json=as_json,
-            redraw=redraw,
-            out=out,
-        )
-        return
-    if name.value.startswith("xgr-"):
-        _serving(name, console, data=data, quick=quick, as_json=as_json, redraw=redraw, out=out)
-        return
-    if data is not None or share or more_shares:
-        raise ArgumentError(f"{name.value} measures catalogs that it draws itself: --data and --share are for {LEARNING}")
-    try:
+AsJson = Annotated[bool, typer.Option("--json", help="Print the rows as JSON and keep them (quick ones are not kept).")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small catalogs and few trials: about two minutes, 4 GiB.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Directory for the plot, NAME.png.")]
+Redraw = Annotated[bool, typer.Option("--redraw", help="Measure nothing: show and draw the rows kept last.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register every table and figure under its name."""
+    for names, family in ((_STATIC, _static), (_LEARNING, _learning), (_XGR, _serving)):
+        for name, text in names.items():
+            app.command(name, help=text, rich_help_panel="papers")(family(name))
+
+
+def _static(name: str) -> Any:
+    def command(
+        quick: Quick = False,
+        out: Out = None,
+        device: Annotated[str, typer.Option("--device", help="Where the torch peers run: cpu, cuda, cuda:1.")] = "cpu",
+        trials: Annotated[int | None, typer.Option("--trials", help="Trials of each method; 100, with --quick 10.")] = None,
+        memory: Annotated[float | None, typer.Option("--memory", help="GiB to stay within; 4/5 of what is free, or 4.")] = None,
+        distribution: Annotated[
+            Distribution | None, typer.Option("--distribution", help="One of the two; both if absent.")
+        ] = None,
+        as_json: AsJson = False,
+        redraw: Redraw = False,
+    ) -> None:
         from benchmarks.papers.experiment import Setting, kept_rows
         from benchmarks.papers.experiments import experiment
-    except ImportError as error:
-        raise MissingExtraError(f"leafbeam reproduce needs {error.name}: pip install 'leafbeam[bench]'") from error
-    check_device(device)
-    chosen = experiment(name.value)
-    began = time.perf_counter()
-    if redraw:
-        rows = kept_rows(name.value, quick)
-        if not rows:
-            raise DataError(
-                f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first"
-            )
-    else:
-        setting = Setting.of(quick=quick, device=device, memory_gib=memory, num_trials=trials)
-        kinds = [one.value for one in Distribution] if distribution is None else [distribution.value]
-        rows = chosen.run(setting, kinds, console, keep=as_json)
-    if as_json and not redraw:
-        for row in rows:
-            print(json.dumps(row), flush=True)
-    chosen.show(wide(console), rows)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / f"{name.value}.png"
-        chosen.draw(rows).savefig(path, dpi=160)
-        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+
+        check_device(device)
+        console, began = _console(as_json), time.perf_counter()
+        chosen = experiment(name)
+        if redraw:
+            rows = _kept(name, kept_rows(name, quick), quick)
+        else:
+            setting = Setting.of(quick=quick, device=device, memory_gib=memory, num_trials=trials)
+            kinds = [each.value for each in Distribution] if distribution is None else [distribution.value]
+            rows = chosen.run(setting, kinds, console, keep=as_json)
+            for row in rows if as_json else ():
+                print(json.dumps(row), flush=True)
+        _show(name, console, chosen.show, chosen.draw, rows, out, began)
+
+    return command
 
 
-def _learning(
-    name: Name,
-    console: Console,
-    *,
-    data: Path | None,
-    shares: tuple[float, ...],
-    quick: bool,
-    seeds: int,
-    minutes: float | None,
-    epochs: float | None,
-    note: str,
-    as_json: bool,
-    redraw: bool,
-    out: Path | None,
-) -> None:
-    """A table about learning: from data sets, a row for each run."""
-    began = time.perf_counter()
-    try:
+def _learning(name: str) -> Any:
+    def command(
+        data: Annotated[Path | None, typer.Option("--data", help="A data set, or a directory with several.")] = None,
+        more_shares: Annotated[list[float] | None, typer.Argument(hidden=True)] = None,
+        share: Annotated[
+            list[float] | None, typer.Option("--share", help="Shares of the items that are cold. [dim]0.02 0.05[/dim]")
+        ] = None,
+        quick: Quick = False,
+        out: Out = None,
+        seeds: Annotated[int, typer.Option("--seeds", help="Runs, of seeds 0, 1, ...")] = 1,
+        minutes: Annotated[float | None, typer.Option("--minutes", help="Minutes of training for each model.")] = None,
+        epochs: Annotated[float | None, typer.Option("--epochs", help="The same in passes over the data.")] = None,
+        note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
+        as_json: AsJson = False,
+        redraw: Redraw = False,
+    ) -> None:
         from benchmarks.papers.experiments import learning_table
         from benchmarks.papers.learning import LearningRun, data_sets, kept_learning_rows
+        from benchmarks.rows import keep_row
 
-        table = learning_table(name.value)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"leafbeam reproduce {name.value} needs {error.name}: pip install 'leafbeam[train,bench]'"
-        ) from error
-    from benchmarks.rows import keep_row
-
-    assert table is not None
-    if redraw:
-        rows = kept_learning_rows(table, quick)
-        if not rows:
-            raise DataError(
-                f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first"
+        console, began = _console(as_json), time.perf_counter()
+        table = learning_table(name)
+        assert table is not None
+        if redraw:
+            rows = _kept(name, kept_learning_rows(table, quick), quick)
+        else:
+            if data is None:
+                raise ArgumentError(f"{name} learns from data: expected --data DIR, one data set or a directory with several")
+            shares = (*(share or ()), *(more_shares or ())) or (0.02, 0.05)
+            run = LearningRun(
+                data=data_sets(data), quick=quick, seeds=seeds, shares=shares, minutes=minutes, epochs=epochs, note=note
             )
-    else:
-        if data is None:
-            raise ArgumentError(f"{name.value} learns from data: --data DIR, one data set or a directory with several")
-        run = LearningRun(
-            data=data_sets(data),
-            quick=quick,
-            seeds=seeds,
-            shares=shares or (0.02, 0.05),
-            minutes=minutes,
-            epochs=epochs,
-            note=note,
-        )
 
-        def keep(row: dict[str, object]) -> None:
-            if as_json:
+            def keep(row: dict[str, Any]) -> None:
+                if as_json:
+                    print(json.dumps(row), flush=True)
+                    if not quick:
+                        keep_row(table.results, row)
+
+            rows = table.rows(run, console, keep)
+        _show(name, console, table.show, table.draw, rows, out, began)
+
+    return command
+
+
+def _serving(name: str) -> Any:
+    def command(
+        data: Annotated[
+            Path | None, typer.Option("--data", help="A directory of interactions; a synthetic shop if absent.")
+        ] = None,
+        quick: Quick = False,
+        out: Out = None,
+        as_json: AsJson = False,
+        redraw: Redraw = False,
+    ) -> None:
+        from benchmarks.papers.experiments import serving_figure
+        from benchmarks.papers.xgr import RESULTS_NAME, RunOptions, kept_serving_rows
+        from benchmarks.rows import keep_row
+
+        console, began = _console(as_json), time.perf_counter()
+        figure = serving_figure(name)
+        assert figure is not None
+        if redraw:
+            rows = _kept(name, kept_serving_rows(name, quick), quick)
+        else:
+            rows = figure.run(RunOptions(quick=quick, data=data), console)
+            for row in rows if as_json else ():
                 print(json.dumps(row), flush=True)
                 if not quick:
-                    keep_row(table.results, row)
+                    keep_row(RESULTS_NAME, row)
+        _show(name, console, figure.show, figure.draw, rows, out, began)
 
-        rows = table.rows(run, console, keep)
-    table.show(wide(console), rows)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / f"{name.value}.png"
-        table.draw(rows).savefig(path, dpi=160)
-        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+    return command
 
 
-def _serving(
-    name: Name, console: Console, *, data: Path | None, quick: bool, as_json: bool, redraw: bool, out: Path | None
-) -> None:
-    """A figure of the xGR paper: the engine, its peers and the server; `data` or the made shop."""
-    began = time.perf_counter()
-    try:
-        from benchmarks.papers.experiments import serving_figure
-        from benchmarks.papers.xgr import RESULTS_NAME, Asked, kept_serving_rows
+def _console(as_json: bool) -> Console:
+    return stderr() if as_json else stdout()
 
-        figure = serving_figure(name.value)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"leafbeam reproduce {name.value} needs {error.name}: pip install 'leafbeam[train,serve,bench]'"
-        ) from error
-    from benchmarks.rows import keep_row
 
-    assert figure is not None
-    rows = kept_serving_rows(name.value, quick) if redraw else figure.run(Asked(quick=quick, data=data), console)
+def _kept(name: str, rows: list[dict[str, Any]], quick: bool) -> list[dict[str, Any]]:
     if not rows:
-        raise DataError(f"no rows of {name.value} are kept{' with --quick' if quick else ''}: measure them with --json first")
-    for row in rows if as_json and not redraw else ():
-        print(json.dumps(row), flush=True)
-        if not quick:
-            keep_row(RESULTS_NAME, row)
-    figure.show(wide(console), rows)
+        raise DataError(f"no rows of {name} are kept{' with --quick' if quick else ''}: measure them with --json first")
+    return rows
+
+
+def _show(
+    name: str,
+    console: Console,
+    show: Callable[[Console, list[dict[str, Any]]], None],
+    draw: Callable[[list[dict[str, Any]]], Figure],
+    rows: list[dict[str, Any]],
+    out: Path | None,
+    began: float,
+) -> None:
+    """Print the table of the rows; with `out`, draw them into NAME.png there."""
+    # At least wide enough for a row of figures.
+    wide = Console(stderr=console.stderr, highlight=False, width=max(console.width, 170), soft_wrap=True)
+    show(wide, rows)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        path = out / f"{name.value}.png"
-        figure.draw(rows).savefig(path, dpi=160)
+        path = out / f"{name}.png"
+        draw(rows).savefig(path, dpi=160)
         done(console, what=f"{path}", seconds=time.perf_counter() - began)
-
-
-def wide(console: Console) -> Console:
-    """The same console, at least wide enough for a row of figures."""
-    return Console(stderr=console.stderr, highlight=False, width=max(console.width, 170), soft_wrap=True)
 
 
 def check_device(device: str) -> None:
@@ -228,7 +208,3 @@ def check_device(device: str) -> None:
         raise ArgumentError(f"--device is {device!r}: expected cpu, or cuda for the first GPU")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("--device is cuda, but torch finds no GPU here: leave it out to measure on the CPU")
-
-
-if __name__ == "__main__":
-    typer.run(reproduce)

@@ -1,1 +1,1 @@
-"""."""
+"""Every Triton kernel on a GPU: parity first, then speed."""

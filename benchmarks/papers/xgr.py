@@ -18,8 +18,8 @@ from benchmarks.rows import RESULTS, make_row
 __all__ = [
     "LABELS",
     "RESULTS_NAME",
-    "Asked",
     "Row",
+    "RunOptions",
     "ServingFigure",
     "kept_serving_rows",
     "paper_says",
@@ -39,7 +39,7 @@ _STYLES = {"leafbeam": ("#1f7a4a", "o"), "per_beam_copies": ("#d9822b", "s"), "h
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RunOptions:
     """What a run is asked for. data: a directory of interactions; None: the made shop."""
 
     quick: bool
@@ -51,11 +51,11 @@ class ServingFigure:
     """One figure. points: measures, (parameters, measured) of each. show, draw: from rows alone."""
 
     name: str
-    points: Callable[[Asked], Any]
+    points: Callable[[RunOptions], Any]
     show: Callable[[Console, list[Row]], None]
     draw: Callable[[list[Row]], Figure]
 
-    def run(self, asked: Asked, console: Console) -> list[Row]:
+    def run(self, asked: RunOptions, console: Console) -> list[Row]:
         """Measure every point."""
         rows: list[Row] = []
         with console.status(self.name):

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.micro.attention import Shape, bytes_of, drawn
 from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Asked, Row, ServingFigure, paper_says, style, table, tidy
+from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from benchmarks.peers.per_beam_attention import BeamCopies
 from benchmarks.rows import interleaved
 from benchmarks.serving import engines
@@ -28,7 +28,7 @@ __all__ = ["FIGURE_17"]
 Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 
-def _points(asked: Asked) -> Points:
+def _points(asked: RunOptions) -> Points:
     beams_of = (16, 64) if asked.quick else (128, 256, 512)
     cases = ((1, 128),) if asked.quick else ((1, 512), (1, 1024), (2, 512))
     with engines.one_thread():

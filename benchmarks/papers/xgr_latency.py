@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Asked, Row, ServingFigure, paper_says, style, table, tidy
+from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.serving import engines, load, serve
 from benchmarks.serving.load_run import LoadRun
@@ -30,7 +30,7 @@ Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 SLO_MS = 200.0
 
 
-def _points_13(asked: Asked) -> Points:
+def _points_13(asked: RunOptions) -> Points:
     """Every system at rising rates, until its p99 is far beyond the objective."""
     with serve.load_run(asked.quick, asked.data) as run, engines.one_thread():
         for beams in (16,) if asked.quick else (50, 128):
@@ -103,7 +103,7 @@ def _draw_13(rows: list[Row]) -> Figure:
     return figure
 
 
-def _points_19(asked: Asked) -> Points:
+def _points_19(asked: RunOptions) -> Points:
     """One rate, models of growing size, growing beams: leafbeam beside copies. Prompts of 256 tokens."""
     rng = np.random.default_rng(0)
     sizes = (64, 64, 64) if asked.quick else (256, 256, 256, 16)
@@ -191,7 +191,7 @@ def _distinct(rows: list[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row["parameters"][name] for row in rows))
 
 
-def _data(asked: Asked) -> str:
+def _data(asked: RunOptions) -> str:
     return "shop" if asked.data is None else asked.data.name
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Asked, Row, ServingFigure, paper_says, style, table, tidy
+from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
 from benchmarks.serving import memory
 
 __all__ = ["FIGURE_15", "FIGURE_16"]
@@ -19,11 +19,11 @@ MIB = 2**20
 _COLUMNS = ("kept", "beams", "tokens", "formula MiB", "allocator's peak MiB", "process grew by MiB")
 
 
-def _points_15(asked: Asked) -> Points:
+def _points_15(asked: RunOptions) -> Points:
     yield memory.measure("beams", asked.quick)
 
 
-def _points_16(asked: Asked) -> Points:
+def _points_16(asked: RunOptions) -> Points:
     yield memory.measure("tokens", asked.quick)
 
 

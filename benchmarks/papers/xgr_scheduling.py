@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Asked, Row, ServingFigure, paper_says, table, tidy
+from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, table, tidy
 from benchmarks.serving import load, serve
 from benchmarks.serving.load import Planned
 from benchmarks.serving.load_run import LoadRun
@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 _COLOURS = ("#1f7a4a", "#b03a48", "#d9822b", "#3b82b8", "#7b5ea7")
 
 
-def _points(asked: Asked) -> Points:
+def _points(asked: RunOptions) -> Points:
     names = ("all on", "without batching") if asked.quick else tuple(VARIANTS)
     beams, seconds = (16, 1.5) if asked.quick else (50, 5.0)
     common = ("--beams", str(beams), "--threads", "1", "--slo-ms", "500", "--rule", f"{RULE}=hash(item_id) % 2 = 0")

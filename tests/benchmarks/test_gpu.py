@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import attention as gpu_attention
-from benchmarks.gpu import gpu
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
+from benchmarks.gpu import parts
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.timing import attempt, ceilings, poisoned, relative_error, times
 from benchmarks.micro.attention import Shape
@@ -25,7 +25,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(capsys: pytest.CaptureFix
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as exit_info:
-        gpu.main(as_json=True)
+        parts.main(as_json=True)
     assert exit_info.value.code == 2
     assert "nothing was measured" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_poison_shows_what_was_not_written_and_is_gone_afterwards() -> None:
 
 
 def test_a_part_that_dies_leaves_a_row_that_says_so() -> None:
-    rows = list(gpu.lines("no such part", {}, 60))
+    rows = list(parts.lines("no such part", {}, 60))
     assert rows[-1][0] == {"what": "no such part"}
     assert "exit 1" in rows[-1][1]["failed"]
 
@@ -89,8 +89,8 @@ def test_parts_print_rows_that_can_be_read_and_need_no_more_than_torch_triton_an
         "import sys\n"
         "for name in ('typer', 'rich', 'matplotlib', 'threadpoolctl', 'duckdb', 'pyarrow', 'scipy', 'outlines_core', 'jax'):\n"
         "    sys.modules[name] = None\n"
-        "import json, torch; from benchmarks import gpu\n"
-        "for parameters, measured in gpu.part('ceilings', torch.device('cpu'), "
+        "import json, torch; from benchmarks.gpu import parts\n"
+        "for parameters, measured in parts.part('ceilings', torch.device('cpu'), "
         "{'copy_bytes_a_second': 1.0, 'bf16_operations_a_second': 1.0}, 1):\n"
         "    print(json.dumps({'parameters': parameters, 'measured': measured}))"
     )

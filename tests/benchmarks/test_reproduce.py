@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.__main__ import app
 from benchmarks.papers import experiment, figure_2, figure_3, figure_4, memory, paper, report, table_1, trials
 from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.experiments import experiment as named
 from benchmarks.papers.methods import LABELS, LineUp, Method
 from benchmarks.workloads import DISTRIBUTIONS
-from leafbeam.cli import app
 from leafbeam.errors import ArgumentError
 from leafbeam.index.memory_estimate import Plan
 
@@ -284,10 +284,10 @@ def test_the_command_says_what_it_does_not_know() -> None:
         (["static-memory", "--device", "tpu"], "--device is 'tpu'"),
         (["static-memory", "--quick", "--trials", "0"], "number of trials is 0"),
     ):
-        result = runner.invoke(app, ["reproduce", *arguments])
+        result = runner.invoke(app, arguments)
         assert result.exit_code == 2
         assert said in result.output
-    assert runner.invoke(app, ["reproduce", "static-figure-9"]).exit_code == 2
+    assert runner.invoke(app, ["static-figure-9"]).exit_code == 2
 
 
 def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +295,7 @@ def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.Monkey
 
     small = replace(named("static-memory"), shapes=small_shapes)
     monkeypatch.setattr("benchmarks.papers.experiments.experiment", lambda name: small)
-    result = CliRunner().invoke(
-        app, ["reproduce", "static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)]
-    )
+    result = CliRunner().invoke(app, ["static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "entropy bound" in result.output
     assert "uniform" not in result.output

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.papers import xgr, xgr_kernels, xgr_latency, xgr_memory, xgr_scheduling
 from benchmarks.papers.experiments import serving_figure
-from benchmarks.papers.xgr import Asked, kept_serving_rows
+from benchmarks.papers.xgr import RunOptions, kept_serving_rows
 from benchmarks.serving import load
 
 
@@ -56,7 +56,7 @@ def test_every_figure_has_a_name():
 @pytest.mark.parametrize("figure", [xgr_kernels.FIGURE_17, xgr_latency.FIGURE_19])
 def test_a_figure_runs_from_measuring_to_its_plot(figure: xgr.ServingFigure, tmp_path: Path):
     console = Console(record=True, width=170)
-    rows = figure.run(Asked(quick=True), console)
+    rows = figure.run(RunOptions(quick=True), console)
     assert rows
     assert all(row["parameters"]["experiment"] == figure.name and row["parameters"]["quick"] for row in rows)
     figure.show(console, rows)

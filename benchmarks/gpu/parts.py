@@ -2,7 +2,7 @@
 
 Each part runs in a process of its own, because a kernel that fails leaves the device unusable for what follows in the same one.
 Whatever fails becomes a row that says so. Rows are appended to results/gpu.jsonl. Needs torch, triton and what the core needs
-(numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.gpu` in a checkout.
+(numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a checkout.
 
 Without a CUDA device it says so and exits with 2.
 """
@@ -47,7 +47,7 @@ def main(as_json: bool) -> None:
 
 def lines(name: str, roofs: dict[str, float], seconds: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The rows that a part prints, and one more if it did not come to its end."""
-    command = [sys.executable, "-m", "benchmarks.gpu.gpu", name, json.dumps(roofs)]
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name, json.dumps(roofs)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 15, check=False)
         output, error = done.stdout, f"exit {done.returncode}: {done.stderr[-1500:]}" if done.returncode else ""

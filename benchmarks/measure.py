@@ -1,0 +1,145 @@
+"""Commands that measure one part of leafbeam beside its named peers: a row a run, appended to results/NAME.jsonl."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.rows import append_row
+from benchmarks.workloads import DISTRIBUTIONS
+
+__all__ = ["add_commands"]
+
+_LARGE = 20_000_000  # more items than the peers have memory for
+_HELP = {
+    "micro": {
+        "attention": "Attention of many beams over one prompt, against a copy for each beam.",
+        "automaton": "Building automata, against outlines-core and xgrammar.",
+        "forced": "Whole decodes with forced suffixes, against round by round.",
+        "head": "Logits of legal codes alone, against all logits.",
+        "hf": "Constrained generate of transformers, against a Python trie.",
+        "jax": "Constrained rounds in JAX, against STATIC in JAX.",
+        "language": "Rounds over regular languages, with and without the allowed-only head.",
+    },
+    "serving": {"memory": "Peak memory of a search, against a copy of the prompt for each beam."},
+}
+
+Rows = Iterable[tuple[dict[str, Any], dict[str, Any]]]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON row for each run and nothing else.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A hundredth of the size; rows are printed but not kept.")]
+NumItems = Annotated[int | None, typer.Option(help="Items of the catalog; above 2 x 10^7 in chunks and without peers.")]
+MemoryLimit = Annotated[int, typer.Option(help="Bytes that rows may take until they are sorted, when built in chunks.")]
+Seconds = Annotated[float, typer.Option(help="How long the load lasts.")]
+Data = Annotated[Path | None, typer.Option(help="A directory of interactions; a synthetic shop if absent.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register every benchmark under its name."""
+    for family, names in _HELP.items():
+        for name, text in names.items():
+            app.command(name, help=text, rich_help_panel=family)(_plain(name, family))
+    app.command("step", help="One constrained round, against STATIC and unconstrained.", rich_help_panel="micro")(_step)
+    app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
+    app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
+    app.command("updates", help="Changes of a live index while it is searched.", rich_help_panel="micro")(_updates)
+    app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
+    app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
+    app.command("soak", help="An engine under mixed load; counts lost answers and memory.", rich_help_panel="serving")(_soak)
+    app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
+
+
+def _plain(name: str, family: str) -> Any:
+    def command(as_json: AsJson = False, quick: Quick = False) -> None:
+        _keep(name, importlib.import_module(f"benchmarks.{family}.{name}").runs(quick), as_json, quick)
+
+    return command
+
+
+def _step(
+    as_json: AsJson = False, quick: Quick = False, num_items: NumItems = None, memory_limit: MemoryLimit = 4 << 30
+) -> None:
+    from benchmarks.micro import step
+    from benchmarks.serving import scale
+
+    items, repeats = num_items or 1_000_000, 200
+    size = items // (100 if quick else 1)
+    if items > _LARGE:
+        small = 1_000 if quick else scale.SMALL
+        rows = (scale.measure(distribution, size, repeats, small, memory_limit) for distribution in DISTRIBUTIONS)
+    else:
+        rows = (step.measure(distribution, size, repeats) for distribution in DISTRIBUTIONS)
+    _keep("step", rows, as_json, quick)
+
+
+def _index(
+    as_json: AsJson = False, quick: Quick = False, num_items: NumItems = None, memory_limit: MemoryLimit = 4 << 30
+) -> None:
+    from benchmarks.micro import index
+
+    items = num_items or 10_000_000
+    size = items // (100 if quick else 1)
+    if items > _LARGE:
+        rows = (index.measure_chunks(distribution, size, memory_limit) for distribution in DISTRIBUTIONS)
+    else:
+        rows = (index.measure(distribution, size, 3) for distribution in DISTRIBUTIONS)
+    _keep("index", rows, as_json, quick)
+
+
+def _filters(as_json: AsJson = False, quick: Quick = False, num_items: NumItems = None) -> None:
+    from benchmarks.micro import filters
+
+    smaller = 100 if quick else 1
+    _keep("filters", (filters.measure(one, (num_items or 1_000_000) // smaller, 60) for one in DISTRIBUTIONS), as_json, quick)
+    rules = (filters.measure_rules(one, (num_items or 10_000_000) // smaller, 20) for one in DISTRIBUTIONS)
+    _keep("filters", rules, as_json, quick)
+
+
+def _updates(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:
+    from benchmarks.micro import updates
+
+    _keep("updates", updates.runs(quick, seconds), as_json, quick)
+
+
+def _soak(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:
+    from benchmarks.serving import soak
+
+    _keep("soak", soak.runs(quick, seconds), as_json, quick)
+
+
+def _tokeniser(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
+    from benchmarks.micro import tokeniser
+
+    _keep("tokeniser", tokeniser.runs(quick, data), as_json, quick)
+
+
+def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
+    from benchmarks.serving import serve
+
+    _keep("serve", serve.runs(quick, data), as_json, quick)
+
+
+def _gpu(as_json: AsJson = False) -> None:
+    from benchmarks.gpu import parts
+
+    parts.main(as_json)
+
+
+def _keep(name: str, rows: Rows, as_json: bool, quick: bool) -> None:
+    """Print each row as it is measured, and append it to results/NAME.jsonl unless it is a quick one."""
+    console = Console(stderr=as_json)
+    with console.status(name):
+        for parameters, measured in rows:
+            row: dict[str, Any] = {"bench": name, "parameters": parameters, "measured": measured}
+            if not quick:
+                row = append_row(name, parameters, measured)
+            if as_json:
+                print(json.dumps(row), flush=True)
+            else:
+                console.print(f"[bold]{name}[/] {parameters.get('distribution', '')}")
+                console.print_json(json.dumps(measured))
