@@ -34,7 +34,7 @@ class Department:
 
 def read_assortment() -> tuple[Department, ...]:
     """The departments of `assortment.toml`, which comes with the package."""
-    text = files("leafbeam.demo").joinpath("assortment.toml").read_text(encoding="utf-8")
+    text = files("leafbeam.datasets").joinpath("assortment.toml").read_text(encoding="utf-8")
     return tuple(
         Department(
             name=department["name"],

@@ -63,7 +63,7 @@ def test_every_form_of_table_builds_the_same_index(tmp_path: Path, how: str, ids
     assert result.stdout.splitlines()[-1].startswith("Next: leafbeam inspect")
     expected = Trie.build(codes, [30] * 3, np.arange(500) * 3 if ids == "numbers" else names)
     assert Trie.load(tmp_path / "items.leafbeam").version == expected.version
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.parquet", "items.leafbeam"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["items.leafbeam", "items.parquet"]
 
 
 def test_a_directory_of_tables_is_read_in_the_order_of_names(tmp_path: Path) -> None:
