@@ -42,8 +42,8 @@ def test_a_saved_model_comes_back_bit_equal(make_model: MakeModel, tmp_path: Pat
     assert all(parameter.requires_grad for parameter in back.parameters())
     assert sorted(path.name for path in (tmp_path / "new" / "place").iterdir()) == [
         "config.json",
-        "model.safetensors",
         "leafbeam.json",
+        "model.safetensors",
     ]
 
 
