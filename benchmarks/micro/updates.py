@@ -28,12 +28,12 @@ from benchmarks.rows import interleaved, spread
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie, Version
-from leafbeam.live.live_index import CompactionPolicy, LiveIndex
+from leafbeam.live import CompactionPolicy, LiveIndex
 from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["measure", "runs"]
 
-NEVER = CompactionPolicy(share=None)
+NEVER = CompactionPolicy(fraction=None)
 BATCH = 1_000  # inserts, and as many deletes
 LARGE_DELTA = 100_000
 CHANGES_PER_SECOND, TRANSACTIONS_PER_SECOND = 1_000, 10
@@ -56,11 +56,11 @@ def measure(
     measured: dict[str, Any] = {"visible_ms": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, path in (("memory", None), ("synced", Path(folder) / "visible")):
-            with LiveIndex.create(path, base, compaction=NEVER) as segments:
-                measured["visible_ms"][name] = _visible(segments, feed.again(), repeats)
+            with LiveIndex.create(path, base, compaction=NEVER) as index:
+                measured["visible_ms"][name] = _visible(index, feed.again(), repeats)
         measured["search"] = _search(base, feed.again(), logits, 4 * repeats)
-        with LiveIndex.create(Path(folder) / "sustained", base, compaction=NEVER) as segments:
-            measured["sustained"] = _sustained(segments, feed.again(), logits, seconds)
+        with LiveIndex.create(Path(folder) / "sustained", base, compaction=NEVER) as index:
+            measured["sustained"] = _sustained(index, feed.again(), logits, seconds)
     parameters = {
         "distribution": distribution,
         "num_items": num_items,
@@ -112,38 +112,38 @@ class Feed:
         return self.doomed[begin : self.victim]
 
 
-def _visible(segments: LiveIndex, feed: Feed, repeats: int) -> dict[str, Any]:
+def _visible(index: LiveIndex, feed: Feed, repeats: int) -> dict[str, Any]:
     """Milliseconds until 1,000 inserts and 1,000 deletes are in the arrays of the next search."""
 
     def change() -> None:
-        with segments.transaction() as transaction:
+        with index.transaction() as transaction:
             transaction.insert(*feed.take(BATCH))
             transaction.delete(feed.victims(BATCH))
-        cpu.bind(segments.version())
+        cpu.bind(index.version())
 
     change()  # compiles
     growing = interleaved({"growing": change}, repeats)["growing"]
-    segments.insert(*feed.take(LARGE_DELTA - segments.status.num_delta))
+    index.insert(*feed.take(LARGE_DELTA - index.status.num_delta))
     large = interleaved({"large": change}, repeats)["large"]
     return {
         "growing_delta": _tail(growing),
         "large_delta": _tail(large),
-        "delta_rows": segments.status.num_delta,
-        "dead_in_base": segments.status.num_dead,
+        "delta_rows": index.status.num_delta,
+        "dead_in_base": index.status.num_deleted,
     }
 
 
 def _search(base: Trie, feed: Feed, logits: list[NDArray[np.float32]], repeats: int) -> dict[str, Any]:
     """Microseconds of a whole search over base + 1 % delta, and over one segment of the same items."""
     share = base.num_items // 100
-    with LiveIndex.create(None, base, compaction=NEVER) as segments:
-        segments.insert(*feed.take(share))
-        grown = segments.version()
-        segments.delete(feed.victims(share))
-        changed = segments.version()
+    with LiveIndex.create(None, base, compaction=NEVER) as index:
+        index.insert(*feed.take(share))
+        grown = index.version()
+        index.delete(feed.victims(share))
+        changed = index.version()
         searches = {"base + delta": _searcher(grown, logits), "base + delta, 1 % dead": _searcher(changed, logits)}
-        segments.compact(wait=True)
-        merged = segments.version()
+        index.compact(wait=True)
+        merged = index.version()
     one = {"one segment": _searcher(_rebuilt(grown), logits), "one segment, without the dead": _searcher(merged, logits)}
     for ours, theirs in zip(searches.values(), one.values(), strict=True):
         mine, its = ours(), theirs()
@@ -160,13 +160,13 @@ def _search(base: Trie, feed: Feed, logits: list[NDArray[np.float32]], repeats: 
     return {"us": microseconds, "over_one_segment": ratios, "delta_rows": share}
 
 
-def _sustained(segments: LiveIndex, feed: Feed, logits: list[NDArray[np.float32]], seconds: float) -> dict[str, Any]:
+def _sustained(index: LiveIndex, feed: Feed, logits: list[NDArray[np.float32]], seconds: float) -> dict[str, Any]:
     """Search times while changes come in, and while none do, before and after; and how soon the changes were visible."""
     each = CHANGES_PER_SECOND // TRANSACTIONS_PER_SECOND // 2
-    with segments.transaction() as transaction:  # compiles
+    with index.transaction() as transaction:  # compiles
         transaction.insert(*feed.take(each))
         transaction.delete(feed.victims(each))
-    idle = _search_for(segments, logits, seconds / 4)
+    idle = _search_for(index, logits, seconds / 4)
     visible: list[float] = []
     late: list[float] = []
     stop = threading.Event()
@@ -179,7 +179,7 @@ def _sustained(segments: LiveIndex, feed: Feed, logits: list[NDArray[np.float32]
                 due = begin + number / TRANSACTIONS_PER_SECOND
                 time.sleep(max(0.0, due - time.perf_counter()))
                 started = time.perf_counter()
-                with segments.transaction() as transaction:
+                with index.transaction() as transaction:
                     transaction.insert(*feed.take(each))
                     transaction.delete(feed.victims(each))
                 visible.append(time.perf_counter() - started)
@@ -190,16 +190,16 @@ def _sustained(segments: LiveIndex, feed: Feed, logits: list[NDArray[np.float32]
             stop.set()
 
     writer = threading.Thread(target=write)
-    before = segments.version().number
+    before = index.version().number
     began = time.perf_counter()
     writer.start()
-    live = _search_for(segments, logits, None, stop)
+    live = _search_for(index, logits, None, stop)
     writer.join()
     took = time.perf_counter() - began
     if failures:
         raise failures[0]
-    changes = (segments.version().number - before) * 2 * each
-    idle += _search_for(segments, logits, seconds / 4)
+    changes = (index.version().number - before) * 2 * each
+    idle += _search_for(index, logits, seconds / 4)
     p99 = {name: float(np.percentile(one, 99)) for name, one in (("idle", idle), ("live", live))}
     return {
         "changes_per_second": round(changes / max(took, seconds), 1),
@@ -208,23 +208,23 @@ def _sustained(segments: LiveIndex, feed: Feed, logits: list[NDArray[np.float32]
         "search_ms": {"idle": _tail(idle), "live": _tail(live)},
         "searches": {"idle": len(idle), "live": len(live)},
         "p99_over_idle": round(p99["live"] / p99["idle"], 3),
-        "versions_alive": segments.status.versions_alive,
-        "delta_rows": segments.status.num_delta,
+        "versions_alive": index.status.versions_alive,
+        "delta_rows": index.status.num_delta,
     }
 
 
 def _search_for(
-    segments: LiveIndex, logits: list[NDArray[np.float32]], seconds: float | None, stop: threading.Event | None = None
+    index: LiveIndex, logits: list[NDArray[np.float32]], seconds: float | None, stop: threading.Event | None = None
 ) -> list[float]:
     """Seconds of each search until the time is over, binding a version when it is new, as a server does at a batch's start."""
     taken: list[float] = []
-    version = segments.version()
+    version = index.version()
     search = _searcher(version, logits)
     search()
     until = time.perf_counter() + (seconds or float("inf"))
     while time.perf_counter() < until and not (stop is not None and stop.is_set()):
         begin = time.perf_counter()
-        newest = segments.version()
+        newest = index.version()
         if newest is not version:
             version, search = newest, _searcher(newest, logits)
         search()

@@ -6,12 +6,10 @@ from leafbeam.catalog.refresh import RuleStatus
 from leafbeam.catalog.rule_config import LoadReport, Rule, RuleReport, RuleSource, rules_from_text
 from leafbeam.catalog.rule_set import RuleSet
 from leafbeam.catalog.sources import PostgresTable
-from leafbeam.live.live_index import LiveIndex
 
 __all__ = [
     "Catalog",
     "Expression",
-    "LiveIndex",
     "LoadReport",
     "PostgresTable",
     "Rule",

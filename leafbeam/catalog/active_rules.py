@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from leafbeam.catalog.remap import carried, sources_of
 from leafbeam.catalog.rule_set import Chosen, RuleSet, moved
 from leafbeam.index import Filter, Trie, Version
-from leafbeam.live.live_index import LiveIndex
-from leafbeam.live.transaction import join_ids
+from leafbeam.live import LiveIndex
+from leafbeam.live.transaction import concat_ids
 
 __all__ = ["ActiveRules"]
 
@@ -50,7 +50,7 @@ class ActiveRules:
         self.changing = threading.RLock()
         self._records: list[list[NDArray[np.generic]]] = []
         self._ahead: _Ahead | None = None
-        segments.watch(merged=self._get_ahead, switched=self._switched)
+        segments.on_compaction(before_switch=self._get_ahead, after_switch=self._switched)
 
     @contextmanager
     def recording(self) -> Generator[tuple[RuleSet, list[NDArray[np.generic]]]]:
@@ -85,7 +85,7 @@ class ActiveRules:
             late = late[~np.isin(late, touched)] if len(late) and len(touched) else late
             late_bits = _bits_of(old, late)
             both = {name: np.concatenate([late_bits[name], bits.get(name, _NOBODY.astype(np.bool_))]) for name in old.chosen}
-            chosen = moved(old.chosen, old.version, version, join_ids([late, touched]), both, ready, ahead.trie)
+            chosen = moved(old.chosen, old.version, version, concat_ids([late, touched]), both, ready, ahead.trie)
         self.put(old.with_chosen(version, chosen))
 
     def put(self, rules: RuleSet) -> None:
@@ -94,7 +94,7 @@ class ActiveRules:
 
     def touched(self, record: list[NDArray[np.generic]]) -> NDArray[np.generic]:
         """The live items among those recorded, each once."""
-        ids = np.unique(join_ids(record)) if record else _NOBODY
+        ids = np.unique(concat_ids(record)) if record else _NOBODY
         return ids[self.rules.version.knows(ids)] if len(ids) else ids
 
     def fitted(

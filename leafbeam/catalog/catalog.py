@@ -33,7 +33,7 @@ from leafbeam.catalog.transaction import Attributes, CatalogTransaction, Codes
 from leafbeam.errors import LeafbeamError, RuleError, UnknownRuleError
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.live.live_index import LiveIndex
+from leafbeam.live import LiveIndex
 
 __all__ = ["Catalog"]
 

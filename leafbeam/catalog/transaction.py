@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import DataError, ItemIdError
 from leafbeam.index import Version
 from leafbeam.index.items import ItemIds, as_id_array
-from leafbeam.live.transaction import Transaction
+from leafbeam.live import Transaction
 
 __all__ = ["Attributes", "CatalogTransaction"]
 

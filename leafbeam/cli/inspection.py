@@ -103,7 +103,7 @@ def show_directory(console: Console, path: Path) -> None:
         show_model(console, path)
         return
     if (path / "manifest.json").exists():
-        show_segments(console, path)
+        show_live_index(console, path)
         return
     if any(path.glob("*.parquet")) and not RunDirectory(path).sids.exists():
         show_table(console, path)
@@ -120,26 +120,26 @@ def show_directory(console: Console, path: Path) -> None:
         )
 
 
-def show_segments(console: Console, path: Path) -> None:
+def show_live_index(console: Console, path: Path) -> None:
     """A live index: what it holds now, beside any writer, and its base."""
-    from leafbeam.catalog import LiveIndex
+    from leafbeam.live import LiveIndex
 
-    with LiveIndex.open(path, read_only=True) as segments:
-        now, opened = segments.status, segments.opened
+    with LiveIndex.open(path, read_only=True) as index:
+        status = index.status
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    console.print(f"{path}  ·  a live index of {now.num_items:,} items", soft_wrap=True)
+    console.print(f"{path}  ·  a live index of {status.num_items:,} items", soft_wrap=True)
     table = Table(show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
-    table.add_row("changes ever", f"{now.number:,}")
-    table.add_row("changes in the log", f"{opened.num_changes:,}")
+    table.add_row("changes ever", f"{status.number:,}")
+    table.add_row("changes in the log", f"{status.num_replayed:,}")
     table.add_row("bytes of the log", f"{(path / manifest['log']).stat().st_size:,}")
-    table.add_row("items of the base", f"{now.num_base:,}")
-    table.add_row("of them deleted", f"{now.num_dead:,}")
-    table.add_row("rows of the delta", f"{now.num_delta:,}")
+    table.add_row("items of the base", f"{status.num_base:,}")
+    table.add_row("of them deleted", f"{status.num_deleted:,}")
+    table.add_row("rows of the delta", f"{status.num_delta:,}")
     console.print(table)
-    if opened.bytes_cut:
-        console.print(f"{opened.bytes_cut:,} bytes at the log's end belong to a change that was never finished")
+    if status.truncated_bytes:
+        console.print(f"{status.truncated_bytes:,} bytes at the log's end belong to a change that was never finished")
     show_trie(console, path / manifest["base"])
 
 

@@ -1,7 +1,4 @@
-"""The state in force and the log that would bring it back: what every change goes through.
-
-Shapes: as in `state.py`.
-"""
+"""The current snapshot of a live index and the directory that makes its commits durable."""
 
 from __future__ import annotations
 
@@ -16,189 +13,185 @@ import numpy as np
 
 from leafbeam.errors import ArgumentError, LogError
 from leafbeam.index import Trie
-from leafbeam.live.manifest import Directory
-from leafbeam.live.snapshot import State
-from leafbeam.live.transaction import Change, kind_of, kind_of_version
-from leafbeam.live.write_ahead_log import Contents
+from leafbeam.live.manifest import Directory, NextBase
+from leafbeam.live.snapshot import Snapshot
+from leafbeam.live.transaction import WriteSet, id_kind, version_id_kind
+from leafbeam.live.write_ahead_log import LogContents
 
 __all__ = ["CommitStore"]
 
 
 class CommitStore:
-    """One state after the other, each on disk before anybody sees it (unless all is in memory).
+    """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
 
-    Think of it as a variable of type State with a memory: `commit` assigns, `rebase` assigns the same content in a new shape. A
-    reader takes `state` and is done; who changes it holds `writing`.
-
-    on_merged: told of a rebase's trie before it comes into force, by the thread that rebases.
+    A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called by a compaction's thread with the new base
+    before that becomes current.
     """
 
-    def __init__(self, state: State, directory: Directory | None = None, *, read_only: bool = False) -> None:
-        self.state = state
-        self.writing = threading.Lock()
-        self.on_merged: Callable[[Trie], None] | None = None
+    def __init__(self, snapshot: Snapshot, directory: Directory | None = None, *, read_only: bool = False) -> None:
+        self.snapshot = snapshot
+        self.write_lock = threading.Lock()
+        self.before_switch: Callable[[Trie], None] | None = None
         self._directory = directory
-        self._shut = "the catalog was opened with read_only=True: open it for writing to change it" if read_only else None
+        self._closed = "the index was opened with read_only=True: open it for writing to change it" if read_only else None
         self._failure: str | None = None
         self._process = os.getpid()
-        self._since: list[tuple[int, Change]] | None = None  # numbered changes since a rebase began
-        self._versions = [weakref.ref(state.version)]
+        self._since: list[tuple[int, WriteSet]] | None = None  # numbered commits since a compaction began
+        self._versions = [weakref.ref(snapshot.version)]
 
     @classmethod
-    def create(cls, path: Path, trie: Trie, *, sync: bool) -> CommitStore:
-        """A new directory. Raises LogError, LockedError."""
-        return cls(State.of(trie), Directory.create(path, trie, sync=sync))
-
-    @classmethod
-    def open(cls, path: Path, *, sync: bool, read_only: bool) -> tuple[CommitStore, Contents]:
-        """The state that a directory holds, and the log that it came from. Raises LogError, LockedError.
+    def open(cls, path: Path, *, sync: bool, read_only: bool) -> tuple[CommitStore, LogContents]:
+        """The store of a directory, and the log that it replayed. Raises LogError, LockedError.
 
         Cost: the sort of the base's ids, one of all changed ids, and a build of the delta.
         """
         directory, trie, contents = Directory.open(path, read_only=read_only)
         try:
-            state = _replay(State.of(trie, contents.after), contents)
+            snapshot = _replay(Snapshot.from_trie(trie, contents.base_number), contents)
             if not read_only:
                 directory.resume(contents, sync=sync)
         except BaseException:
-            directory.close(forget=True)
+            directory.close(discard=True)
             raise
-        return cls(state, None if read_only else directory, read_only=read_only), contents
+        return cls(snapshot, None if read_only else directory, read_only=read_only), contents
+
+    @property
+    def path(self) -> Path | None:
+        """The directory; None in memory or read-only."""
+        return None if self._directory is None else self._directory.path
 
     @property
     def log_bytes(self) -> int:
         """The length of the log; 0 in memory."""
-        return 0 if self._directory is None else self._directory.journal.end
+        return 0 if self._directory is None else self._directory.log.end
 
     @property
     def versions_alive(self) -> int:
-        """How many versions somebody holds, the one in force among them."""
+        """The number of versions that are referenced, the current one included."""
         return sum(version() is not None for version in self._versions)
 
     def check(self) -> None:
-        """Raise where no change can be taken: ArgumentError (read-only, closed, forked), LogError (after a failure)."""
-        if self._shut is not None:
-            raise ArgumentError(self._shut)
+        """Raise if no commit is possible: ArgumentError (read-only, closed, forked), LogError (after a failure)."""
+        if self._closed is not None:
+            raise ArgumentError(self._closed)
         if self._process != os.getpid():
-            raise ArgumentError(f"the catalog belongs to process {self._process}, and this is a fork of it: open it here")
+            raise ArgumentError(f"the index belongs to process {self._process}, of which this is a fork: open it here")
         if self._failure is not None:
             raise LogError(self._failure)
         if self._directory is not None:
-            journal = self._directory.journal
-            if journal.failure is not None:
-                raise LogError(journal.failure)
-            if journal.number != self.state.number:  # something (KeyboardInterrupt) came between the two
-                raise LogError(f"change {journal.number:,} is on disk but not in force: open the directory again")
+            log = self._directory.log
+            if log.failure is not None:
+                raise LogError(log.failure)
+            if log.number != self.snapshot.number:  # an exception (KeyboardInterrupt) came between the two
+                raise LogError(f"change {log.number:,} is on disk but not in memory: open the directory again")
 
-    def commit(self, change: Change) -> int:
-        """Log a change, put it in force and return its number; the caller holds `writing`.
+    def commit(self, write_set: WriteSet) -> int:
+        """Log a write set, make the snapshot after it the current one, and return its number; the caller holds `write_lock`.
 
         Raises LogError, and then nothing was changed.
         """
-        number = self.state.number + 1
-        state = self.state.after([change], number)
+        number = self.snapshot.number + 1
+        snapshot = self.snapshot.apply([write_set], number)
         if self._directory is not None:
-            self._directory.journal.append(change.encode())
+            self._directory.log.append(write_set.encode())
         if self._since is not None:
-            while self._since and self._since[-1][0] >= number:  # of a commit that did not get to its end
+            while self._since and self._since[-1][0] >= number:  # of an interrupted commit
                 self._since.pop()
-            self._since.append((number, change))
-        self._put_in_force(state)
+            self._since.append((number, write_set))
+        self._publish(snapshot)
         return number
 
-    def rebase(self, num_threads: int) -> bool:
-        """Merge base and delta into a new base; changes made meanwhile are made again on top. False: nothing to merge.
+    def compact(self, num_threads: int) -> bool:
+        """Merge base and delta into a new base and apply commits made meanwhile on top. False: there is nothing to merge.
 
-        `writing` is held at the end only, while the last of those changes are made again and the manifest is switched. One
-        rebase at a time. Raises LeafbeamError, OSError and whatever the build raises; what was in force then still is.
+        Writers wait only at the end, while the last of those commits are applied and the manifest is switched. One compaction
+        at a time. Raises LeafbeamError, OSError and errors of the build, and then the index is as it was.
         """
-        with self.writing:
+        with self.write_lock:
             self.check()
-            begin = self.state
-            log_begin = self.log_bytes
+            begin, log_begin = self.snapshot, self.log_bytes
             if begin.number == begin.base_number:
                 return False
             self._since = []
-        successor = None
+        directory, next_base = self._directory, None
         try:
-            trie = begin.merged(num_threads)
-            state = State.of(trie, begin.number)
-            if self.on_merged is not None:
-                self.on_merged(trie)
-            if self._directory is not None:
-                successor = self._directory.prepare(trie, begin.number, sync=self._directory.journal.sync)
-            # What came meanwhile is made again twice: most of it now, the little that is left then under the lock.
-            with self.writing:
-                number, log_end = self.state.number, self.log_bytes
-            state = self._catch_up(state, number)
-            if self._directory is not None and successor is not None:
-                successor.journal.copy_from(self._directory.journal, log_begin, log_end, number)
-            with self.writing:
+            trie = begin.merge(num_threads)
+            snapshot = Snapshot.from_trie(trie, begin.number)
+            if self.before_switch is not None:
+                self.before_switch(trie)
+            if directory is not None:
+                next_base = directory.write_base(trie, begin.number, sync=directory.log.sync)
+            # Commits made meanwhile: most are applied now, the few that come during that under the lock.
+            with self.write_lock:
+                number, log_end = self.snapshot.number, self.log_bytes
+            snapshot = self._catch_up(snapshot, next_base, number, log_begin, log_end)
+            with self.write_lock:
                 self.check()
-                number = self.state.number
-                state = self._catch_up(state, number)
-                if self._directory is not None and successor is not None:
-                    successor.journal.copy_from(self._directory.journal, log_end, self.log_bytes, number)
-                    self._directory.stage(successor)
-                    self._failure = f"a switch to a new base in {self._directory.path} was broken off: open the directory again"
-                    self._directory.switch(successor)
-                self._put_in_force(state)
+                snapshot = self._catch_up(snapshot, next_base, self.snapshot.number, log_end, self.log_bytes)
+                if directory is not None and next_base is not None:
+                    directory.stage_manifest(next_base)
+                    self._failure = f"a switch to a new base in {directory.path} was interrupted: open the directory again"
+                    directory.switch(next_base)
+                self._publish(snapshot)
                 self._failure = None
         except BaseException:
-            if successor is not None:
-                successor.journal.close(forget=True)
-            if self._directory is not None and self._failure is None:
-                with suppress(LogError):  # what stays is removed by the next compaction, or the next open
-                    self._directory.sweep()
+            if next_base is not None:
+                next_base.log.close(discard=True)
+            if directory is not None and self._failure is None:
+                with suppress(LogError):  # the next compaction, or the next open, removes the files
+                    directory.gc()
             raise
         finally:
             self._since = None
-        if self._directory is not None:
-            self._directory.sweep()
+        if directory is not None:
+            directory.gc()
         return True
 
     def close(self) -> None:
-        """Take no more changes; versions can be read as long as somebody holds them. Raises LogError."""
-        with self.writing:
-            self._shut = self._shut or "the catalog is closed: open it again to change it"
+        """Accept no more commits; referenced versions stay readable. Raises LogError."""
+        with self.write_lock:
+            self._closed = self._closed or "the index is closed: open it again to change it"
             try:
                 if self._directory is not None:
                     self._directory.close()
             except OSError as error:
                 raise LogError(f"the last changes may not be safe on disk: {error.strerror}") from error
 
-    def _put_in_force(self, state: State) -> None:
-        self._versions = [one for one in self._versions if one() is not None] + [weakref.ref(state.version)]
-        self.state = state
+    def _publish(self, snapshot: Snapshot) -> None:
+        self._versions = [one for one in self._versions if one() is not None] + [weakref.ref(snapshot.version)]
+        self.snapshot = snapshot
 
-    def _catch_up(self, state: State, number: int) -> State:
-        """A state with the changes up to this number that came since the rebase began."""
+    def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int, log_begin: int, log_end: int) -> Snapshot:
+        """Apply the commits up to `number` that the snapshot lacks; copy their records, [log_begin, log_end) of the log."""
         assert self._since is not None
-        changes = [change for at, change in self._since if state.number < at <= number]
-        return state.after(changes, number) if changes else state
+        write_sets = [write_set for at, write_set in self._since if snapshot.number < at <= number]
+        after = snapshot.apply(write_sets, number) if write_sets else snapshot
+        if self._directory is not None and next_base is not None:
+            next_base.log.copy_from(self._directory.log, log_begin, log_end, number)
+        return after
 
 
-def _replay(state: State, contents: Contents) -> State:
-    """The state after all changes of a log, or a LogError. Cost: one sort of their ids, one build."""
-    changes: list[Change] = []
+def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:
+    """The snapshot after all records of a log. Cost: one sort of their ids, one build. Raises LogError."""
+    write_sets: list[WriteSet] = []
     for record in contents.records:
         try:
-            changes.append(Change.decode(record.payload, state.version.codebook_sizes))
+            write_sets.append(WriteSet.decode(record.payload, snapshot.version.codebook_sizes))
         except ValueError as error:
             raise LogError(
                 f"{contents.path} holds record {record.number:,} at byte {record.offset:,}, which is no change of this "
-                f"catalog ({error}): restore the directory from a copy"
+                f"index ({error}): restore the directory from a copy"
             ) from error
-    if not changes:
-        return state
+    if not write_sets:
+        return snapshot
     try:
-        net = Change.joined(changes)
-        known = kind_of_version(state.version)
-        if len(net.added_A) and known not in ("rows", kind_of(net.added_A)):
-            raise ValueError(f"ids of another kind than {known}")
-        if np.any(state.version.knows(net.added_A) & ~np.isin(net.added_A, net.removed_R)):
-            raise ValueError("an added item is there already")
-        return state.after(changes, contents.number)
+        total = WriteSet.combine(write_sets)
+        kind = version_id_kind(snapshot.version)
+        if len(total.added_A) and kind not in ("rows", id_kind(total.added_A)):
+            raise ValueError(f"ids of another kind than {kind}")
+        if np.any(snapshot.version.knows(total.added_A) & ~np.isin(total.added_A, total.removed_R)):
+            raise ValueError("an added item is live already")
+        return snapshot.apply(write_sets, contents.number)
     except ValueError as error:
         raise LogError(
             f"the changes in {contents.path} do not fit the base that they follow ({error}): restore the directory from a copy"

@@ -1,7 +1,7 @@
-"""The file operations of a durable catalog, one function each: what a crash can come between.
+"""The file operations of a durable live index, one function each; crash tests interrupt between any two of them.
 
-What is written is safe from a killed process at once, and from a power cut only after `sync` of the file and, where a name is
-new, moved or gone, `sync_directory` of its directory.
+Written data survives a killed process at once. It survives a power cut only after `sync` of the file and, for a name that was
+created, renamed or removed, `sync_directory` of its directory.
 """
 
 from __future__ import annotations
@@ -11,50 +11,47 @@ from pathlib import Path
 
 from leafbeam.index import Trie
 
-__all__ = ["create", "cut", "read", "remove", "rename", "save", "sync", "sync_directory", "sync_file", "write"]
+__all__ = ["create", "read", "remove", "rename", "save", "sync", "sync_directory", "sync_file", "truncate", "write"]
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new, empty file, or of the old one emptied; every write goes to its end."""
+    """A descriptor of a new or emptied file, in append mode."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Append all of the data. Raises OSError, and then any part of it may be in the file."""
+    """Append all of the data. Raises OSError, and then any part of the data may be in the file."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def read(descriptor: int, begin: int, end: int) -> bytes:
-    """The bytes [begin, end) of a file, fewer where it is shorter."""
+    """The bytes [begin, end) of a file, fewer if the file is shorter."""
     parts: list[bytes] = []
-    while begin < end:
-        part = os.pread(descriptor, end - begin, begin)
-        if not part:
-            break
+    while begin < end and (part := os.pread(descriptor, end - begin, begin)):
         parts.append(part)
         begin += len(part)
     return b"".join(parts)
 
 
-def cut(descriptor: int, size: int) -> None:
-    """Make the file shorter."""
+def truncate(descriptor: int, size: int) -> None:
+    """Cut the file to `size` bytes."""
     os.ftruncate(descriptor, size)
 
 
 def sync(descriptor: int) -> None:
-    """Return once all that was written to the file would survive a power cut."""
+    """Return once everything written to the file survives a power cut."""
     os.fsync(descriptor)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file another name, replacing what had it, in one step."""
+    """Rename a file atomically, replacing the target."""
     os.replace(source, target)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     path.unlink(missing_ok=True)
 
 
@@ -64,7 +61,7 @@ def save(trie: Trie, path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """`sync` of a file that somebody else wrote."""
+    """`sync` of a file by its path."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync(descriptor)
@@ -73,7 +70,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Return once the names in a directory would survive a power cut."""
+    """Return once the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

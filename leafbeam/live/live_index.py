@@ -1,80 +1,67 @@
-"""LiveIndex: an index that changes while it is searched, in memory or on disk.
-
-Shapes: n items of one call, L levels.
-"""
+"""LiveIndex: an index that changes while it is searched, in memory or on disk."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, LeafbeamError, LogError
 from leafbeam.index import Trie, Version
 from leafbeam.index.items import ItemIds
 from leafbeam.live.commit_store import CommitStore
-from leafbeam.live.snapshot import State
-from leafbeam.live.transaction import Transaction
+from leafbeam.live.manifest import Directory
+from leafbeam.live.snapshot import Snapshot
+from leafbeam.live.transaction import Codes, Transaction
+from leafbeam.live.write_ahead_log import LogContents
 
-__all__ = ["CompactionPolicy", "LiveIndex", "OpenReport", "Status"]
+__all__ = ["CompactionPolicy", "LiveIndex", "LiveIndexStatus"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionPolicy:
-    """When base and delta are merged in the background.
+    """When a background thread merges base and delta.
 
-    share: as soon as more rows were inserted and deleted than this share of the base's items; None: never.
-    floor: but not for fewer rows than this. num_threads: of the merge, which runs beside the searches.
+    fraction: after more than this fraction of the base's items in inserted and deleted rows; None: never. min_changes: but not
+    for fewer rows. num_threads: of the merge, which runs beside the searches.
     """
 
-    share: float | None = 0.02
-    floor: int = 10_000
+    fraction: float | None = 0.02
+    min_changes: int = 10_000
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        if (self.share is not None and not self.share > 0) or self.floor < 0 or self.num_threads < 1:
-            raise ArgumentError(f"{self}: expected share > 0 or None, floor >= 0 and num_threads >= 1")
+        if (self.fraction is not None and not self.fraction > 0) or self.min_changes < 0 or self.num_threads < 1:
+            raise ArgumentError(f"{self}: expected fraction > 0 or None, min_changes >= 0 and num_threads >= 1")
 
-    def is_due(self, state: State) -> bool:
-        """Whether so much has changed."""
-        return self.share is not None and state.churn > max(self.floor, self.share * state.base.trie.num_items)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenReport:
-    """What `open` found: how many changes the log held, and how many bytes of one that was never finished were cut off."""
-
-    num_changes: int = 0
-    bytes_cut: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        cut = f"; {self.bytes_cut:,} bytes of an unfinished change were cut off" if self.bytes_cut else ""
-        return f"{self.num_changes:,} changes since the last compaction, opened in {self.seconds:.2f} s{cut}"
+    def is_due(self, snapshot: Snapshot) -> bool:
+        """Whether enough has changed since the base was built."""
+        if self.fraction is None:
+            return False
+        return snapshot.num_changes > max(self.min_changes, self.fraction * snapshot.base.trie.num_items)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
-    """How things stand, for metrics.
+class LiveIndexStatus:
+    """State of a live index, for metrics.
 
-    number: changes so far. num_base, num_dead: items of the base, and how many of them are deleted. num_delta: rows of the
-    delta. log_bytes: the length of the log, 0 in memory.
-    versions_alive: how many versions are held by anybody, the newest among them. failure: why the last compaction failed.
+    number: commits so far. num_base, num_deleted: items of the base, and the deleted ones among them. num_delta: rows of the
+    delta. log_bytes: length of the log, 0 in memory. num_replayed, truncated_bytes: what `open` found in the log, transactions
+    and the bytes of an incomplete one. versions_alive: referenced versions, the current one included. failure: of the last
+    compaction.
     """
 
     number: int
     num_items: int
     num_base: int
-    num_dead: int
+    num_deleted: int
     num_delta: int
     log_bytes: int
+    num_replayed: int
+    truncated_bytes: int
     versions_alive: int
     is_compacting: bool
     num_compactions: int
@@ -82,37 +69,35 @@ class Status:
 
 
 class LiveIndex:
-    """A live index: items come and go while searches run, and each search sees one moment.
+    """An index of items that come and go while searches run; each search reads one immutable `Version`.
 
-    Think of it as a variable of type Version. `insert`, `delete` and `replace` assign a new one, all or nothing; `version()`
-    reads it, and holding what it returns is all the pinning that a batch needs. Behind it stand a big base, of which items are
-    only crossed out, and a small delta, which every insert builds anew; `compact` merges the two in the background.
-    (DESIGN §1.5: Lucene's segments.)
+    The data model is Lucene's: a big base segment that only loses items, and a small delta segment that every insert builds
+    again; `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or nothing.
+    A reference to a version keeps it alive.
 
-    With a directory, a change is in its log before anybody sees it, and `open` brings it back: all changes that were
-    acknowledged with sync=True, after a power cut too; with sync=False, after a killed process too, while a power cut takes
-    the last ones. One writer at a time; any number of processes may look with read_only=True.
+    In a directory, every change is in its log before it is visible, and `open` replays it: all acknowledged changes survive a
+    killed process, and with sync=True a power cut. One writer at a time; any number of processes may read with read_only=True.
 
-    Cost of 1,000 inserts and 1,000 deletes in one transaction on 10^7 items: 9 ms of one core, 18 with
-    100,000 rows in the delta.
+    Cost of 1,000 inserts and 1,000 deletes in one transaction on 10^7 items: 9 ms of one core, 18 with 100,000 rows in the
+    delta.
 
-    >>> segments = LiveIndex.create("shop.segments", Trie.build([[0, 1], [1, 0]], [2, 2], ["a", "b"]))
-    >>> segments.insert([[1, 1]], ["c"]); segments.delete(["a"]); segments.version().num_items
+    >>> index = LiveIndex.create("shop.live", Trie.build([[0, 1], [1, 0]], [2, 2], ["a", "b"]))
+    >>> index.insert([[1, 1]], ["c"]); index.delete(["a"]); index.version().num_items
     2
     """
 
-    def __init__(self, ledger: CommitStore, policy: CompactionPolicy, report: OpenReport) -> None:
-        self.opened = report
-        self._ledger = ledger
-        self._policy = policy
+    def __init__(self, store: CommitStore, policy: CompactionPolicy | None, replayed: LogContents | None = None) -> None:
+        self._store = store
+        self._policy = policy or CompactionPolicy()
+        self._replayed = (0, 0) if replayed is None else (len(replayed.records), replayed.truncated_bytes)
         self._owner: int | None = None  # the thread whose transaction is open
-        self._compacting = threading.Lock()  # guards what follows
+        self._after_switch: Callable[[], None] | None = None
+        self._compaction_lock = threading.Lock()  # guards what follows
         self._thread: threading.Thread | None = None
         self._num_compactions = 0
         self._failure: BaseException | None = None
-        self._unreported = False
+        self._failure_unreported = False
         self._retry_above = 0
-        self._on_switched: Callable[[], None] | None = None
 
     @classmethod
     def create(
@@ -123,13 +108,13 @@ class LiveIndex:
         sync: bool = True,
         compaction: CompactionPolicy | None = None,
     ) -> LiveIndex:
-        """A live index that begins as this trie, in a new directory or (path None) in memory only.
+        """A live index that starts as this trie, in a new directory or (path None) in memory only.
 
-        Cost: a copy of the trie on disk, and a sort of its ids if `Trie.build` has not done it.
-        Raises LogError where the path is taken or cannot be written, LockedError where somebody else is at it.
+        Cost: a copy of the trie on disk, and a sort of its ids if `Trie.build` has not done it. Raises LogError if the path is
+        taken or cannot be written, LockedError if another process uses it.
         """
-        ledger = CommitStore(State.of(trie)) if path is None else CommitStore.create(Path(path), trie, sync=sync)
-        return cls(ledger, compaction or CompactionPolicy(), OpenReport())
+        directory = None if path is None else Directory.create(Path(path), trie, sync=sync)
+        return cls(CommitStore(Snapshot.from_trie(trie), directory), compaction)
 
     @classmethod
     def open(
@@ -140,130 +125,130 @@ class LiveIndex:
         read_only: bool = False,
         compaction: CompactionPolicy | None = None,
     ) -> LiveIndex:
-        """The live index of a directory, as it was after the last change. `opened` says what was found.
+        """The live index of a directory, after the last change; `status` says how much of the log was replayed.
 
-        read_only: look at the state of this moment beside another process that writes. A reader takes no lock.
-        Cost: a sort of the base's ids (under a second at 10^7; none where they are row numbers), and of all changes in the log.
-        Raises LogError (no catalog there, or a damaged one), LockedError (another writer; the message names its process).
+        read_only: read the current state, without a lock, beside a process that writes.
+        Cost: a sort of the base's ids (under a second at 10^7; none if they are row numbers), and of all changes in the log.
+        Raises LogError (no live index there, or a damaged one), LockedError (the message names the other writer's process).
         """
-        begin = time.perf_counter()
-        ledger, contents = CommitStore.open(Path(path), sync=sync, read_only=read_only)
-        report = OpenReport(num_changes=len(contents.records), bytes_cut=contents.torn, seconds=time.perf_counter() - begin)
-        return cls(ledger, compaction or CompactionPolicy(), report)
+        store, contents = CommitStore.open(Path(path), sync=sync, read_only=read_only)
+        return cls(store, compaction, contents)
 
     def version(self) -> Version:
-        """The index as it is now: immutable, and alive for as long as somebody holds it. Cost: none; never waits."""
-        return self._ledger.state.version
+        """The current version: immutable, freed with its last reference. Cost: none; never waits."""
+        return self._store.snapshot.version
 
-    def insert(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds) -> int:
+    def insert(self, codes: Codes, item_ids: ItemIds) -> int:
         """Add items; the next `version()` has them. codes: (n, L) of any integer dtype. Returns the version's number.
 
-        Cost: a build of the delta, 15 ms where it has 100,000 rows. Raises CodesError, ItemIdError where an id is there already
-        (use `replace`) or comes twice, LogError where it cannot be written; then nothing was changed.
+        Cost: a build of the delta, 15 ms at 100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`) or
+        occurs twice, LogError if it cannot be written; then nothing was changed.
         """
-        with self.transaction() as change:
-            change.insert(codes, item_ids)
-        return self._number_of(change)
+        with self.transaction() as transaction:
+            transaction.insert(codes, item_ids)
+        return _number_of(transaction)
 
     def delete(self, item_ids: ItemIds) -> int:
-        """Take items out; an id may come back later. Returns the version's number.
+        """Remove items; an id may be inserted again. Returns the version's number.
 
-        Cost: a copy of the base's live bitmap (a millisecond at 10^7). Raises ItemIdError where an id is not there or comes
+        Cost: a copy of the base's live bitmap (a millisecond at 10^7). Raises ItemIdError if an id is not live or occurs
         twice, LogError; then nothing was changed.
         """
-        with self.transaction() as change:
-            change.delete(item_ids)
-        return self._number_of(change)
+        with self.transaction() as transaction:
+            transaction.delete(item_ids)
+        return _number_of(transaction)
 
-    def replace(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds) -> int:
-        """Give items other codes; no version has an item twice or not at all. Returns the version's number.
+    def replace(self, codes: Codes, item_ids: ItemIds) -> int:
+        """Give items other codes; every version has each item exactly once. Returns the version's number.
 
-        Raises CodesError, ItemIdError where an id is not there or comes twice, LogError; then nothing was changed.
+        Raises CodesError, ItemIdError if an id is not live or occurs twice, LogError; then nothing was changed.
         """
-        with self.transaction() as change:
-            change.replace(codes, item_ids)
-        return self._number_of(change)
+        with self.transaction() as transaction:
+            transaction.replace(codes, item_ids)
+        return _number_of(transaction)
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """Several changes that come into force together when the block ends, or not at all where it raises.
+        """Several changes that become visible together when the block ends, or not at all if it raises.
 
-        Other writers wait meanwhile, so keep it short. One log record, one new version; none where nothing changes in the end.
+        Other writers wait meanwhile. One log record and one new version; none if the net effect is empty.
 
-        >>> with segments.transaction() as change:
-        ...     change.delete(["a"]); change.insert([[0, 0]], ["d"])
+        >>> with index.transaction() as transaction:
+        ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"])
         """
-        self._refuse_inside("change.insert, change.delete and change.replace of the open transaction")
+        self._refuse_in_transaction("insert, delete and replace of the open transaction")
         self._raise_failure()
-        with self._ledger.writing:
-            self._ledger.check()
-            change = Transaction(self._ledger.state.version)
+        with self._store.write_lock:
+            self._store.check()
+            transaction = Transaction(self._store.snapshot.version)
             self._owner = threading.get_ident()
             try:
-                yield change
-                net = change.close()
+                yield transaction
+                write_set = transaction.write_set()
             finally:
                 self._owner = None
-                change.discard()
-            change.number = self._ledger.state.number if net.is_empty else self._ledger.commit(net)
-        state = self._ledger.state
-        if self._policy.is_due(state) and state.churn > self._retry_above:
+                transaction.close()
+            transaction.number = self._store.commit(write_set) if len(write_set) else self._store.snapshot.number
+        snapshot = self._store.snapshot
+        if self._policy.is_due(snapshot) and snapshot.num_changes > self._retry_above:
             try:
-                self._start()
-            except RuntimeError as error:  # no thread could be started; the change itself is made
-                self._note_failure(error)
+                self._start_compaction()
+            except RuntimeError as error:  # no thread could be started; the change itself is committed
+                self._record_failure(error)
 
     def compact(self, *, wait: bool = False) -> None:
-        """Merge base and delta in the background; searches and writers go on, and see the same items before and after.
+        """Merge base and delta in the background; searches and writers go on, and the items stay the same.
 
         wait: return when all changes made so far are merged. A failure changes nothing; it is raised here if `wait`, else by
         the next call, and `status.failure` keeps it. Cost: a pass and a build over all items, and memory for a second base.
         """
-        self._refuse_inside("compact() after the transaction")
+        self._refuse_in_transaction("compact() after the transaction")
         self._raise_failure()
-        with self._ledger.writing:
-            self._ledger.check()
-            number = self._ledger.state.number
-        running = self._start()
+        with self._store.write_lock:
+            self._store.check()
+            number = self._store.snapshot.number
+        running = self._start_compaction()
         if wait:
             running.join()
             self._raise_failure()
-            if self._ledger.state.base_number < number:  # it had begun before the last changes
-                self._start().join()
+            if self._store.snapshot.base_number < number:  # it began before the last changes
+                self._start_compaction().join()
                 self._raise_failure()
 
-    def watch(self, *, merged: Callable[[Trie], None], switched: Callable[[], None]) -> None:
-        """Be told of compactions, by their thread: of a new base before it comes into force, and when it has. One can watch."""
-        self._ledger.on_merged, self._on_switched = merged, switched
+    def on_compaction(self, *, before_switch: Callable[[Trie], None], after_switch: Callable[[], None]) -> None:
+        """Set the callbacks of compactions, called by their thread: with the new base before it is current, and afterwards."""
+        self._store.before_switch, self._after_switch = before_switch, after_switch
 
     @property
-    def status(self) -> Status:
-        """How things stand now."""
-        state = self._ledger.state
-        return Status(
-            number=state.number,
-            num_items=state.version.num_items,
-            num_base=state.base.trie.num_items,
-            num_dead=state.base.trie.num_items - state.base.num_items,
-            num_delta=len(state.ids_D),
-            log_bytes=self._ledger.log_bytes,
-            versions_alive=self._ledger.versions_alive,
+    def status(self) -> LiveIndexStatus:
+        """The current state, for metrics."""
+        snapshot = self._store.snapshot
+        return LiveIndexStatus(
+            number=snapshot.number,
+            num_items=snapshot.version.num_items,
+            num_base=snapshot.base.trie.num_items,
+            num_deleted=snapshot.base.trie.num_items - snapshot.base.num_items,
+            num_delta=len(snapshot.ids_D),
+            log_bytes=self._store.log_bytes,
+            num_replayed=self._replayed[0],
+            truncated_bytes=self._replayed[1],
+            versions_alive=self._store.versions_alive,
             is_compacting=self._thread is not None and self._thread.is_alive(),
             num_compactions=self._num_compactions,
             failure=None if self._failure is None else f"{type(self._failure).__name__}: {self._failure}",
         )
 
     def close(self) -> None:
-        """Wait for a compaction, make everything safe on disk and let another writer in. Versions that are held stay good.
+        """Wait for a compaction, sync everything to disk and release the writer's lock. Referenced versions stay valid.
 
-        Raises LogError where that fails, or where a compaction failed and nobody was told yet.
+        Raises LogError if that fails, or if a compaction failed and no call has raised that yet.
         """
-        self._refuse_inside("close() after the transaction")
-        with self._compacting:
+        self._refuse_in_transaction("close() after the transaction")
+        with self._compaction_lock:
             running = self._thread
         if running is not None:
             running.join()
-        self._ledger.close()
+        self._store.close()
         self._raise_failure()
 
     def __enter__(self) -> LiveIndex:
@@ -275,44 +260,48 @@ class LiveIndex:
     def __len__(self) -> int:
         return self.version().num_items
 
-    def _start(self) -> threading.Thread:
-        """The compaction that runs, or a new one."""
-        with self._compacting:
+    def __repr__(self) -> str:
+        where = "" if self._store.path is None else f", {str(self._store.path)!r}"
+        return f"LiveIndex({len(self):,} items, version {self.version().number:,}{where})"
+
+    def _start_compaction(self) -> threading.Thread:
+        """The running compaction, or a new one."""
+        with self._compaction_lock:
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="leafbeam-compaction")
+                self._thread = threading.Thread(target=self._compact, name="leafbeam-compaction")
                 self._thread.start()
             return self._thread
 
-    def _run(self) -> None:
+    def _compact(self) -> None:
         try:
-            merged = self._ledger.rebase(self._policy.num_threads)
+            switched = self._store.compact(self._policy.num_threads)
         except BaseException as error:
-            self._note_failure(error)
+            self._record_failure(error)
         else:
-            self._num_compactions += merged
-            self._failure, self._unreported, self._retry_above = None, False, 0
-            if merged and self._on_switched is not None:
-                self._on_switched()
+            self._num_compactions += switched
+            self._failure, self._failure_unreported, self._retry_above = None, False, 0
+            if switched and self._after_switch is not None:
+                self._after_switch()
 
-    def _note_failure(self, error: BaseException) -> None:
-        self._failure, self._unreported = error, True
-        self._retry_above = 2 * self._ledger.state.churn  # not again with every change
+    def _record_failure(self, error: BaseException) -> None:
+        self._failure, self._failure_unreported = error, True
+        self._retry_above = 2 * self._store.snapshot.num_changes  # not again with every change
 
     def _raise_failure(self) -> None:
-        """Say once that a compaction failed."""
-        if self._unreported:
-            self._unreported = False
-            why = str(self._failure) if isinstance(self._failure, LeafbeamError) else repr(self._failure)
+        """Raise the failure of a compaction, once."""
+        if self._failure_unreported:
+            self._failure_unreported = False
+            reason = str(self._failure) if isinstance(self._failure, LeafbeamError) else repr(self._failure)
             raise LogError(
-                f"the compaction in the background failed ({why}): no change is lost, and this call made none; call it again, "
-                f"and compact() once the cause is mended"
+                f"the compaction in the background failed ({reason}): no change is lost, and this call made none; call it "
+                f"again, and compact() once the cause is removed"
             ) from self._failure
 
-    @staticmethod
-    def _number_of(change: Transaction) -> int:
-        assert change.number is not None
-        return change.number
-
-    def _refuse_inside(self, instead: str) -> None:
+    def _refuse_in_transaction(self, instead: str) -> None:
         if self._owner == threading.get_ident():
-            raise ArgumentError(f"this thread has a transaction open, and its changes come into force together: use {instead}")
+            raise ArgumentError(f"this thread has a transaction open: use {instead}")
+
+
+def _number_of(transaction: Transaction) -> int:
+    assert transaction.number is not None
+    return transaction.number

@@ -1,9 +1,9 @@
-"""The directory of a durable catalog: which base, which log, who writes (docs/format.md).
+"""The directory of a durable live index: current base, current log, writer's lock (docs/format.md).
 
-manifest.json      names the base and the log in force; replaced in one step
-base-{n}.leafbeam    all items as they were after change n (an index file)
-changes-{n}.log    the changes after n
-lock               held by the one writer, with its process id inside
+manifest.json        names the current base and log; replaced atomically
+base-{n}.leafbeam    all items after change n (an index file)
+changes-{n}.log      the changes after n
+lock                 held by the one writer; contains its process id
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from leafbeam.errors import IndexFileError, LockedError, LogError
 from leafbeam.index import Trie
 from leafbeam.live import disk
-from leafbeam.live.write_ahead_log import Contents, WriteAheadLog
+from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
-__all__ = ["FORMAT_VERSION", "Directory", "Manifest"]
+__all__ = ["FORMAT_VERSION", "Directory", "Manifest", "NextBase"]
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _LOCK = "lock"
-_OURS = ("base-*.leafbeam", "base-*.pleach", "changes-*.log", "*.part")
+_FILES = ("base-*.leafbeam", "base-*.pleach", "changes-*.log", "*.part")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The base and the log in force. number: the last change that is in the base. base_version: of the base index."""
+    """The current base and log. number: the last change in the base. base_version: version of the base index."""
 
     number: int
     base: str
@@ -43,101 +43,91 @@ class Manifest:
         return cls(number=number, base=f"base-{number}.leafbeam", base_version=base_version, log=f"changes-{number}.log")
 
     def encode(self) -> bytes:
-        fields = {
-            "format_version": FORMAT_VERSION,
-            "number": self.number,
-            "base": self.base,
-            "base_version": self.base_version,
-            "log": self.log,
-        }
+        fields = {"format_version": FORMAT_VERSION, **asdict(self)}
         return (json.dumps({**fields, "crc32": _checksum(fields)}, indent=2) + "\n").encode()
 
     @classmethod
     def decode(cls, data: bytes, path: Path) -> Manifest:
-        """Raises LogError where these are not the bytes of a manifest."""
-        damaged = f"{path} is not the manifest of a live catalog, or damaged; restore the directory from a copy"
+        """Raises LogError if these are not the bytes of a manifest."""
+        damaged = f"{path} is not the manifest of a live index, or damaged; restore the directory from a copy"
         try:
             fields = json.loads(data)
-            crc32, format_version = fields.pop("crc32"), fields["format_version"]
-            if type(format_version) is not int or crc32 != _checksum(fields):
-                raise LogError(damaged)
+            intact = fields.pop("crc32") == _checksum(fields)
+            format_version = fields.pop("format_version")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LogError(damaged) from error
+        if not intact or type(format_version) is not int:
+            raise LogError(damaged)
         if format_version != FORMAT_VERSION:
             raise LogError(
                 f"{path} has format version {format_version}, this leafbeam reads {FORMAT_VERSION}: upgrade leafbeam"
             )
-        assert fields.keys() == {"format_version", "number", "base", "base_version", "log"}
-        return cls(number=fields["number"], base=fields["base"], base_version=fields["base_version"], log=fields["log"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Successor:
-    """A base and a log that are on disk and wait to be put in force."""
+class NextBase:
+    """A base and a log on disk that the manifest does not name yet."""
 
     manifest: Manifest
-    journal: WriteAheadLog
+    log: WriteAheadLog
 
 
 class Directory:
-    """The files of one catalog: those in force, and those that are about to be.
+    """The files of one live index: the current ones and, during a compaction, the next.
 
-    Think of it as a pointer (the manifest) to a base and a log. A writer holds the lock and `journal`, the log in force; a
-    reader has neither.
-
-    manifest: what is in force; None while the directory is being made.
+    A writer holds the lock and `log`, the current log; a reader holds neither. manifest: None while the directory is created.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
-        self._lock = lock
         self.manifest: Manifest | None = None
-        self._journal: WriteAheadLog | None = None
+        self._lock = lock
+        self._log: WriteAheadLog | None = None
 
     @property
-    def journal(self) -> WriteAheadLog:
-        """The log in force, open for writing."""
-        assert self._journal is not None
-        return self._journal
+    def log(self) -> WriteAheadLog:
+        """The current log, open for writing."""
+        assert self._log is not None
+        return self._log
 
     @classmethod
     def create(cls, path: Path, trie: Trie, *, sync: bool) -> Directory:
-        """A new directory with this base and an empty log, open for writing.
+        """A new directory with this base and an empty log, open for writing. Replaces what an interrupted `create` left.
 
-        What an interrupted `create` left behind is replaced. Raises LogError where the path holds anything else or cannot
-        be written, LockedError where somebody else is at it.
+        Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            strangers = [one.name for one in path.iterdir() if one.name != _LOCK and not any(map(one.match, _OURS))]
+            foreign = [one.name for one in path.iterdir() if one.name != _LOCK and not any(map(one.match, _FILES))]
         except OSError as error:
             raise LogError(f"cannot make the directory {path}: {error.strerror}") from error
-        if strangers and strangers != [_MANIFEST]:
-            raise LogError(f"{path} is not empty ({strangers[0]!r} is there): choose a directory of its own")
+        if foreign and foreign != [_MANIFEST]:
+            raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose a directory of its own")
         directory = cls(path, _take_lock(path))
         try:
             if (path / _MANIFEST).exists():
-                raise LogError(f"{path} holds a catalog already: open it, or choose another directory")
-            successor = directory.prepare(trie, 0, sync=sync)
-            directory.stage(successor)
-            directory.switch(successor)
+                raise LogError(f"{path} holds a live index already: open it, or choose another directory")
+            first = directory.write_base(trie, 0, sync=sync)
+            directory.stage_manifest(first)
+            directory.switch(first)
             disk.sync_directory(path.parent)
-            directory.sweep()
+            directory.gc()
         except BaseException as error:
-            directory.close(forget=True)
+            directory.close(discard=True)
             if isinstance(error, OSError):
                 raise LogError(f"cannot write to {path}: {error.strerror or error}") from error
             raise
         return directory
 
     @classmethod
-    def open(cls, path: Path, *, read_only: bool) -> tuple[Directory, Trie, Contents]:
-        """What is in force. A writer takes the lock first, and calls `resume` before it writes; a reader takes none.
+    def open(cls, path: Path, *, read_only: bool) -> tuple[Directory, Trie, LogContents]:
+        """The current base and log. A writer takes the lock, and calls `resume` before it writes; a reader takes no lock.
 
         Raises LogError, LockedError.
         """
         if not (path / _MANIFEST).is_file():
-            raise LogError(f"{path} holds no catalog (no {_MANIFEST}): make one with LiveIndex.create")
+            raise LogError(f"{path} holds no live index (no {_MANIFEST}): make one with LiveIndex.create")
         directory = cls(path, None if read_only else _take_lock(path))
         try:
             return (directory, *directory._read())
@@ -145,13 +135,13 @@ class Directory:
             directory.close()
             raise
 
-    def resume(self, contents: Contents, *, sync: bool) -> None:
-        """Cut off an incomplete record, remove what a crash left over, and be ready to write. Raises LogError."""
-        self._journal = WriteAheadLog.resume(contents, sync=sync)
-        self.sweep()
+    def resume(self, contents: LogContents, *, sync: bool) -> None:
+        """Prepare for writing: truncate an incomplete record and remove files that a crash left. Raises LogError."""
+        self._log = WriteAheadLog.resume(contents, sync=sync)
+        self.gc()
 
-    def _read(self) -> tuple[Trie, Contents]:
-        """Manifest, base and log; once more where the writer replaced them under a reader's hands."""
+    def _read(self) -> tuple[Trie, LogContents]:
+        """Manifest, base and log; read again if a writer replaced the files meanwhile."""
         before: Manifest | None = None
         while True:
             manifest_path = self.path / _MANIFEST
@@ -162,7 +152,7 @@ class Directory:
             base_path = self.path / manifest.base
             try:
                 trie = Trie.load(base_path)
-                contents = Contents.read(self.path / manifest.log)
+                contents = LogContents.read(self.path / manifest.log)
             except (FileNotFoundError, IndexFileError) as error:
                 if manifest == before or (isinstance(error, IndexFileError) and base_path.exists()):
                     raise LogError(
@@ -171,58 +161,58 @@ class Directory:
                     ) from error
                 before = manifest
                 continue
-            if trie.version != manifest.base_version or contents.base != trie.version or contents.after != manifest.number:
+            if {trie.version, contents.base_version} != {manifest.base_version} or contents.base_number != manifest.number:
                 raise LogError(
-                    f"{self.path} is a mixture: the manifest names base {manifest.base_version} and changes after "
-                    f"{manifest.number:,}, {manifest.base} is {trie.version}, {manifest.log} follows {contents.base} from "
-                    f"{contents.after:,} on; restore the directory from a copy"
+                    f"the files of {self.path} do not belong together: the manifest names base {manifest.base_version} and "
+                    f"changes after {manifest.number:,}, {manifest.base} is {trie.version}, {manifest.log} follows "
+                    f"{contents.base_version} from {contents.base_number:,} on; restore the directory from a copy"
                 )
             self.manifest = manifest
             return trie, contents
 
-    def prepare(self, trie: Trie, number: int, *, sync: bool) -> Successor:
-        """Write a base and its empty log beside those in force, safe on disk. Raises OSError."""
+    def write_base(self, trie: Trie, number: int, *, sync: bool) -> NextBase:
+        """Write a base and its empty log beside the current ones, synced. Raises OSError."""
         manifest = Manifest.of(number, trie.version)
         disk.save(trie, self.path / manifest.base)
         disk.sync_file(self.path / manifest.base)
-        journal = WriteAheadLog.create(self.path / manifest.log, after=number, base=trie.version, sync=sync)
-        return Successor(manifest=manifest, journal=journal)
+        log = WriteAheadLog.create(self.path / manifest.log, base_number=number, base_version=trie.version, sync=sync)
+        return NextBase(manifest=manifest, log=log)
 
-    def stage(self, successor: Successor) -> None:
-        """Write a manifest beside the one in force, safe on disk together with the names of all files. Raises OSError."""
+    def stage_manifest(self, next_base: NextBase) -> None:
+        """Write the next manifest beside the current one, synced together with the names of all files. Raises OSError."""
         descriptor = disk.create(self.path / f"{_MANIFEST}.part")
         try:
-            disk.write(descriptor, successor.manifest.encode())
+            disk.write(descriptor, next_base.manifest.encode())
             disk.sync(descriptor)
         finally:
             os.close(descriptor)
         disk.sync_directory(self.path)
 
-    def switch(self, successor: Successor) -> None:
-        """Put the staged manifest in force. Raises OSError, and then nobody knows which one a power cut would leave."""
+    def switch(self, next_base: NextBase) -> None:
+        """Make the staged manifest the current one. After an OSError it is unknown which one a power cut would leave."""
         disk.rename(self.path / f"{_MANIFEST}.part", self.path / _MANIFEST)
         disk.sync_directory(self.path)
-        before, self._journal, self.manifest = self._journal, successor.journal, successor.manifest
+        before, self._log, self.manifest = self._log, next_base.log, next_base.manifest
         if before is not None:
-            before.close(forget=True)
+            before.close(discard=True)
 
-    def sweep(self) -> None:
-        """Remove bases, logs and unfinished files that are not in force. Raises LogError."""
+    def gc(self) -> None:
+        """Remove bases, logs and unfinished files that the manifest does not name. Raises LogError."""
         assert self.manifest is not None
         keep = {self.manifest.base, self.manifest.log}
         try:
-            for pattern in _OURS:
+            for pattern in _FILES:
                 for path in self.path.glob(pattern):
                     if path.name not in keep:
                         disk.remove(path)
         except OSError as error:
-            raise LogError(f"cannot remove what is no longer needed in {self.path}: {error.strerror}") from error
+            raise LogError(f"cannot remove unused files in {self.path}: {error.strerror}") from error
 
-    def close(self, *, forget: bool = False) -> None:
-        """Close the log (see WriteAheadLog.close) and let another writer in. Raises OSError."""
+    def close(self, *, discard: bool = False) -> None:
+        """Close the log (see WriteAheadLog.close) and release the lock. Raises OSError."""
         try:
-            if self._journal is not None:
-                self._journal.close(forget=forget)
+            if self._log is not None:
+                self._log.close(discard=discard)
         finally:
             lock, self._lock = self._lock, None
             if lock is not None:
@@ -231,11 +221,11 @@ class Directory:
 
 
 def _take_lock(path: Path) -> int:
-    """A descriptor that holds the writer's lock, or LockedError naming who holds it."""
+    """A descriptor that holds the writer's lock. Raises LockedError with the process id of the holder, LogError."""
     try:
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise LogError(f"cannot write to {path}: {error.strerror}; open it with read_only=True to look at it") from error
+        raise LogError(f"cannot write to {path}: {error.strerror}; open it with read_only=True to read it") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from leafbeam import Trie
-from leafbeam.catalog import LiveIndex
 from leafbeam.cli import app
 from leafbeam.cli.codes import CodesTable, parse_bytes, parse_sizes
 from leafbeam.cli.plan import parse_plan
@@ -21,6 +20,7 @@ from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.memory_estimate import Plan
+from leafbeam.live import LiveIndex
 from leafbeam.semid.table import SidTable
 
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -286,9 +286,9 @@ def test_a_table_without_statistics_says_so(tmp_path: Path) -> None:
 
 def test_a_live_index_can_be_looked_at_beside_its_writer(tmp_path: Path) -> None:
     codes, names = rows()
-    with LiveIndex.create(tmp_path / "shop", Trie.build(codes, [30] * 3, names)) as segments:
-        segments.insert([[1, 2, 3]], ["new"])
-        segments.delete(names[:7])
+    with LiveIndex.create(tmp_path / "shop", Trie.build(codes, [30] * 3, names)) as index:
+        index.insert([[1, 2, 3]], ["new"])
+        index.delete(names[:7])
         shown = call("inspect", tmp_path / "shop")
     assert shown.exit_code == 0, shown.stderr
     for word in ("a live index of 494 items", "of them deleted", "rows of the delta", "base-"):

@@ -10,14 +10,13 @@ import pytest
 
 from leafbeam import Trie
 from leafbeam.errors import LogError
-from leafbeam.live import disk
-from leafbeam.live.live_index import CompactionPolicy, LiveIndex
-from tests.live.live import START, Model, agree, content, started
+from leafbeam.live import CompactionPolicy, LiveIndex, disk
+from tests.live.dictionary import START, Model, agree, content, started
 
 
 def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segments, items = started(tmp_path / "shop"), dict(START)
-    segments.delete(["d"])
+    index, items = started(tmp_path / "shop"), dict(START)
+    index.delete(["d"])
     del items["d"]
     go, begun = threading.Event(), threading.Event()
     save = disk.save
@@ -28,84 +27,84 @@ def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monke
         save(trie, path)
 
     monkeypatch.setattr(disk, "save", slow_save)
-    segments.compact()
+    index.compact()
     assert begun.wait(20)
-    assert segments.status.is_compacting
+    assert index.status.is_compacting
     before = time.perf_counter()
     for number in range(20):
-        segments.insert([[0, 0, number]], [f"x{number}"])
+        index.insert([[0, 0, number]], [f"x{number}"])
         items[f"x{number}"] = (0, 0, number)
         if number % 3 == 0:
-            segments.delete([f"x{number}"])
+            index.delete([f"x{number}"])
             del items[f"x{number}"]
-    segments.replace([[2, 1, 1]], ["b"])
+    index.replace([[2, 1, 1]], ["b"])
     del items["b"]
     items["b"] = (2, 1, 1)
-    segments.insert([[1, 1, 1]], ["d"])
+    index.insert([[1, 1, 1]], ["d"])
     items["d"] = (1, 1, 1)
     assert time.perf_counter() - before < 10  # nobody waited for the compaction
-    agree(segments, items)
-    number = segments.version().number
+    agree(index, items)
+    number = index.version().number
     go.set()
-    segments.compact(wait=True)
-    agree(segments, items)
-    assert segments.version().number == number
-    assert segments.status.num_compactions == 2
-    segments.close()
-    with LiveIndex.open(tmp_path / "shop") as segments:
-        assert segments.opened.num_changes == 0
-        agree(segments, items)
+    index.compact(wait=True)
+    agree(index, items)
+    assert index.version().number == number
+    assert index.status.num_compactions == 2
+    index.close()
+    with LiveIndex.open(tmp_path / "shop") as index:
+        assert index.status.num_replayed == 0
+        agree(index, items)
 
 
 def test_the_swap_keeps_what_came_during_the_merge_in_the_new_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = started(tmp_path / "shop")
-    segments.delete(["d"])
+    index = started(tmp_path / "shop")
+    index.delete(["d"])
     save = disk.save
 
     def save_and_change(trie: Trie, path: Path) -> None:
         save(trie, path)
-        segments.insert([[0, 0, 1]], ["late"])
+        index.insert([[0, 0, 1]], ["late"])
 
     monkeypatch.setattr(disk, "save", save_and_change)
-    segments._ledger.rebase(1)
+    index._store.compact(1)
     expected = {**{key: START[key] for key in "abc"}, "late": (0, 0, 1)}
-    agree(segments, expected)
-    assert segments.status.num_delta == 1
-    segments.insert([[0, 0, 2]], ["later"])
-    segments.close()
-    with LiveIndex.open(tmp_path / "shop") as segments:
-        assert segments.opened.num_changes == 2
-        agree(segments, {**expected, "later": (0, 0, 2)})
+    agree(index, expected)
+    assert index.status.num_delta == 1
+    index.insert([[0, 0, 2]], ["later"])
+    index.close()
+    with LiveIndex.open(tmp_path / "shop") as index:
+        assert index.status.num_replayed == 2
+        agree(index, {**expected, "later": (0, 0, 2)})
     assert sorted(path.name for path in (tmp_path / "shop").iterdir()) == [
         "base-1.leafbeam", "changes-1.log", "lock", "manifest.json"
     ]  # fmt: skip
 
 
 def test_compaction_begins_by_itself_when_enough_has_changed() -> None:
-    segments = started(None, {row: (0, 0, row) for row in range(100)}, compaction=CompactionPolicy(share=0.1, floor=5))
-    segments.delete(np.arange(10))
-    assert segments.status.num_compactions == 0
-    segments.delete([10])
-    segments.close()
-    status = segments.status
-    assert (status.num_compactions, status.num_base, status.num_dead) == (1, 89, 0)
+    index = started(None, {row: (0, 0, row) for row in range(100)}, compaction=CompactionPolicy(fraction=0.1, min_changes=5))
+    index.delete(np.arange(10))
+    assert index.status.num_compactions == 0
+    index.delete([10])
+    index.close()
+    status = index.status
+    assert (status.num_compactions, status.num_base, status.num_deleted) == (1, 89, 0)
 
 
 def test_a_log_that_only_churns_is_compacted_too(tmp_path: Path) -> None:
-    segments = started(tmp_path / "shop", compaction=CompactionPolicy(share=0.1, floor=20))
+    index = started(tmp_path / "shop", compaction=CompactionPolicy(fraction=0.1, min_changes=20))
     for _ in range(30):
-        segments.insert([[0, 0, 0]], ["x"])
-        segments.delete(["x"])
-    segments.close()
-    assert segments.status.num_compactions >= 1
-    assert segments.status.log_bytes < 2000
+        index.insert([[0, 0, 0]], ["x"])
+        index.delete(["x"])
+    index.close()
+    assert index.status.num_compactions >= 1
+    assert index.status.log_bytes < 2000
     assert LiveIndex.open(tmp_path / "shop", read_only=True).version().number == 60
 
 
 @pytest.mark.parametrize("place", ["save", "sync_file", "create", "write", "rename", "sync_directory"])
 def test_a_failed_compaction_loses_nothing_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    segments, items = started(tmp_path / "shop"), dict(START)
-    segments.delete(["d"])
+    index, items = started(tmp_path / "shop"), dict(START)
+    index.delete(["d"])
     del items["d"]
 
     def fail(*_: object) -> None:
@@ -113,25 +112,25 @@ def test_a_failed_compaction_loses_nothing_and_is_reported(tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, place, fail)
-        segments.compact()
-        segments._thread.join()
-    assert "No space left" in str(segments.status.failure)
+        index.compact()
+        index._thread.join()
+    assert "No space left" in str(index.status.failure)
     with pytest.raises(LogError, match=r"compaction in the background failed .*No space left"):
-        segments.insert([[1, 1, 1]], ["e"])
-    agree(segments, items)
+        index.insert([[1, 1, 1]], ["e"])
+    agree(index, items)
     assert len(list((tmp_path / "shop").iterdir())) == 4 + 3 * (place == "rename")
     if place == "rename":  # which manifest is in force is not known
         with pytest.raises(LogError, match="open the directory again"):
-            segments.insert([[1, 1, 1]], ["e"])
+            index.insert([[1, 1, 1]], ["e"])
     else:
-        segments.insert([[1, 1, 1]], ["e"])
+        index.insert([[1, 1, 1]], ["e"])
         items["e"] = (1, 1, 1)
-        segments.compact(wait=True)
-        assert segments.status.failure is None
-    agree(segments, items)
-    segments.close()
-    with LiveIndex.open(tmp_path / "shop") as segments:
-        agree(segments, items)
+        index.compact(wait=True)
+        assert index.status.failure is None
+    agree(index, items)
+    index.close()
+    with LiveIndex.open(tmp_path / "shop") as index:
+        agree(index, items)
         assert len(list((tmp_path / "shop").iterdir())) == 4
 
 
@@ -140,32 +139,32 @@ def test_a_failed_compaction_is_raised_to_who_waits_for_it_and_to_who_closes(mon
         raise MemoryError("no room")
 
     for end in (lambda one: one.compact(wait=True), lambda one: (one.compact(), one.close())):
-        segments = started()
-        segments.delete(["d"])
+        index = started()
+        index.delete(["d"])
         with monkeypatch.context() as patch:
             patch.setattr("leafbeam.live.snapshot.Trie.build", fail)
             with pytest.raises(LogError, match="no room"):
-                end(segments)
-        agree(segments, {key: START[key] for key in "abc"})
+                end(index)
+        agree(index, {key: START[key] for key in "abc"})
 
 
 def test_automatic_compaction_is_not_tried_again_with_every_change_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = started(None, {row: (0, 0, row) for row in range(100)}, compaction=CompactionPolicy(share=0.05, floor=0))
+    index = started(None, {row: (0, 0, row) for row in range(100)}, compaction=CompactionPolicy(fraction=0.05, min_changes=0))
     tried = []
 
     def fail(number: int) -> bool:
-        tried.append(segments.status.number)
+        tried.append(index.status.number)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments._ledger, "rebase", fail)
+        patch.setattr(index._store, "compact", fail)
         for row in range(20):
             try:
-                segments.delete([row])
+                index.delete([row])
             except LogError:
-                segments.delete([row])
-            if segments._thread is not None:
-                segments._thread.join()
+                index.delete([row])
+            if index._thread is not None:
+                index._thread.join()
     assert len(tried) == 2  # at 6 changes, and at twice as many
 
 
@@ -175,14 +174,14 @@ def test_readers_see_whole_versions_while_a_writer_changes_and_compacts(tmp_path
     start: Model = {}
     for pair in range(pairs):
         start[f"l{pair}"], start[f"r{pair}"] = (0, 0, pair), (0, 0, 299 - pair)
-    segments = started(tmp_path / "shop", start, sync=False, compaction=CompactionPolicy(share=0.1, floor=40))
+    index = started(tmp_path / "shop", start, sync=False, compaction=CompactionPolicy(fraction=0.1, min_changes=40))
     stop, problems = threading.Event(), []
     seen = [0, 0, 0]
 
     def read(reader: int) -> None:
         try:
             while not stop.is_set():
-                version = segments.version()
+                version = index.version()
                 items = content(version)
                 assert len(items) == version.num_items == 2 * pairs
                 for pair in range(pairs):
@@ -199,16 +198,16 @@ def test_readers_see_whole_versions_while_a_writer_changes_and_compacts(tmp_path
     until = time.monotonic() + 3
     while time.monotonic() < until and not problems:
         pair, code = int(rng.integers(pairs)), int(rng.integers(300))
-        with segments.transaction() as change:
-            change.replace([[1, 1, code]], [f"l{pair}"])
-            change.delete([f"r{pair}"])
-            change.insert([[2, 0, 299 - code]], [f"r{pair}"])
+        with index.transaction() as transaction:
+            transaction.replace([[1, 1, code]], [f"l{pair}"])
+            transaction.delete([f"r{pair}"])
+            transaction.insert([[2, 0, 299 - code]], [f"r{pair}"])
     stop.set()
     for thread in readers:
         thread.join()
     assert problems == []
     assert min(seen[:2]) > 3
-    expected = content(segments.version())
-    segments.close()
-    assert segments.status.num_compactions > 3
+    expected = content(index.version())
+    index.close()
+    assert index.status.num_compactions > 3
     agree(LiveIndex.open(tmp_path / "shop", read_only=True), expected)

@@ -16,25 +16,24 @@ import pytest
 
 from leafbeam import Trie
 from leafbeam.errors import LogError
-from leafbeam.live import disk
-from leafbeam.live.live_index import LiveIndex
-from tests.live.live import NEVER, START, Model, agree, content, started
+from leafbeam.live import LiveIndex, disk
+from tests.live.dictionary import NEVER, START, Model, agree, content, started
 
 Files = dict[str, bytes]
 
 
-def compact_while_changing(segments: LiveIndex) -> None:
+def compact_while_changing(index: LiveIndex) -> None:
     """Changes come while the merge is at its longest, so that the new log begins with them."""
     save = disk.save
 
     def save_and_change(trie: Trie, path: Path) -> None:
         save(trie, path)
-        segments.insert([[2, 1, 3]], ["m"])
-        segments.delete(["m", "c"])
+        index.insert([[2, 1, 3]], ["m"])
+        index.delete(["m", "c"])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk, "save", save_and_change)
-        thread = threading.Thread(target=segments._ledger.rebase, args=(1,))
+        thread = threading.Thread(target=index._store.compact, args=(1,))
         thread.start()
         thread.join()
 
@@ -68,7 +67,7 @@ class Recorder:
         self._contents: dict[int, bytes] = {}  # inode -> what was synced of it
         self._names: dict[str, int] = {}  # name -> inode, as synced
         self._held: list[int] = []  # so that no inode number is used twice
-        for name in ("create", "write", "cut", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
+        for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
             patch.setattr(disk, name, self._listen(name, getattr(disk, name)))
 
     def _listen(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,33 +116,33 @@ def put_down(folder: Path, files: Files) -> None:
 
 
 def history(tmp_path: Path, recorder: Recorder | None, *, sync: bool, steps: Steps = STEPS) -> tuple[LiveIndex, list[Model]]:
-    """Run all steps; returns what the catalog held after each change."""
-    segments = started(tmp_path / "shop", sync=sync)
-    states: list[Model] = [content(segments.version())]
-    put_in_force = segments._ledger._put_in_force
+    """Run all steps; returns what the index held after each change."""
+    index = started(tmp_path / "shop", sync=sync)
+    states: list[Model] = [content(index.version())]
+    publish = index._store._publish
 
     def listen(state: Any) -> None:
-        put_in_force(state)
+        publish(state)
         if state.number == len(states):
             states.append(content(state.version))
         if recorder is not None:
             recorder.acknowledged = state.number
 
-    segments._ledger._put_in_force = listen
+    index._store._publish = listen
     if recorder is not None:
         recorder.moments.clear()
         recorder.operations.clear()
     for step in steps:
-        step(segments)
-    return segments, states
+        step(index)
+    return index, states
 
 
 def recovered(folder: Path) -> tuple[int, Model]:
-    with LiveIndex.open(folder, compaction=NEVER) as segments:
-        number, items = segments.version().number, content(segments.version())
-        segments.insert([[0, 0, 100]], ["after"])  # and it goes on
+    with LiveIndex.open(folder, compaction=NEVER) as index:
+        number, items = index.version().number, content(index.version())
+        index.insert([[0, 0, 100]], ["after"])  # and it goes on
     with LiveIndex.open(folder, read_only=True) as reader:
-        assert reader.opened.bytes_cut == 0
+        assert reader.status.truncated_bytes == 0
         agree(reader, {**items, "after": (0, 0, 100)})
     assert len(list(folder.iterdir())) == 4
     return number, items
@@ -154,8 +153,8 @@ def test_a_crash_between_any_two_file_operations(tmp_path: Path, monkeypatch: py
     (tmp_path / "shop").mkdir()
     with monkeypatch.context() as patch:
         recorder = Recorder(tmp_path / "shop", patch)
-        segments, states = history(tmp_path, recorder, sync=sync, steps=[*STEPS, compact_while_changing])
-        segments.close()
+        index, states = history(tmp_path, recorder, sync=sync, steps=[*STEPS, compact_while_changing])
+        index.close()
     recorder.close()
     assert len(recorder.moments) > 50
     assert {"save", "rename", "remove", "sync_directory", "half a write"} <= set(recorder.operations)
@@ -176,7 +175,7 @@ def test_a_crash_between_any_two_file_operations(tmp_path: Path, monkeypatch: py
     assert len(tried) > 60
 
 
-def test_a_crash_while_a_catalog_is_made_leaves_nothing_or_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_an_index_is_made_leaves_nothing_or_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop").mkdir()
     with monkeypatch.context() as patch:
         recorder = Recorder(tmp_path / "shop", patch)
@@ -189,9 +188,9 @@ def test_a_crash_while_a_catalog_is_made_leaves_nothing_or_all_of_it(tmp_path: P
             try:
                 number, items = recovered(tmp_path / "crashed")
             except LogError as error:
-                assert "holds no catalog" in str(error)  # noqa: PT017
-                with started(tmp_path / "crashed") as segments:
-                    agree(segments, START)
+                assert "holds no live index" in str(error)  # noqa: PT017
+                with started(tmp_path / "crashed") as index:
+                    agree(index, START)
                 outcomes.add("nothing")
             else:
                 assert (number, items) == (0, START)
@@ -200,11 +199,11 @@ def test_a_crash_while_a_catalog_is_made_leaves_nothing_or_all_of_it(tmp_path: P
 
 
 def test_a_log_cut_at_any_byte_brings_back_the_changes_before(tmp_path: Path) -> None:
-    segments, states = history(tmp_path, None, sync=True)
-    segments.insert([[1, 1, 1]], ["g"])
-    segments.replace([[1, 0, 1], [0, 0, 0]], ["g", "e"])
+    index, states = history(tmp_path, None, sync=True)
+    index.insert([[1, 1, 1]], ["g"])
+    index.replace([[1, 0, 1], [0, 0, 0]], ["g", "e"])
     states += [{**states[-1], "g": (1, 1, 1)}, {**states[-1], "g": (1, 0, 1), "e": (0, 0, 0)}]
-    segments.close()
+    index.close()
     (log,) = (tmp_path / "shop").glob("changes-*.log")
     whole, numbers = log.read_bytes(), []
     for size in range(36, len(whole) + 1):
@@ -235,28 +234,28 @@ def test_any_single_failing_file_operation_never_parts_memory_from_disk(tmp_path
     failures = shut = 0
     for count in itertools.count():
         folder = tmp_path / f"shop{count}"
-        segments = started(folder, sync=sync)
+        index = started(folder, sync=sync)
         expected = dict(START)
         with pytest.MonkeyPatch.context() as patch:
             counter = itertools.count()
-            for name in ("create", "write", "cut", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
+            for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
                 patch.setattr(disk, name, fails_at(count, getattr(disk, name), counter))
             failed = 0
             for step in STEPS:
                 for _ in range(2):  # once more after a failure, as the message asks for
                     try:
-                        step(segments)
+                        step(index)
                         break
                     except LogError:
                         failed += 1
-                expected = content(segments.version())
+                expected = content(index.version())
             reached = next(counter) > count
-        number = segments.version().number
+        number = index.version().number
         if failed:
             failures += 1
             shut += failed > 1
         try:
-            segments.close()
+            index.close()
         except LogError:
             failures += 1
         with LiveIndex.open(folder) as found:
@@ -278,7 +277,7 @@ def test_a_trie_is_written_by_an_operation_that_the_recorder_hears(tmp_path: Pat
         save(trie, path)
 
     monkeypatch.setattr(disk, "save", listen)
-    with started(tmp_path / "shop") as segments:
-        segments.delete(["a"])
-        segments.compact(wait=True)
+    with started(tmp_path / "shop") as index:
+        index.delete(["a"])
+        index.compact(wait=True)
     assert heard == ["base-0.leafbeam", "base-1.leafbeam"]

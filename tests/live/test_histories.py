@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leafbeam.live.live_index import LiveIndex
-from tests.live.live import NEVER, SIZES, Model, agree, content, started, union
+from leafbeam.live import LiveIndex
+from tests.live.dictionary import NEVER, SIZES, Model, agree, content, started, union
 
 fixture_is_fine = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -61,48 +61,48 @@ def perform(target: Any, kind: str, ids: list[Any], rows: list[tuple[int, ...]])
 
 
 def run_history(path: Path | None, start: Model, groups: list[Any]) -> tuple[LiveIndex, Model]:
-    segments, items = started(path, start, sync=False), dict(start)
-    held = [(segments.version(), dict(items))]
+    index, items = started(path, start, sync=False), dict(start)
+    held = [(index.version(), dict(items))]
     for group in groups:
         changes = [one for one in group if one[0] not in ("compact", "open")]
         if len(changes) == 1:
-            perform(segments, *changes[0])
+            perform(index, *changes[0])
         elif changes:
-            with segments.transaction() as change:
+            with index.transaction() as transaction:
                 for one in changes:
-                    perform(change, *one)
+                    perform(transaction, *one)
         for one in changes:
             apply(items, *one)
         kinds = {one[0] for one in group}
         if "compact" in kinds:
-            segments.compact(wait=True)
-            assert len(segments.version().segments) == 1
+            index.compact(wait=True)
+            assert len(index.version().segments) == 1
         if "open" in kinds and path is not None:
-            segments.close()
-            segments = LiveIndex.open(path, sync=False, compaction=NEVER)
-        agree(segments, items)
-        held.append((segments.version(), dict(items)))
+            index.close()
+            index = LiveIndex.open(path, sync=False, compaction=NEVER)
+        agree(index, items)
+        held.append((index.version(), dict(items)))
     for version, expected in held:
         assert list(content(version).items()) == list(expected.items())
-    return segments, items
+    return index, items
 
 
 @settings(max_examples=1000, suppress_health_check=fixture_is_fine)
 @given(histories())
 def test_any_history_equals_a_dictionary_and_compaction_equals_a_build_of_the_union(history: tuple[Model, Any]) -> None:
-    segments, items = run_history(None, *history)
-    segments.compact(wait=True)
-    agree(segments, items)
-    assert segments.version().segments[0].trie.version == union(items, SIZES).version
+    index, items = run_history(None, *history)
+    index.compact(wait=True)
+    agree(index, items)
+    assert index.version().segments[0].trie.version == union(items, SIZES).version
 
 
 @settings(max_examples=150, suppress_health_check=fixture_is_fine)
 @given(histories())
 def test_any_history_on_disk_equals_a_dictionary(tmp_path_factory: pytest.TempPathFactory, history: tuple[Model, Any]) -> None:
     path = tmp_path_factory.mktemp("history") / "shop"
-    segments, items = run_history(path, *history)
-    number = segments.version().number
-    segments.close()
+    index, items = run_history(path, *history)
+    number = index.version().number
+    index.close()
     with LiveIndex.open(path, read_only=True) as reader:
         agree(reader, items)
         assert reader.version().number == number
@@ -111,8 +111,8 @@ def test_any_history_on_disk_equals_a_dictionary(tmp_path_factory: pytest.TempPa
 @settings(max_examples=400, suppress_health_check=fixture_is_fine)
 @given(histories(), st.data())
 def test_filters_of_a_version_obey_the_laws_of_sets(history: tuple[Model, Any], data: st.DataObject) -> None:
-    segments, items = run_history(None, history[0], history[1][:4])
-    version, everything = segments.version(), set(items)
+    index, items = run_history(None, history[0], history[1][:4])
+    version, everything = index.version(), set(items)
     subsets = st.lists(st.sampled_from(sorted(items)), unique=True) if items else st.just([])
     chosen = [data.draw(subsets) for _ in range(3)]
     sets = [set(one) for one in chosen]

@@ -1,4 +1,4 @@
-"""After `kill -9` at any moment a catalog holds every acknowledged change, and at most the one that was under way."""
+"""After `kill -9` at any moment a live index holds every acknowledged change, and at most the one that was under way."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def test_every_acknowledged_change_survives_a_killed_writer(sync: str, kills: in
     # What a killed process leaves is the page cache's, the same on any file system; in memory nobody waits for a busy disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        command = [sys.executable, "-m", "tests.live.killing", folder, sync, str(kills), "1"]
+        command = [sys.executable, "-m", "tests.live.kill_writer", folder, sync, str(kills), "1"]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     totals = json.loads(run.stdout)
@@ -25,5 +25,5 @@ def test_every_acknowledged_change_survives_a_killed_writer(sync: str, kills: in
     assert totals["acknowledged"] > kills
     assert totals["compacted"] > kills // 20
     assert totals["files_left"] > 0  # some died between two files
-    assert totals["torn"] > 0  # and some in the middle of a record
+    assert totals["truncated"] > 0  # and some in the middle of a record
     assert totals["before_open"] > 0

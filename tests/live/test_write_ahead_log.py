@@ -12,107 +12,107 @@ from hypothesis import strategies as st
 
 from leafbeam.errors import LeafbeamError, LogError
 from leafbeam.live import disk
-from leafbeam.live.write_ahead_log import Contents, WriteAheadLog
+from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
 BASE = "00000000deadbeef"
 PAYLOADS = [b"", b"one", b"\xffrec" * 3, bytes(range(256)), b"x" * 77]
 
 
-def written(path: Path, payloads: list[bytes], *, after: int = 7) -> Path:
-    journal = WriteAheadLog.create(path, after=after, base=BASE, sync=False)
-    for number, payload in enumerate(payloads, after + 1):
-        assert journal.append(payload) == number
-    journal.close()
+def written(path: Path, payloads: list[bytes], *, base_number: int = 7) -> Path:
+    log = WriteAheadLog.create(path, base_number=base_number, base_version=BASE, sync=False)
+    for number, payload in enumerate(payloads, base_number + 1):
+        assert log.append(payload) == number
+    log.close()
     return path
 
 
 def payloads_of(path: Path) -> list[bytes]:
-    return [record.payload for record in Contents.read(path).records]
+    return [record.payload for record in LogContents.read(path).records]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log_path(tmp_path: Path) -> Path:
     return written(tmp_path / "x.log", PAYLOADS)
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_what_is_appended_is_read_in_order_with_its_number(tmp_path: Path, sync: bool) -> None:
-    journal = WriteAheadLog.create(tmp_path / "x.log", after=41, base=BASE, sync=sync)
-    assert [journal.append(payload) for payload in PAYLOADS] == [42, 43, 44, 45, 46]
-    contents = Contents.read(tmp_path / "x.log")  # a reader beside the writer
-    assert (contents.after, contents.base, contents.number, contents.torn) == (41, BASE, 46, 0)
+    log = WriteAheadLog.create(tmp_path / "x.log", base_number=41, base_version=BASE, sync=sync)
+    assert [log.append(payload) for payload in PAYLOADS] == [42, 43, 44, 45, 46]
+    contents = LogContents.read(tmp_path / "x.log")  # a reader beside the writer
+    assert (contents.base_number, contents.base_version, contents.number, contents.truncated_bytes) == (41, BASE, 46, 0)
     assert [record.payload for record in contents.records] == PAYLOADS
-    assert contents.end == journal.end == (tmp_path / "x.log").stat().st_size
-    journal.close()
-    journal.close()
+    assert contents.end == log.end == (tmp_path / "x.log").stat().st_size
+    log.close()
+    log.close()
 
 
-def test_a_log_can_be_resumed(log: Path) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=True)
-    assert journal.append(b"more") == 13
-    journal.close()
-    assert payloads_of(log) == [*PAYLOADS, b"more"]
+def test_a_log_can_be_resumed(log_path: Path) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
+    assert log.append(b"more") == 13
+    log.close()
+    assert payloads_of(log_path) == [*PAYLOADS, b"more"]
 
 
-def test_a_log_cut_at_any_byte_is_a_prefix_and_can_be_resumed(log: Path) -> None:
-    whole = log.read_bytes()
-    ends = [*[record.offset for record in Contents.read(log).records][1:], len(whole)]
-    header = Contents.read(log).records[0].offset
+def test_a_log_cut_at_any_byte_is_a_prefix_and_can_be_resumed(log_path: Path) -> None:
+    whole = log_path.read_bytes()
+    ends = [*[record.offset for record in LogContents.read(log_path).records][1:], len(whole)]
+    header = LogContents.read(log_path).records[0].offset
     for size in range(len(whole)):
-        log.write_bytes(whole[:size])
+        log_path.write_bytes(whole[:size])
         if size < header:
             with pytest.raises(LogError, match="first 36 bytes"):
-                Contents.read(log)
+                LogContents.read(log_path)
             continue
-        contents = Contents.read(log)
+        contents = LogContents.read(log_path)
         assert len(contents.records) == sum(end <= size for end in ends)
-        assert contents.end + contents.torn == size
-        journal = WriteAheadLog.resume(contents, sync=False)
-        journal.append(b"again")
-        journal.close()
-        assert payloads_of(log) == [*PAYLOADS[: len(contents.records)], b"again"]
+        assert contents.end + contents.truncated_bytes == size
+        log = WriteAheadLog.resume(contents, sync=False)
+        log.append(b"again")
+        log.close()
+        assert payloads_of(log_path) == [*PAYLOADS[: len(contents.records)], b"again"]
 
 
-def test_a_flipped_byte_is_named_unless_it_is_in_the_last_record(log: Path) -> None:
-    whole = log.read_bytes()
-    offsets = [record.offset for record in Contents.read(log).records]
+def test_a_flipped_byte_is_named_unless_it_is_in_the_last_record(log_path: Path) -> None:
+    whole = log_path.read_bytes()
+    offsets = [record.offset for record in LogContents.read(log_path).records]
     for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 0x41
-        log.write_bytes(bytes(damaged))
+        log_path.write_bytes(bytes(damaged))
         if place >= offsets[-1]:
-            contents = Contents.read(log)
-            assert (len(contents.records), contents.torn) == (len(PAYLOADS) - 1, len(whole) - offsets[-1])
+            contents = LogContents.read(log_path)
+            assert (len(contents.records), contents.truncated_bytes) == (len(PAYLOADS) - 1, len(whole) - offsets[-1])
             continue
         offset = max((one for one in offsets if one <= place), default=0)
         named = f"at byte {offset}" if offset else "byte 0|first 36 bytes"
         with pytest.raises(LogError, match=named) as caught:
-            Contents.read(log)
-        assert str(log) in str(caught.value)
+            LogContents.read(log_path)
+        assert str(log_path) in str(caught.value)
 
 
-def test_a_missing_record_is_named(log: Path) -> None:
-    whole = log.read_bytes()
-    second, third = (record.offset for record in Contents.read(log).records[1:3])
-    log.write_bytes(whole[:second] + whole[third:])
+def test_a_missing_record_is_named(log_path: Path) -> None:
+    whole = log_path.read_bytes()
+    second, third = (record.offset for record in LogContents.read(log_path).records[1:3])
+    log_path.write_bytes(whole[:second] + whole[third:])
     with pytest.raises(LogError, match=f"record 10 at byte {second}, expected 9: changes are missing"):
-        Contents.read(log)
+        LogContents.read(log_path)
 
 
-def test_a_newer_format_asks_for_an_upgrade(log: Path) -> None:
+def test_a_newer_format_asks_for_an_upgrade(log_path: Path) -> None:
     import struct
     import zlib
 
-    whole = log.read_bytes()
+    whole = log_path.read_bytes()
     header = whole[:8] + struct.pack("<I", 9) + whole[12:32]
-    log.write_bytes(header + struct.pack("<I", zlib.crc32(header)) + whole[36:])
+    log_path.write_bytes(header + struct.pack("<I", zlib.crc32(header)) + whole[36:])
     with pytest.raises(LogError, match="version 9, this leafbeam reads up to 1: upgrade"):
-        Contents.read(log)
+        LogContents.read(log_path)
 
 
 @settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_damaged_bytes_load_a_prefix_or_raise_a_journal_error(tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_bytes_load_a_prefix_or_raise_a_log_error(tmp_path: Path, data: st.DataObject) -> None:
     payloads = data.draw(st.lists(st.binary(max_size=40), max_size=5))
     path = written(tmp_path / "fuzz.log", payloads)
     raw = bytearray(path.read_bytes())
@@ -131,7 +131,7 @@ def test_damaged_bytes_load_a_prefix_or_raise_a_journal_error(tmp_path: Path, da
             raw += raw[at:]
     path.write_bytes(bytes(raw))
     try:
-        contents = Contents.read(path)
+        contents = LogContents.read(path)
     except LeafbeamError:
         return
     found = [record.payload for record in contents.records]
@@ -140,10 +140,10 @@ def test_damaged_bytes_load_a_prefix_or_raise_a_journal_error(tmp_path: Path, da
 
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_log_or_a_journal_error(tmp_path: Path, raw: bytes) -> None:
+def test_any_bytes_are_a_log_or_a_log_error(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "any.log").write_bytes(raw)
     with pytest.raises(LogError):
-        Contents.read(tmp_path / "any.log")
+        LogContents.read(tmp_path / "any.log")
 
 
 def failing(times: int, after_bytes: int | None = None) -> Callable[[int, bytes], None]:
@@ -161,20 +161,20 @@ def failing(times: int, after_bytes: int | None = None) -> Callable[[int, bytes]
 
 
 @pytest.mark.parametrize("part", [0, 1, 10, 24, 30, None])
-def test_a_full_disk_costs_the_record_and_no_more(log: Path, monkeypatch: pytest.MonkeyPatch, part: int | None) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=True)
+def test_a_full_disk_costs_the_record_and_no_more(log_path: Path, monkeypatch: pytest.MonkeyPatch, part: int | None) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
     monkeypatch.setattr(disk, "write", failing(1, part))
     with pytest.raises(LogError, match=r"No space left on device.*nothing was changed$"):
-        journal.append(b"too much for it")
-    assert payloads_of(log) == PAYLOADS
-    assert Contents.read(log).torn == 0
-    assert journal.append(b"fits") == 13
-    assert payloads_of(log) == [*PAYLOADS, b"fits"]
-    journal.close()
+        log.append(b"too much for it")
+    assert payloads_of(log_path) == PAYLOADS
+    assert LogContents.read(log_path).truncated_bytes == 0
+    assert log.append(b"fits") == 13
+    assert payloads_of(log_path) == [*PAYLOADS, b"fits"]
+    log.close()
 
 
-def test_after_a_failed_fsync_the_log_takes_nothing_more(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=True)
+def test_after_a_failed_fsync_the_log_takes_nothing_more(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -182,33 +182,33 @@ def test_after_a_failed_fsync_the_log_takes_nothing_more(log: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(disk, "sync", fail)
         with pytest.raises(LogError, match=r"Input/output error.*no more changes"):
-            journal.append(b"unsure")
+            log.append(b"unsure")
     with pytest.raises(LogError, match="open the directory again"):
-        journal.append(b"after")
-    assert payloads_of(log) == PAYLOADS
-    journal.close()
+        log.append(b"after")
+    assert payloads_of(log_path) == PAYLOADS
+    log.close()
 
 
-def test_a_record_that_cannot_be_taken_back_shuts_the_log(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=True)
+def test_a_record_that_cannot_be_taken_back_shuts_the_log(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def fail(descriptor: int, size: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write", failing(1, 20))
-        patch.setattr(disk, "cut", fail)
+        patch.setattr(disk, "truncate", fail)
         with pytest.raises(LogError, match=r"No space left on device.*no more changes"):
-            journal.append(b"unsure")
+            log.append(b"unsure")
     with pytest.raises(LogError, match="open the directory again"):
-        journal.append(b"after")
-    journal.close()
-    contents = Contents.read(log)
-    assert (len(contents.records), contents.torn) == (len(PAYLOADS), 20)
+        log.append(b"after")
+    log.close()
+    contents = LogContents.read(log_path)
+    assert (len(contents.records), contents.truncated_bytes) == (len(PAYLOADS), 20)
 
 
-def test_an_interrupted_write_is_taken_back(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=True)
+def test_an_interrupted_write_is_taken_back(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def interrupt(descriptor: int, data: bytes) -> None:
         os.write(descriptor, data[:9])
@@ -217,18 +217,18 @@ def test_an_interrupted_write_is_taken_back(log: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(disk, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            journal.append(b"stopped")
-    assert payloads_of(log) == PAYLOADS
-    assert journal.append(b"next") == 13
-    journal.close()
-    assert payloads_of(log) == [*PAYLOADS, b"next"]
+            log.append(b"stopped")
+    assert payloads_of(log_path) == PAYLOADS
+    assert log.append(b"next") == 13
+    log.close()
+    assert payloads_of(log_path) == [*PAYLOADS, b"next"]
 
 
-def test_a_closed_log_says_so(log: Path) -> None:
-    journal = WriteAheadLog.resume(Contents.read(log), sync=False)
-    journal.close()
+def test_a_closed_log_says_so(log_path: Path) -> None:
+    log = WriteAheadLog.resume(LogContents.read(log_path), sync=False)
+    log.close()
     with pytest.raises(LogError, match="closed"):
-        journal.append(b"late")
+        log.append(b"late")
 
 
 def test_many_records_come_back(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Kill a writer again and again and look at what is left: run by test_kill in a process of its own, which forks quickly.
 
-    python -m tests.live.killing FOLDER sync|nosync KILLS SEED
+    python -m tests.live.kill_writer FOLDER sync|nosync KILLS SEED
 
 The writer runs operations that depend on the seed alone and says on a pipe which changes were acknowledged. The judge kills it
 at a random moment, opens the directory, makes the same operations with a dictionary, and compares. Prints one JSON line.
@@ -16,9 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from leafbeam.live import disk
-from leafbeam.live.live_index import CompactionPolicy, LiveIndex
-from tests.live.live import Model, agree, content, union
+from leafbeam.live import CompactionPolicy, LiveIndex, disk
+from tests.live.dictionary import Model, agree, content, union
 
 SIZES = (3, 2, 300)
 KEYS = [f"item-{number}" for number in range(24)]
@@ -53,28 +52,28 @@ def write(folder: Path, seed: int, sync: bool, pipe: int) -> None:
     """The child: open, change until killed; a byte on the pipe after each acknowledged change."""
     if seed % 2:
         disk.write = write_in_pieces  # a kill can come between them
-    policy = CompactionPolicy(share=0.01, floor=random.Random(seed).choice([5, 15, 40, 1_000_000]))
-    segments = LiveIndex.open(folder, sync=sync, compaction=policy)
-    source, items = random.Random(seed), content(segments.version())
+    policy = CompactionPolicy(fraction=0.01, min_changes=random.Random(seed).choice([5, 15, 40, 1_000_000]))
+    index = LiveIndex.open(folder, sync=sync, compaction=policy)
+    source, items = random.Random(seed), content(index.version())
     os.write(pipe, b"o")
     while True:
-        number = segments.version().number
-        with segments.transaction() as change:
+        number = index.version().number
+        with index.transaction() as transaction:
             for kind, ids, rows in next_operation(source, items):
                 if kind == "delete":
-                    change.delete(ids)
+                    transaction.delete(ids)
                 else:
-                    getattr(change, kind)(rows, ids)
-        if change.number != number:
+                    getattr(transaction, kind)(rows, ids)
+        if transaction.number != number:
             os.write(pipe, b"a")
 
 
 def judge(folder: Path, before: tuple[int, Model], seed: int, acknowledged: int) -> tuple[int, Model, dict[str, int]]:
     """What the directory holds now, after checking that it is a prefix with all acknowledged changes and at most one more."""
-    with LiveIndex.open(folder, compaction=CompactionPolicy(share=None)) as segments:
-        number, found = segments.version().number, content(segments.version())
-        torn = segments.opened.bytes_cut
-        compacted = segments.opened.num_changes < number - before[0]
+    with LiveIndex.open(folder, compaction=CompactionPolicy(fraction=None)) as index:
+        number, found = index.version().number, content(index.version())
+        truncated = index.status.truncated_bytes
+        compacted = index.status.num_replayed < number - before[0]
         source, items = random.Random(seed), dict(before[1])
         made = number - before[0]
         assert acknowledged <= made <= acknowledged + 1, f"{acknowledged} acknowledged, {made} found"
@@ -84,9 +83,9 @@ def judge(folder: Path, before: tuple[int, Model], seed: int, acknowledged: int)
             operation = next_operation(source, net)
             items = net
             made -= _has_effect(operation, dict(previous))
-        agree(segments, items)
+        agree(index, items)
         assert list(found.items()) == list(items.items())
-    return number, items, {"torn": torn > 0, "compacted": compacted}
+    return number, items, {"truncated": truncated > 0, "compacted": compacted}
 
 
 def _has_effect(operation: Operation, before: Model) -> bool:
@@ -103,14 +102,14 @@ def _has_effect(operation: Operation, before: Model) -> bool:
 
 def warm_up(items: Model) -> None:
     """Have everything compiled, or read from numba's cache, before the first fork: a child inherits it."""
-    with LiveIndex.create(None, union(items, SIZES), compaction=CompactionPolicy(share=None)) as segments:
+    with LiveIndex.create(None, union(items, SIZES), compaction=CompactionPolicy(fraction=None)) as index:
         for codes in ([[0, 0, 0]], [[1, 1, 1]]):
-            segments.insert(codes, ["x"])
-            segments.insert(codes * 2, ["y", "z"])
-            segments.delete(["x", next(iter(content(segments.version())))])
-            agree(segments, content(segments.version()))
-            segments.compact(wait=True)
-            segments.delete(["y", "z"])
+            index.insert(codes, ["x"])
+            index.insert(codes * 2, ["y", "z"])
+            index.delete(["x", next(iter(content(index.version())))])
+            agree(index, content(index.version()))
+            index.compact(wait=True)
+            index.delete(["y", "z"])
 
 
 def main(folder: Path, sync: bool, kills: int, seed: int) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def main(folder: Path, sync: bool, kills: int, seed: int) -> dict[str, Any]:
     path = folder / "shop0"
     LiveIndex.create(path, union(before[1], SIZES)).close()
     warm_up(before[1])
-    totals = {"kills": 0, "acknowledged": 0, "torn": 0, "compacted": 0, "before_open": 0, "files_left": 0}
+    totals = {"kills": 0, "acknowledged": 0, "truncated": 0, "compacted": 0, "before_open": 0, "files_left": 0}
     for kill in range(kills):
         child_seed = source.randrange(1 << 30)
         read_end, write_end = os.pipe()
@@ -153,7 +152,7 @@ def main(folder: Path, sync: bool, kills: int, seed: int) -> dict[str, Any]:
         for name, value in seen.items():
             totals[name] += value
         before = (number, items)
-        if kill % 50 == 49:  # and a catalog that was only ever closed in order
+        if kill % 50 == 49:  # and an index that was only ever closed in order
             path = folder / f"shop{kill}"
             LiveIndex.create(path, union(before[1], SIZES)).close()
             before = (0, before[1])

@@ -8,13 +8,13 @@ import numpy as np
 
 from leafbeam import Trie
 from leafbeam.index import Version
-from leafbeam.live.live_index import CompactionPolicy, LiveIndex
+from leafbeam.live import CompactionPolicy, LiveIndex
 
 Model = dict[Any, tuple[int, ...]]
 
 SIZES = (3, 2, 300)
 START: Model = {"a": (0, 1, 7), "b": (2, 1, 299), "c": (0, 1, 7), "d": (1, 0, 0)}
-NEVER = CompactionPolicy(share=None)
+NEVER = CompactionPolicy(fraction=None)
 
 
 def started(path: Path | None = None, items: Model = START, **options: Any) -> LiveIndex:
@@ -45,11 +45,11 @@ def union(items: Model, sizes: Iterable[int]) -> Trie:
     return Trie.build(codes, sizes, ids, num_threads=1)
 
 
-def agree(segments: LiveIndex, items: Model) -> None:
+def agree(index: LiveIndex, items: Model) -> None:
     """The live index holds exactly these items, in this order, by every way of asking."""
-    version = segments.version()
+    version = index.version()
     found = content(version)
     assert list(found.items()) == list(items.items())
-    assert version.num_items == len(version) == len(segments) == len(items)
+    assert version.num_items == len(version) == len(index) == len(items)
     for codes in items.values():
         assert codes in version
