@@ -24,10 +24,16 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from benchmarks.resident import peak_bytes
-from leafbeam.semid.blocks import VectorBlocks
-from leafbeam.semid.embed import EmbeddingConfig, embed
-from leafbeam.semid.fit import Method, QuantiserConfig, Repair, fit_sids
-from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid import (
+    CollisionStrategy,
+    EmbeddingConfig,
+    Method,
+    QuantiserConfig,
+    ResidualKMeans,
+    VectorBlocks,
+    embed,
+    fit_sids,
+)
 from leafbeam.train.data import load_log
 from leafbeam.train.split import leave_one_out
 
@@ -41,8 +47,8 @@ def runs(quick: bool, data: Path | None = None) -> Iterator[tuple[dict[str, Any]
     vectors_ND, ids, source = _vectors(data, 1_500 if quick else 12_000)
     items = pa.table({"item_id": ids})
     for method, sizes in _SHAPES.items():
-        for repair in get_args(Repair) if method == "kmeans" and not quick else ("level",):
-            config = QuantiserConfig(codebook_sizes=sizes, method=method, repair=repair)
+        for repair in get_args(CollisionStrategy) if method == "kmeans" and not quick else ("level",):
+            config = QuantiserConfig(codebook_sizes=sizes, method=method, collision_strategy=repair)
             begun, cpu = time.perf_counter(), time.process_time()
             fit = fit_sids(items, None, vectors=vectors_ND, quantiser=config)
             seconds = {"wall_s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}
@@ -96,7 +102,7 @@ def _write(path: Path, count: int, dims: int, *, rows: int = 100_000) -> None:
 
 def _stream_alone(path: Path) -> None:
     """Print seconds of the fit and of encoding, bytes the process grew by, and the variance that is left."""
-    blocks = VectorBlocks.of(path)
+    blocks = VectorBlocks.open(path)
     small = np.random.default_rng(0).normal(size=(4096, blocks.shape[1])).astype(np.float32)
     ResidualKMeans(codebook_sizes=(256,)).fit(small)  # libraries are loaded
     before = peak_bytes(anew=True)

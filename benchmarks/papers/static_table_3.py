@@ -17,8 +17,7 @@ from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict,
 from benchmarks.studies.cold_start import ColdSplit, cold_split
 from benchmarks.studies.cold_study import METHODS, ColdStudy, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
-from leafbeam.semid.embed import EmbeddingConfig
-from leafbeam.semid.fit import QuantiserConfig
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig
 from leafbeam.train.data import load_log
 from leafbeam.train.evaluate import Questions
 from leafbeam.train.metrics import Scores

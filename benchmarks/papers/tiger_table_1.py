@@ -15,9 +15,7 @@ from benchmarks.papers.drawing import new_figure
 from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
 from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_ranks
 from leafbeam.index import Trie
-from leafbeam.semid.embed import EmbeddingConfig
-from leafbeam.semid.fit import QuantiserConfig, fit_sids
-from leafbeam.semid.text import text_columns, text_vectors
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train.data import InteractionLog, load_log
 from leafbeam.train.evaluate import Questions, evaluate
 from leafbeam.train.metrics import Scores

@@ -106,7 +106,7 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
 
     histories = log.histories
     has_cold_U, gone_U = _users_with(histories, cold_N), _users_with(histories, test_N)
-    last_U = histories.items_E[histories.ptr_U1[1:] - 1]
+    last_U = histories.items_E[histories.indptr_U1[1:] - 1]
     asked_U = cold_N[last_U] & (histories.lengths_U >= 2)
     if part == "valid":
         asked_U &= ~gone_U
@@ -119,7 +119,7 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
         raise DataError(f"every user has one of {which}: nobody is left to train on, take a smaller share")
     asked = histories.of(users)
     before_E = np.ones(len(asked.items_E), np.bool_)
-    before_E[asked.ptr_U1[1:] - 1] = False
+    before_E[asked.indptr_U1[1:] - 1] = False
     before = asked.where(before_E)
     another_U = _users_with(before, cold_N)
     trained_N = np.bincount(train.items_E, minlength=log.num_items) > 0
@@ -174,6 +174,7 @@ def _users_with(histories: Histories, marked_N: NDArray[np.bool_]) -> NDArray[np
 
 
 def _has_text(items: pa.Table) -> NDArray[np.bool_]:
-    from leafbeam.semid.text import text_columns, texts
+    from leafbeam.semid import text_columns
+    from leafbeam.semid.text import texts
 
     return np.array([bool(text.strip(" .")) for text in texts(items, text_columns(items))], np.bool_)

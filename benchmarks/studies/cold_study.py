@@ -20,9 +20,7 @@ from leafbeam.decode.results import StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
-from leafbeam.semid.embed import EmbeddingConfig
-from leafbeam.semid.fit import QuantiserConfig, fit_sids
-from leafbeam.semid.text import text_columns, text_vectors
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train.data import InteractionLog
 from leafbeam.train.metrics import MISS, Scores
 from leafbeam.train.recipe import Budget, Recipe
@@ -182,7 +180,7 @@ def study_cold_start(
     cold, right_U, histories = split.cold_items, split.places_U, split.questions.histories
     dense = [_retrieved(split, text_ND, study, number, progress) for number in range(study.retrievers)]
     note("dense")
-    last_U = histories.items_E[histories.ptr_U1[1:] - 1]
+    last_U = histories.items_E[histories.indptr_U1[1:] - 1]
     last_cold_U = np.isin(last_U, cold)
     scores = {
         "dense": dense[0],
@@ -241,9 +239,9 @@ def _retrieved(
 def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fading: float = 0.8) -> NDArray[np.float32]:
     """How near the text of each cold item is to a history in which an item counts 0.8 of the one after it."""
     histories = split.questions.histories
-    ages_E = histories.ptr_U1[1:][histories.users_E] - 1 - np.arange(len(histories.items_E))
+    ages_E = histories.indptr_U1[1:][histories.users_E] - 1 - np.arange(len(histories.items_E))
     weights_E = np.where(ages_E < max_items, fading ** ages_E.astype(np.float64), 0.0).astype(np.float32)
-    sums_UD = np.add.reduceat(text_ND[histories.items_E] * weights_E[:, None], histories.ptr_U1[:-1], axis=0)
+    sums_UD = np.add.reduceat(text_ND[histories.items_E] * weights_E[:, None], histories.indptr_U1[:-1], axis=0)
     return sums_UD @ text_ND[split.cold_items].T
 
 

@@ -94,7 +94,7 @@ class DenseRetriever(nn.Module):
         lengths_U = np.minimum(histories.lengths_U, max_items)
         for length in np.unique(lengths_U[lengths_U > 0]).tolist():
             users = np.flatnonzero(lengths_U == length)
-            rows_BT = histories.items_E[histories.ptr_U1[1:][users, None] + np.arange(-length, 0)]
+            rows_BT = histories.items_E[histories.indptr_U1[1:][users, None] + np.arange(-length, 0)]
             query_BD = self.queries(items_ND[torch.as_tensor(rows_BT, dtype=torch.int64)])[:, -1]
             scores_UC[users] = (query_BD @ candidates_DC).numpy()
         return scores_UC

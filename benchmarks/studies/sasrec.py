@@ -197,7 +197,7 @@ def sasrec_ranks(
         users = np.flatnonzero(lengths_U == length)
         for first in range(0, len(users), batch_users):
             some = users[first : first + batch_users]
-            items_BT = histories.items_E[histories.ptr_U1[1:][some, None] + np.arange(-length, 0)]
+            items_BT = histories.items_E[histories.indptr_U1[1:][some, None] + np.arange(-length, 0)]
             state_BD = model(torch.as_tensor(items_BT, dtype=torch.int64))[:, -1]
             scores_BN = state_BD @ model.items.weight.T
             if remove_seen:

@@ -39,8 +39,7 @@ def evaluate(
     from leafbeam.errors import ArgumentError
     from leafbeam.index import Trie
     from leafbeam.model import load_model
-    from leafbeam.semid.table import SidTable
-    from leafbeam.semid.text import text_columns, text_vectors
+    from leafbeam.semid import SidTable, text_columns, text_vectors
     from leafbeam.train.evaluate import Part
     from leafbeam.train.evaluate import evaluate as measure
     from leafbeam.train.split import leave_one_out

@@ -91,7 +91,7 @@ def build_run(run: Path, force: bool, tried: Sequence[str] = ()) -> None:
     from leafbeam.catalog import Catalog, rules_from_text
     from leafbeam.cli.sources import Source
     from leafbeam.index import Trie
-    from leafbeam.semid.table import SidTable
+    from leafbeam.semid import SidTable
 
     console = stdout()
     here = RunDirectory(run)

@@ -13,7 +13,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import Plan
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 
 __all__ = ["print_trie", "show_directory", "show_table", "show_trie"]
 

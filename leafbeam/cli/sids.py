@@ -33,9 +33,9 @@ def fit_sids(
     codebooks: Annotated[
         str | None, typer.Option("--codebooks", help="Codes of each level: 256,256,256; of rqvae 256,256,256,256.")
     ] = None,
-    repair: Annotated[
+    collision_strategy: Annotated[
         str,
-        typer.Option("--repair", help="Items with equal codes: an extra level; free, hungarian, sinkhorn (free codes); none."),
+        typer.Option("--collision-strategy", help="For items with equal codes: level, free, hungarian, sinkhorn or none."),
     ] = "level",
     text: Annotated[
         str, typer.Option("--text", help="tfidf, none, or a sentence-transformers model (name or directory).")
@@ -58,23 +58,24 @@ def fit_sids(
 
     from leafbeam.cli.sources import Format, Source
     from leafbeam.errors import ArgumentError
-    from leafbeam.semid.embed import EmbeddingConfig, load_vectors
-    from leafbeam.semid.fit import Method, QuantiserConfig, Repair
-    from leafbeam.semid.fit import fit_sids as fit
+    from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, load_vectors
+    from leafbeam.semid import fit_sids as fit
     from leafbeam.train.split import leave_one_out
 
     which = next((name for name in get_args(Method) if name == method), None)
     if which is None:
         raise ArgumentError(f"--quantiser {method}: choose one of {', '.join(get_args(Method))}")
     sizes = codebook_sizes(codebooks or ("256,256,256,256" if which == "rqvae" else "256,256,256"))
-    chosen = next((name for name in get_args(Repair) if name == repair), None)
+    chosen = next((name for name in get_args(CollisionStrategy) if name == collision_strategy), None)
     if chosen is None:
-        raise ArgumentError(f"--repair {repair}: choose one of {', '.join(get_args(Repair))}")
+        raise ArgumentError(
+            f"--collision-strategy {collision_strategy}: choose one of {', '.join(get_args(CollisionStrategy))}"
+        )
     form = next((name for name in get_args(Format) if name == kind), None)
     if form is None:
         raise ArgumentError(f"--format {kind}: choose one of {', '.join(get_args(Format))}")
     here = RunDirectory(run)
-    quantiser = QuantiserConfig(codebook_sizes=sizes, repair=chosen, method=which)
+    quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=chosen, method=which)
     source = Source(path=data or run, kind=form, items=metadata, k_core=k_core)
     console = stdout()
 
@@ -108,9 +109,9 @@ def fit_sids(
     made.quantiser.save(here.quantiser)
     console.print(str(made.report), style="dim")
     if plot is not None:
-        from leafbeam.semid.drawing import draw_report
+        from leafbeam.semid import plot_report
 
-        draw_report(made.report, made.table).savefig(plot, dpi=160)
+        plot_report(made.report, made.table).savefig(plot, dpi=160)
     levels = " x ".join(str(size) for size in made.table.codebook_sizes)
     done(console, what=f"{here.sids}: {len(made.table):,} SIDs of {levels}", seconds=time.perf_counter() - began)
     here.add_to_report("data", {"path": str(source.path), **asdict(log.report), "split": asdict(split.report)})

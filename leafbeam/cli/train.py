@@ -51,7 +51,7 @@ def train(
 
     from leafbeam.cli.sources import Source
     from leafbeam.errors import ArgumentError
-    from leafbeam.semid.table import SidTable
+    from leafbeam.semid import SidTable
     from leafbeam.train.presets import PresetName, preset
     from leafbeam.train.recipe import Architecture, Budget
     from leafbeam.train.split import leave_one_out

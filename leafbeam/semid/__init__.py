@@ -1,1 +1,59 @@
-"""."""
+"""Semantic IDs: embed items, quantise the vectors into codes, resolve collisions. Names load on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, RqVaeConfig
+    from leafbeam.semid.embedding import Embedding, embed
+    from leafbeam.semid.fit import SidFit, fit_sids
+    from leafbeam.semid.quantiser import Quantiser
+    from leafbeam.semid.report import LevelReport, SidReport, plot_report
+    from leafbeam.semid.rqkmeans import ResidualKMeans
+    from leafbeam.semid.rqvae import RqVae
+    from leafbeam.semid.table import SidTable
+    from leafbeam.semid.text import text_columns, text_vectors
+    from leafbeam.semid.vectors import VectorBlocks, load_vectors
+
+__all__ = [
+    "CollisionStrategy",
+    "Embedding",
+    "EmbeddingConfig",
+    "LevelReport",
+    "Method",
+    "Quantiser",
+    "QuantiserConfig",
+    "ResidualKMeans",
+    "RqVae",
+    "RqVaeConfig",
+    "SidFit",
+    "SidReport",
+    "SidTable",
+    "VectorBlocks",
+    "embed",
+    "fit_sids",
+    "load_vectors",
+    "plot_report",
+    "text_columns",
+    "text_vectors",
+]
+
+_MODULES = {
+    "config": ("CollisionStrategy", "EmbeddingConfig", "Method", "QuantiserConfig", "RqVaeConfig"),
+    "embedding": ("Embedding", "embed"),
+    "fit": ("SidFit", "fit_sids"),
+    "quantiser": ("Quantiser",),
+    "report": ("LevelReport", "SidReport", "plot_report"),
+    "rqkmeans": ("ResidualKMeans",),
+    "rqvae": ("RqVae",),
+    "table": ("SidTable",),
+    "text": ("text_columns", "text_vectors"),
+    "vectors": ("VectorBlocks", "load_vectors"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""From items and training sessions to Semantic IDs, in one call.
+"""Fit Semantic IDs: from items and training sessions to codes, in one call.
 
 Shapes: N items, L levels, D dimensions.
 """
@@ -7,60 +7,32 @@ Shapes: N items, L levels, D dimensions.
 # pyright: reportUnknownParameterType=false
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.arrays import check_vectors
 from leafbeam.semid.behaviour import Sessions
-from leafbeam.semid.collisions import add_level, move_to_free_codes
-from leafbeam.semid.embed import Embedding, EmbeddingConfig, embed
-from leafbeam.semid.report import SidReport, report_on
-from leafbeam.semid.rqkmeans import Progress, ResidualKMeans
-from leafbeam.semid.rqvae import RqVae, RqVaeConfig
-from leafbeam.semid.table import SidTable
+from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes
+from leafbeam.semid.config import EmbeddingConfig, QuantiserConfig
+from leafbeam.semid.embedding import Embedding, embed
+from leafbeam.semid.quantiser import Progress, Quantiser
+from leafbeam.semid.report import LevelReport, SidReport, neighbour_overlap
+from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid.rqvae import RqVae
+from leafbeam.semid.table import SidTable, numpy_ids
+from leafbeam.semid.vectors import check_vectors
 
-__all__ = ["AnyQuantiser", "Method", "QuantiserConfig", "Repair", "SidFit", "fit_sids"]
-
-AnyQuantiser = ResidualKMeans | RqVae
-Method = Literal["kmeans", "rqvae"]
-Repair = Literal["level", "free", "hungarian", "sinkhorn", "none"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantiserConfig:
-    """How vectors become codes.
-
-    method: "kmeans" quantises the vectors themselves, "rqvae" what an autoencoder makes of them (`rqvae`: its settings).
-    codebook_sizes: one number a level. repair: what is done about items with equal codes: "level" numbers them in an
-    extra level, "free", "hungarian" and "sinkhorn" move them to free last codes (`move_to_free_codes`), "none" lets them
-    share a SID.
-    """
-
-    codebook_sizes: tuple[int, ...] = (256, 256, 256)
-    repair: Repair = "level"
-    method: Method = "kmeans"
-    rqvae: RqVaeConfig | None = None
-
-    def __post_init__(self) -> None:
-        if self.method not in get_args(Method):
-            raise ArgumentError(f"method={self.method!r}: choose one of {', '.join(map(repr, get_args(Method)))}")
-        if self.rqvae is not None and self.method != "rqvae":
-            raise ArgumentError("rqvae= is for method='rqvae': residual k-means has no such settings")
-        if self.repair not in get_args(Repair):
-            raise ArgumentError(f"repair={self.repair!r}: choose one of {', '.join(map(repr, get_args(Repair)))}")
-        ResidualKMeans(codebook_sizes=self.codebook_sizes)  # checks them
+__all__ = ["SidFit", "fit_sids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidFit:
-    """The SIDs, the quantiser that made them (it encodes new items too), and the report."""
+    """The SIDs, the quantiser that made them (it also encodes new items), and the report."""
 
     table: SidTable
-    quantiser: AnyQuantiser
+    quantiser: Quantiser
     report: SidReport
 
 
@@ -74,26 +46,24 @@ def fit_sids(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SidFit:
-    """Semantic IDs of the rows of `items` (`item_id` first): embed, quantise, tell collisions apart, report.
+    """Semantic IDs of the rows of `items` (with a column item_id): embed, quantise, resolve collisions, report.
 
-    sessions: the training part of a split (`split.train`), all that the SIDs ever learn of behaviour; None leaves it out.
-    vectors: a matrix (N, D) of one's own, in the order of `items`, in place of an embedding (`embed.load_vectors`).
-    progress: called with what is being done and the share of it that is done.
+    sessions: the training part of a split (`split.train`); nothing else of the log is read. None leaves co-occurrence out.
+    vectors: a matrix (N, D) of your own in the order of `items`, in place of an embedding (`load_vectors`).
+    progress: called with the current step and the share of it that is done.
 
     12,000 items take some 20 seconds on one core, 18,000 some 30. The same input and seed give the same codes.
-    Raises DataError for input that nothing can be made from, ArgumentError for settings out of range, CodesError where
-    a repair finds no free code left.
+    Raises DataError for unusable input, ArgumentError for settings out of range, CodesError where no free code is left.
 
     >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
     >>> fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2))).table.codes.shape
     (3, 3)
     """
-    quantiser = quantiser or QuantiserConfig()
+    config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:
         raise DataError(
             f"a table of {len(items):,} items with the columns {items.column_names}: item_id and one row are needed"
         )
-    item_ids = _item_ids(items)
     if progress:
         progress("embedding items", 0.0)
     if vectors is not None:
@@ -101,44 +71,68 @@ def fit_sids(
             raise ArgumentError("give an embedding to make, or vectors of your own, not both")
         if len(vectors) != len(items):
             raise DataError(f"{len(vectors):,} vectors for {len(items):,} items: one row an item")
-        own_ND = check_vectors(np.asarray(vectors), "the table of vectors")
-        made = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=len(items), items_without_behaviour=len(items))
+        own_ND = check_vectors(np.asarray(vectors), "the matrix of vectors")
+        embedded = Embedding(
+            vectors_ND=own_ND, text_columns=(), items_without_text=len(items), items_without_behaviour=len(items)
+        )
     else:
-        made = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
+        embedded = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
     if progress:
         progress("embedding items", 1.0)
 
-    vectors_ND = made.vectors_ND
-    fitted: AnyQuantiser = ResidualKMeans(codebook_sizes=quantiser.codebook_sizes, seed=seed)
-    if quantiser.method == "rqvae":
-        fitted = RqVae(codebook_sizes=quantiser.codebook_sizes, seed=seed, config=quantiser.rqvae)
-    fitted.fit(vectors_ND, progress)
-    encoded_NL, before_last_ND = fitted.encode_with_residuals(vectors_ND)
-    sizes = fitted.codebook_sizes
-    if quantiser.repair == "level":
+    fitted: Quantiser
+    if config.method == "rqvae":
+        fitted = RqVae(codebook_sizes=config.codebook_sizes, seed=seed, config=config.rqvae)
+    else:
+        fitted = ResidualKMeans(codebook_sizes=config.codebook_sizes, seed=seed)
+    fitted.fit(embedded.vectors_ND, progress)
+    encoded_NL, residuals_NZ = fitted.encode_with_residuals(embedded.vectors_ND)
+    codes, sizes = encoded_NL, fitted.codebook_sizes
+    if config.collision_strategy == "level":
         popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))
         codes, extra = add_level(encoded_NL, popularity_N)
         sizes = (*sizes, extra)
-    elif quantiser.repair == "none":
-        codes = encoded_NL
-    else:
-        assignment = "greedy" if quantiser.repair == "free" else quantiser.repair
-        codes = move_to_free_codes(encoded_NL, sizes, before_last_ND, fitted.centroids[-1], assignment)
-    report = report_on(
-        vectors_ND=vectors_ND,
+    elif config.collision_strategy != "none":
+        codes = assign_free_codes(encoded_NL, sizes, residuals_NZ, fitted.centroids[-1], config.collision_strategy)
+    return SidFit(
+        table=SidTable(item_ids=numpy_ids(items["item_id"]), codes=codes, codebook_sizes=sizes),
         quantiser=fitted,
-        encoded_NL=encoded_NL,
-        codes=codes,
-        codebook_sizes=sizes,
-        method=quantiser.method,
-        repair=quantiser.repair,
-        text_columns=made.text_columns,
-        items_without_text=made.items_without_text,
-        items_without_behaviour=made.items_without_behaviour,
+        report=_report(embedded, fitted, encoded_NL, codes, sizes, config),
     )
-    return SidFit(table=SidTable(item_ids=item_ids, codes=codes, codebook_sizes=sizes), quantiser=fitted, report=report)
 
 
-def _item_ids(items: pa.Table) -> NDArray[np.int64] | NDArray[np.str_]:
-    ids = items["item_id"]
-    return ids.to_numpy() if pa.types.is_integer(ids.type) else np.asarray(ids.to_pylist(), dtype=np.str_)
+def _report(
+    embedded: Embedding,
+    quantiser: Quantiser,
+    encoded_NL: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    sizes: tuple[int, ...],
+    config: QuantiserConfig,
+) -> SidReport:
+    """The report on `codes`, made from `encoded_NL` by resolving collisions. Cost: N * D * L."""
+    vectors_ND, num_levels = embedded.vectors_ND, encoded_NL.shape[1]
+    groups = group_sizes(encoded_NL)
+    variance = float(((vectors_ND - vectors_ND.mean(axis=0)) ** 2).sum(dtype=np.float64))
+
+    def unexplained(level: int) -> float | None:
+        if level >= num_levels:
+            return None
+        error_ND = vectors_ND - quantiser.decode(encoded_NL[:, : level + 1])
+        return float((error_ND**2).sum(dtype=np.float64)) / variance if variance else 0.0
+
+    return SidReport(
+        items=len(codes),
+        levels=tuple(LevelReport.of(codes[:, level], size, unexplained(level)) for level, size in enumerate(sizes)),
+        method=config.method,
+        collision_strategy=config.collision_strategy,
+        distinct_sids=len(groups),
+        distinct_after=len(group_sizes(codes)),
+        colliding_items=int(groups[groups > 1].sum()),
+        largest_group=int(groups.max(initial=0)),
+        moved_items=int((codes[:, :num_levels] != encoded_NL).any(axis=1).sum()),
+        neighbour_overlap=neighbour_overlap(vectors_ND, quantiser.decode(encoded_NL)),
+        dims=vectors_ND.shape[1],
+        text_columns=embedded.text_columns,
+        items_without_text=embedded.items_without_text,
+        items_without_behaviour=embedded.items_without_behaviour,
+    )

@@ -1,31 +1,34 @@
-"""How good a table of Semantic IDs is: use of the codebooks, collisions, what quantisation loses.
+"""Quality of a table of Semantic IDs: codebook use, collisions, quantisation loss.
 
-Shapes: N items, L levels, D dimensions.
+Shapes: N items, L levels, D dimensions, n rows of a sample.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.semid.collisions import group_sizes
+from leafbeam.errors import MissingExtraError
 
-__all__ = ["LevelReport", "SidReport", "neighbour_overlap", "report_on"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+    from leafbeam.semid.table import SidTable
 
-class Decoder(Protocol):
-    """What the report asks of a quantiser."""
+__all__ = ["LevelReport", "SidReport", "neighbour_overlap", "plot_report"]
 
-    def decode(self, codes_NL: NDArray[np.integer]) -> NDArray[np.float32]: ...
+_COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """One level: how many of its codes are used and how evenly.
+    """How many codes of a level are used, and how evenly.
 
-    entropy is in bits; perplexity is the number of equally used codes of the same entropy.
-    unexplained: the share of the vectors' variance that is left after this level (None for a level that only tells apart).
+    entropy: in bits; perplexity: 2 ** entropy. unexplained: the share of the vectors' variance left after this level, None
+    for a level that only numbers colliding items.
     """
 
     codebook_size: int
@@ -34,21 +37,30 @@ class LevelReport:
     perplexity: float
     unexplained: float | None
 
+    @classmethod
+    def of(cls, codes_N: NDArray[np.int64], codebook_size: int, unexplained: float | None) -> LevelReport:
+        """Count the codes of one level."""
+        shares = np.bincount(codes_N, minlength=codebook_size) / max(1, len(codes_N))
+        used = shares[shares > 0]
+        entropy = float(-(used * np.log2(used)).sum()) + 0.0
+        return cls(
+            codebook_size=codebook_size, codes_used=len(used), entropy=entropy, perplexity=2**entropy, unexplained=unexplained
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SidReport:
-    """What `fit_sids` made.
+    """The figures of one `fit_sids`.
 
-    colliding_items: items that shared all their codes with another before the repair; distinct_sids counts the SIDs then.
-    largest_group: how many items at most shared one. moved_items: items whose codes the repair changed.
-    distinct_after: different SIDs after the repair. neighbour_overlap: the share of an item's ten nearest vectors that are
-    among the ten nearest after quantisation, over a sample of items: how much of who resembles whom the codes keep.
+    distinct_sids, colliding_items, largest_group: different SIDs, items that share one, and the most items that share one,
+    before collisions were resolved. moved_items: items whose codes changed then. distinct_after: different SIDs after it.
+    neighbour_overlap: the share of an item's ten nearest vectors that are among the ten nearest after quantisation.
     """
 
     items: int
     levels: tuple[LevelReport, ...]
     method: str
-    repair: str
+    collision_strategy: str
     distinct_sids: int
     distinct_after: int
     colliding_items: int
@@ -62,99 +74,77 @@ class SidReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.items:,} items, vectors of {self.dims} dimensions; text from "
-            f"{', '.join(self.text_columns) if self.text_columns else 'no column'}",
+            f"{self.items:,} items, vectors of {self.dims} dimensions; text from {', '.join(self.text_columns) or 'no column'}",
             f"without text {self.items_without_text:,}, without behaviour {self.items_without_behaviour:,}",
             "level    size    used  perplexity  bits  variance left",
         ]
         for number, level in enumerate(self.levels):
             left = "-" if level.unexplained is None else f"{level.unexplained:.3f}"
-            lines.append(
-                f"{number:5} {level.codebook_size:7,} {level.codes_used:7,} {level.perplexity:11.1f} {level.entropy:5.2f} "
-                f"{left:>14}"
-            )
+            used = f"{level.codes_used:7,} {level.perplexity:11.1f} {level.entropy:5.2f}"
+            lines.append(f"{number:5} {level.codebook_size:7,} {used} {left:>14}")
+        moved = f" moved {self.moved_items:,} items" if self.moved_items else ""
         lines.append(
-            f"before repair {self.distinct_sids:,} distinct SIDs, {self.colliding_items:,} items in collisions of at most "
-            f"{self.largest_group:,}; repair={self.repair!r}"
-            + (f" moved {self.moved_items:,} items" if self.moved_items else "")
-            + f", {self.distinct_after:,} distinct after it"
+            f"{self.distinct_sids:,} distinct SIDs, {self.colliding_items:,} items in collisions of at most "
+            f"{self.largest_group:,}; collision_strategy={self.collision_strategy!r}{moved}, {self.distinct_after:,} distinct"
         )
         lines.append(f"{self.method}: {self.neighbour_overlap:.1%} of ten nearest neighbours kept by the codes")
         return "\n".join(lines)
 
 
-def report_on(
-    *,
-    vectors_ND: NDArray[np.float32],
-    quantiser: Decoder,
-    encoded_NL: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    codebook_sizes: tuple[int, ...],
-    method: str,
-    repair: str,
-    text_columns: tuple[str, ...],
-    items_without_text: int,
-    items_without_behaviour: int,
-) -> SidReport:
-    """The report on `codes`, the repaired form of `encoded_NL`, which `quantiser` gave to `vectors_ND`. N * D * L."""
-    groups = group_sizes(encoded_NL)
-    num_levels = encoded_NL.shape[1]
-    spread = float(((vectors_ND - vectors_ND.mean(axis=0)) ** 2).sum(dtype=np.float64))
-    levels: list[LevelReport] = []
-    for level, size in enumerate(codebook_sizes):
-        unexplained: float | None = None
-        if level < num_levels:
-            left_ND = vectors_ND - quantiser.decode(encoded_NL[:, : level + 1])
-            unexplained = float((left_ND**2).sum(dtype=np.float64)) / spread if spread else 0.0
-        levels.append(_level_report(codes[:, level], size, unexplained))
-    return SidReport(
-        items=len(codes),
-        levels=tuple(levels),
-        method=method,
-        repair=repair,
-        distinct_sids=len(groups),
-        distinct_after=len(group_sizes(codes)),
-        colliding_items=int(groups[groups > 1].sum()),
-        largest_group=int(groups.max(initial=0)),
-        moved_items=int((codes[:, :num_levels] != encoded_NL).any(axis=1).sum()),
-        neighbour_overlap=neighbour_overlap(vectors_ND, quantiser.decode(encoded_NL)),
-        dims=vectors_ND.shape[1],
-        text_columns=text_columns,
-        items_without_text=items_without_text,
-        items_without_behaviour=items_without_behaviour,
-    )
-
-
 def neighbour_overlap(
     vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32], *, neighbours: int = 10, sample: int = 1000
 ) -> float:
-    """The share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`; itself never counts.
+    """The share of each item's nearest vectors (Euclidean, without itself) that are also nearest in `decoded_ND`.
 
-    Over `sample` items drawn by a fixed seed, nearest among all: 2 * sample * N * D multiplications.
+    Over `sample` items drawn with a fixed seed. Cost: 2 * sample * N * D multiplications.
     """
     count = len(vectors_ND)
     neighbours = min(neighbours, count - 1)
     if neighbours < 1:
         return 1.0
-    asked = np.sort(np.random.default_rng(0).choice(count, min(sample, count), replace=False))
-    kept = 0
-    for start in range(0, len(asked), 100):
-        rows = asked[start : start + 100]
-        mine, theirs = (_nearest_rows(values, rows, neighbours) for values in (vectors_ND, decoded_ND))
-        kept += int((mine[:, :, None] == theirs[:, None, :]).any(axis=2).sum())
-    return kept / (len(asked) * neighbours)
+    sampled = np.sort(np.random.default_rng(0).choice(count, min(sample, count), replace=False))
+    common = 0
+    for start in range(0, len(sampled), 100):
+        rows_n = sampled[start : start + 100]
+        before, after = (_nearest_rows(values_ND, rows_n, neighbours) for values_ND in (vectors_ND, decoded_ND))
+        common += int((before[:, :, None] == after[:, None, :]).any(axis=2).sum())
+    return common / (len(sampled) * neighbours)
 
 
-def _nearest_rows(vectors_ND: NDArray[np.float32], rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    distance = 0.5 * (vectors_ND**2).sum(axis=1) - vectors_ND[rows] @ vectors_ND.T
-    distance[np.arange(len(rows)), rows] = np.inf
-    return np.argpartition(distance, count - 1, axis=1)[:, :count]
+def _nearest_rows(vectors_ND: NDArray[np.float32], rows_n: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    distance_nN = 0.5 * (vectors_ND**2).sum(axis=1) - vectors_ND[rows_n] @ vectors_ND.T
+    distance_nN[np.arange(len(rows_n)), rows_n] = np.inf
+    return np.argpartition(distance_nN, count - 1, axis=1)[:, :count]
 
 
-def _level_report(codes_N: NDArray[np.int64], size: int, unexplained: float | None) -> LevelReport:
-    shares = np.bincount(codes_N, minlength=size) / max(1, len(codes_N))
-    used = shares[shares > 0]
-    entropy = float(-(used * np.log2(used)).sum()) + 0.0
-    return LevelReport(
-        codebook_size=size, codes_used=len(used), entropy=entropy, perplexity=2**entropy, unexplained=unexplained
-    )
+def plot_report(report: SidReport, table: SidTable) -> Figure:
+    """Three panels: items of each code, variance left after each level, SIDs by the number of items that share them.
+
+    Raises MissingExtraError without matplotlib.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("a plot needs matplotlib: pip install 'leafbeam[bench]'") from error
+    matplotlib.use("agg")
+    figure = Figure(figsize=(12.6, 3.8), layout="constrained")
+    use, variance, shared = figure.subplots(1, 3)
+    for number, level in enumerate(report.levels):
+        counts = np.sort(np.bincount(table.codes[:, number], minlength=level.codebook_size))[::-1]
+        label = f"level {number}: {level.codes_used:,} used, perplexity {level.perplexity:.0f}"
+        use.plot(np.arange(1, len(counts) + 1), counts, color=_COLOURS[number % len(_COLOURS)], label=label)
+    use.set(yscale="symlog", xlabel="codes by number of items", ylabel="items")
+    use.legend(fontsize=7, frameon=False)
+    unexplained = [level.unexplained for level in report.levels if level.unexplained is not None]
+    variance.bar(range(len(unexplained)), unexplained, color=_COLOURS[0])
+    variance.set(xticks=range(len(unexplained)), xlabel="after level", ylabel="variance left")
+    variance.set_title(f"{report.neighbour_overlap:.0%} of ten nearest neighbours kept", fontsize=9)
+    _, items_of_sid = np.unique(table.codes, axis=0, return_counts=True)
+    sizes, counts = np.unique(items_of_sid, return_counts=True)
+    shared.bar(sizes, counts, color=_COLOURS[2])
+    shared.set(yscale="log", xlabel="items that share a SID, collisions resolved", ylabel="SIDs")
+    strategy = f"collision_strategy={report.collision_strategy!r}"
+    shared.set_title(f"{report.colliding_items:,} of {report.items:,} collided before {strategy}", fontsize=9)
+    figure.suptitle(f"{report.method}, {' x '.join(str(size) for size in table.codebook_sizes)}", fontsize=10)
+    return figure

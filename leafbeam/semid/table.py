@@ -1,7 +1,10 @@
-"""The table of Semantic IDs: which item has which codes.
+"""The table of Semantic IDs: the codes of each item, and its Parquet file.
 
 Shapes: N items, L levels.
 """
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
 
 import json
 from dataclasses import dataclass
@@ -14,19 +17,17 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import CheckpointError, CodesError, ItemIdError
 
-__all__ = ["SidTable"]
+__all__ = ["SidTable", "numpy_ids"]
 
 _METADATA_KEY = b"leafbeam.codebook_sizes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidTable:
-    """The SID of each item: what `fit-sids` writes, and what building an index and training read.
+    """The SID of each item: written by `leafbeam fit-sids`, read by training and index building.
 
-    item_ids: int64 or text (N,), each once.
-    codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
-
-    Raises CodesError for codes that do not fit, ItemIdError for an id that is given twice.
+    item_ids: int64 or text (N,), unique. codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
+    Raises CodesError for codes that do not fit, ItemIdError for a repeated id.
 
     >>> SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0, 1], [2, 0]]), codebook_sizes=(3, 2)).num_levels
     2
@@ -40,7 +41,7 @@ class SidTable:
         item_ids, codes = np.asarray(self.item_ids), np.asarray(self.codes)
         sizes = tuple(int(size) for size in self.codebook_sizes)
         if codes.ndim != 2 or not np.issubdtype(codes.dtype, np.integer):
-            raise CodesError(f"codes are a table (N, L) of whole numbers, not {codes.dtype} of shape {codes.shape}")
+            raise CodesError(f"codes are a matrix (N, L) of whole numbers, not {codes.dtype} of shape {codes.shape}")
         if codes.shape[1] != len(sizes) or len(sizes) == 0:
             raise CodesError(f"codes have {codes.shape[1]} levels, codebook_sizes {len(sizes)}")
         if item_ids.ndim != 1 or len(item_ids) != len(codes):
@@ -53,25 +54,31 @@ class SidTable:
         if wrong.any():
             row, level = np.argwhere(wrong)[0]
             raise CodesError(
-                f"item {item_ids[row]!r} has code {codes[row, level]} at level {level}, outside [0, {sizes[level]})"
+                f"item {item_ids[row]!r} (row {row:,}) has code {codes[row, level]} at level {level}, "
+                f"outside [0, {sizes[level]})"
             )
         unique, counts = np.unique(item_ids, return_counts=True)
         if len(unique) < len(item_ids):
-            raise ItemIdError(f"item id {unique[np.argmax(counts > 1)]!r} has more than one row: an item has one SID")
+            repeated = unique[np.argmax(counts > 1)]
+            rows = " and ".join(f"{row:,}" for row in np.flatnonzero(item_ids == repeated)[:2])
+            raise ItemIdError(f"item id {repeated!r} has more than one row ({rows}): an item has one SID")
         object.__setattr__(self, "item_ids", item_ids)
         object.__setattr__(self, "codes", np.ascontiguousarray(codes, dtype=np.int64))
         object.__setattr__(self, "codebook_sizes", sizes)
 
     def __len__(self) -> int:
-        """How many items."""
+        """The number of items."""
         return len(self.codes)
+
+    def __repr__(self) -> str:
+        return f"SidTable({len(self):,} items, codebook_sizes={self.codebook_sizes})"
 
     @property
     def num_levels(self) -> int:
         return len(self.codebook_sizes)
 
     def save(self, path: str | Path) -> None:
-        """Write one Parquet file: item_id, code_0 .. code_{L-1}; the codebook sizes stand in the schema's metadata."""
+        """Write one Parquet file: item_id, code_0 .. code_{L-1}, and the codebook sizes in the schema's metadata."""
         columns = {f"code_{level}": pa.array(self.codes[:, level]) for level in range(self.num_levels)}
         ids = pa.array(self.item_ids.tolist(), pa.int64() if self.item_ids.dtype.kind == "i" else pa.string())
         table = pa.table({"item_id": ids, **columns})
@@ -80,7 +87,7 @@ class SidTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "SidTable":
-        """Read what `save` wrote. Raises CheckpointError where the file is missing or is not a table of SIDs."""
+        """Read what `save` wrote. Raises CheckpointError for a missing file or one that `save` did not write."""
         try:
             table = pq.read_table(path)
         except (pa.ArrowException, OSError) as error:
@@ -97,6 +104,11 @@ class SidTable:
             codes = [table[f"code_{level}"].to_numpy() for level in range(len(sizes))]
         except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{path} does not hold the levels that its metadata names: {error}") from error
-        ids = table["item_id"]
-        item_ids = ids.to_numpy() if pa.types.is_integer(ids.type) else np.asarray(ids.to_pylist(), dtype=np.str_)
-        return cls(item_ids=item_ids, codes=np.stack(codes, axis=1), codebook_sizes=sizes)
+        return cls(item_ids=numpy_ids(table["item_id"]), codes=np.stack(codes, axis=1), codebook_sizes=sizes)
+
+
+def numpy_ids(ids: pa.ChunkedArray | pa.Array) -> NDArray[np.int64] | NDArray[np.str_]:
+    """A column of ids as NumPy: int64, or fixed-width text."""
+    if pa.types.is_integer(ids.type):
+        return np.asarray(ids.to_numpy(), dtype=np.int64)
+    return np.asarray(ids.to_pylist(), dtype=np.str_)

@@ -1,4 +1,4 @@
-"""Vectors of what is written about items: TF-IDF and truncated SVD, or any sentence-transformers model.
+"""Text vectors of items: TF-IDF and truncated SVD, or a sentence-transformers model.
 
 Shapes: N items, D dimensions.
 """
@@ -15,26 +15,24 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
+from threadpoolctl import threadpool_limits
 
 from leafbeam.errors import ArgumentError, DataError, MissingExtraError
-from leafbeam.semid.arrays import one_thread, unit_rows
+from leafbeam.semid.vectors import unit_rows
 
 __all__ = ["sentence_vectors", "text_columns", "text_vectors", "texts"]
 
 _NUMBER = r"^\s*[$€£]?\s*[-+]?[0-9][0-9.,]*\s*$"
-_ADDRESS = r"^\s*https?://"
+_URL = r"^\s*https?://"
 
 
 def text_columns(items: pa.Table) -> tuple[str, ...]:
-    """The columns of `items` that hold words: text, or lists of text, that is not mostly numbers or web addresses.
-
-    `item_id` is never one of them. May be empty.
-    """
-    return tuple(name for name in items.column_names if name != "item_id" and _holds_words(items[name]))
+    """The columns of text, or lists of text, that are not mostly numbers or URLs; never `item_id`. May be empty."""
+    return tuple(name for name in items.column_names if name != "item_id" and _is_words(items[name]))
 
 
 def texts(items: pa.Table, columns: tuple[str, ...]) -> list[str]:
-    """Each item's words from `columns`, joined; empty where nothing is known. Raises DataError for a column of no text."""
+    """The text of `columns`, joined for each item, "" where all are empty. Raises DataError for a column that is not text."""
     for name in columns:
         if name not in items.column_names:
             raise DataError(f"the items have no column {name!r}; they have {', '.join(map(repr, items.column_names))}")
@@ -42,42 +40,44 @@ def texts(items: pa.Table, columns: tuple[str, ...]) -> list[str]:
             raise DataError(f"the items' column {name!r} is of type {items[name].type}: choose columns of text")
     joined = [""] * len(items)
     for name in columns:
-        joined = [f"{before} . {text}" if before else text for before, text in zip(joined, _plain(items[name]), strict=True)]
+        joined = [
+            f"{before} . {text}" if before else text for before, text in zip(joined, _flat_text(items[name]), strict=True)
+        ]
     return joined
 
 
 def text_vectors(items: pa.Table, columns: tuple[str, ...], *, dims: int, seed: int) -> NDArray[np.float32]:
-    """TF-IDF of the items' words, one weighting per column, brought to `dims` dimensions by a truncated SVD.
+    """TF-IDF of each column, concatenated and reduced to `dims` dimensions by a truncated SVD: float32 (N, at most dims).
 
-    Each column is a text of its own, so that a brand of one word is not drowned by a title of twenty. Rows have length 1,
-    or 0 where an item has no known word. float32 (N, at most dims). Seconds for 20,000 items on one core.
-    Raises DataError where no item has a word. (Latent semantic analysis, Deerwester et al., 1990.)
+    Columns are weighted separately, so a one-word brand counts beside a title of twenty words. Rows have length 1, or 0
+    where an item has no known word. Seconds for 20,000 items on one core. Raises DataError where no item has a word.
+    (Latent semantic analysis, Deerwester et al., 1990.)
     """
     if dims < 1:
         raise ArgumentError(f"text_dims={dims}: at least 1")
     blocks = []
     for name in columns:
         words = texts(items, (name,))
-        # A word that stands at one item only cannot make it resemble another, unless the table is tiny.
+        # A word of one item only makes no two items similar; tiny tables keep such words.
         vectorizer = TfidfVectorizer(sublinear_tf=True, min_df=2 if len(words) > 20 else 1, dtype=np.float32)  # pyright: ignore[reportArgumentType]
         try:
             blocks.append(vectorizer.fit_transform(words))
-        except ValueError:  # no word at all in this column
+        except ValueError:  # no word in this column
             continue
     if not blocks:
         raise DataError(f"none of the columns {', '.join(map(repr, columns))} holds a word that two items share")
     weights_NW = csr_array(hstack(blocks))
-    if sum(block.shape[1] for block in blocks) <= dims:  # nothing to bring down
+    if sum(block.shape[1] for block in blocks) <= dims:  # few enough dimensions already
         return unit_rows(weights_NW.toarray())
     rank = min(dims, len(items))
-    with one_thread():
+    with threadpool_limits(1):
         return unit_rows(TruncatedSVD(rank, n_iter=5, random_state=seed).fit_transform(weights_NW))
 
 
 def sentence_vectors(items: pa.Table, columns: tuple[str, ...], *, model: str) -> NDArray[np.float32]:
-    """The vectors that a sentence-transformers model gives to the items' texts; rows of length 1, 0 without text.
+    """The items' texts under a sentence-transformers model (a name or a directory); rows of length 1, 0 without text.
 
-    `model` is a name or a directory. Raises MissingExtraError where sentence-transformers is not installed.
+    Raises MissingExtraError where sentence-transformers is not installed.
     """
     try:
         library = import_module("sentence_transformers")
@@ -91,27 +91,27 @@ def sentence_vectors(items: pa.Table, columns: tuple[str, ...], *, model: str) -
     return unit_rows(vectors_ND)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def _is_text(dtype: pa.DataType) -> bool:
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        dtype = dtype.value_type
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
 
 
-def _plain(values: pa.ChunkedArray) -> list[str]:
-    """A column of text, or of lists of text, as one text an item, "" for null."""
+def _flat_text(values: pa.ChunkedArray) -> list[str]:
+    """One text an item: lists are joined, null becomes ""."""
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return [" ".join(word for word in words if word) if words else "" for words in values.to_pylist()]
     return [text or "" for text in values.to_pylist()]
 
 
-def _holds_words(values: pa.ChunkedArray) -> bool:
+def _is_words(values: pa.ChunkedArray) -> bool:
     if not _is_text(values.type):
         return False
-    flat = pa.array(_plain(values), pa.large_string())
+    flat = pa.array(_flat_text(values), pa.large_string())
     flat = flat.filter(pc.greater(pc.utf8_length(flat), 0))
     if len(flat) == 0:
         return False
-    other = pc.or_(pc.match_substring_regex(flat, _NUMBER), pc.match_substring_regex(flat, _ADDRESS))
-    return pc.sum(other).as_py() * 2 < len(flat)
+    numbers_or_urls = pc.or_(pc.match_substring_regex(flat, _NUMBER), pc.match_substring_regex(flat, _URL))
+    return pc.sum(numbers_or_urls).as_py() * 2 < len(flat)

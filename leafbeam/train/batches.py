@@ -58,7 +58,7 @@ class Batches:
         order = rng.permutation(len(spans))
         return Epoch(
             items_E=self.histories.items_E,
-            ptr_U1=self.histories.ptr_U1,
+            indptr_U1=self.histories.indptr_U1,
             starts_W=starts_W,
             lengths_W=lengths_W,
             spans=tuple(spans[place] for place in order.tolist()),
@@ -69,11 +69,11 @@ class Batches:
 
     def _windows(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where each window begins, and its length: windows of max_items + 1 items that overlap by one, or one an item."""
-        ptr_U1, lengths_U = self.histories.ptr_U1, self.histories.lengths_U
+        indptr_U1, lengths_U = self.histories.indptr_U1, self.histories.lengths_U
         stride, width = self.max_items, self.max_items + 1
         if self.last_only:
             end_W = np.arange(len(self.histories.items_E)) + 1
-            first_W = np.maximum(np.repeat(ptr_U1[:-1], lengths_U), end_W - width)
+            first_W = np.maximum(np.repeat(indptr_U1[:-1], lengths_U), end_W - width)
             return first_W, end_W - first_W
         cut_U = np.where(lengths_U > width, rng.integers(0, stride, len(lengths_U)), 0)
         windows_U = np.maximum(-(-(lengths_U + cut_U - width) // stride), 0) + 1
@@ -84,7 +84,7 @@ class Batches:
         first_W = np.maximum(first_W, 0)
         # A later window of one item would show the model an item of the middle as if it were somebody's first.
         keep_W = (last_W - first_W > 1) | ((lengths_U[users_W] == 1) & (place_W == 0))
-        return (ptr_U1[users_W] + first_W)[keep_W], (last_W - first_W)[keep_W]
+        return (indptr_U1[users_W] + first_W)[keep_W], (last_W - first_W)[keep_W]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class Epoch:
     """The batches of one pass, made when asked for: `epoch[i]` is an array (B, T) of item rows, oldest first."""
 
     items_E: NDArray[np.int32]
-    ptr_U1: NDArray[np.int64]
+    indptr_U1: NDArray[np.int64]
     starts_W: NDArray[np.int64]
     lengths_W: NDArray[np.int64]
     spans: tuple[tuple[int, int], ...]
@@ -108,7 +108,7 @@ class Epoch:
     def users(self, batch: int) -> NDArray[np.int64]:
         """Whose windows `epoch[batch]` holds: (B,), places in the histories."""
         first, last = self.spans[batch]
-        return np.searchsorted(self.ptr_U1, self.starts_W[first:last], side="right") - 1
+        return np.searchsorted(self.indptr_U1, self.starts_W[first:last], side="right") - 1
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         return (self[batch] for batch in range(len(self)))

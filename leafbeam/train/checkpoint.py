@@ -155,7 +155,7 @@ class Checkpoint:
 def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:
     """16 hexadecimal digits that stand for what a model is trained on: who took what in which order, the SIDs, user tokens."""
     digest = sha256()
-    for array in (histories.ptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
+    for array in (histories.indptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
         digest.update(str((array.shape, array.dtype.str)).encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]

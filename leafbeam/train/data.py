@@ -1,6 +1,6 @@
 """Logs of who took which item when, and the items themselves.
 
-Shapes: U users, N items, E interactions; `ptr_U1` has U + 1 entries.
+Shapes: U users, N items, E interactions; `indptr_U1` has U + 1 entries.
 """
 
 # pyarrow carries no types.
@@ -232,11 +232,11 @@ def log_of_tables(
     counts_U = np.bincount(users_E, minlength=len(user_ids))
     kept_U = counts_U > 0
     counts_U = counts_U[kept_U]
-    ptr_U1 = np.concatenate([[0], np.cumsum(counts_U)])
+    indptr_U1 = np.concatenate([[0], np.cumsum(counts_U)])
     return InteractionLog(
         item_ids=numpy_ids(table["item_id"]),
         user_ids=numpy_ids(user_ids.filter(pa.array(kept_U))),
-        histories=Histories(ptr_U1=ptr_U1, items_E=items_E, times_E=times_E),
+        histories=Histories(indptr_U1=indptr_U1, items_E=items_E, times_E=times_E),
         items=table,
         report=LogReport(
             rows_read=len(interactions),

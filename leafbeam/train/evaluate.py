@@ -127,7 +127,7 @@ def evaluate(
             done += len(batch)
             if progress is not None:
                 progress(done, users)
-    last_U = questions.histories.items_E[questions.histories.ptr_U1[1:] - 1]
+    last_U = questions.histories.items_E[questions.histories.indptr_U1[1:] - 1]
     targets_U, seen = questions.targets_U, questions.histories if remove_seen else None
     neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, targets_U, seen=seen)
     return Report(

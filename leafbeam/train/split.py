@@ -54,10 +54,10 @@ class Split:
     def before_test(self) -> Histories:
         """What is known of each user when its test item is asked for: training items, then the validation item."""
         has_valid_U = self.valid_U >= 0
-        ends_U = self.train.ptr_U1[1:][has_valid_U]
-        ptr_U1 = self.train.ptr_U1 + np.concatenate([[0], np.cumsum(has_valid_U)])
+        ends_U = self.train.indptr_U1[1:][has_valid_U]
+        indptr_U1 = self.train.indptr_U1 + np.concatenate([[0], np.cumsum(has_valid_U)])
         return Histories(
-            ptr_U1=ptr_U1,
+            indptr_U1=indptr_U1,
             items_E=np.insert(self.train.items_E, ends_U, self.valid_U[has_valid_U]),
             times_E=np.insert(self.train.times_E, ends_U, self.valid_times_U[has_valid_U]),
         )
@@ -71,7 +71,7 @@ def leave_one_out(log: InteractionLog) -> Split:
     """
     histories = log.histories
     evaluated_U = histories.lengths_U >= 3
-    ends_U = histories.ptr_U1[1:]
+    ends_U = histories.indptr_U1[1:]
     train_E = np.ones(len(histories.items_E), np.bool_)
     train_E[ends_U[evaluated_U] - 1] = False
     train_E[ends_U[evaluated_U] - 2] = False

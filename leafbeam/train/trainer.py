@@ -18,7 +18,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, Place, fingerprint
 from leafbeam.train.data import Histories, InteractionLog

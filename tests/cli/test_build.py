@@ -21,7 +21,7 @@ from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.memory_estimate import Plan
 from leafbeam.live import LiveIndex
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 

@@ -82,7 +82,7 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("fit-sids", "--format", "xml"), "choose one of tables, amazon, movielens"),
         (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
         (("fit-sids", "--codebooks", "0,4"), "at least one code"),
-        (("fit-sids", "--repair", "glue"), "choose one of level, free, hungarian, sinkhorn, none"),
+        (("fit-sids", "--collision-strategy", "glue"), "choose one of level, free, hungarian, sinkhorn, none"),
         (("fit-sids", "--metadata", "meta.json"), "goes with --format amazon"),
         (("fit-sids",), "holds no interactions.parquet"),
         (("fit-sids", "--data", "nowhere/at/all"), "there is no directory nowhere/at/all"),

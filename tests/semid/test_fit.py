@@ -1,4 +1,4 @@
-"""fit_sids: one call from items and sessions to unique SIDs and an honest report."""
+"""fit_sids: from items and sessions to unique SIDs and a report."""
 
 import os
 import time
@@ -9,11 +9,8 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.errors import ArgumentError, CodesError, DataError
-from leafbeam.semid.drawing import draw_report
-from leafbeam.semid.embed import EmbeddingConfig
-from leafbeam.semid.fit import QuantiserConfig, fit_sids
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig, RqVae, RqVaeConfig, fit_sids, plot_report
 from leafbeam.semid.report import neighbour_overlap
-from leafbeam.semid.rqvae import RqVae, RqVaeConfig
 from leafbeam.train.data import load_log
 from leafbeam.train.split import leave_one_out
 
@@ -29,16 +26,16 @@ def items(count: int = 60) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("repair", ["level", "free", "hungarian", "sinkhorn", "none"])
-def test_every_repair_gives_codes_that_fit_and_two_make_them_unique(repair):
-    config = QuantiserConfig(codebook_sizes=(4, 32), repair=repair)
+@pytest.mark.parametrize("strategy", ["level", "free", "hungarian", "sinkhorn", "none"])
+def test_every_collision_strategy_gives_codes_that_fit_and_all_but_none_make_them_unique(strategy):
+    config = QuantiserConfig(codebook_sizes=(4, 32), collision_strategy=strategy)
     fit = fit_sids(items(), None, quantiser=config, seed=1)
     distinct = len(np.unique(fit.table.codes, axis=0))
-    assert distinct == (60 if repair != "none" else fit.report.distinct_sids)
-    assert fit.table.num_levels == (3 if repair == "level" else 2)
+    assert distinct == (60 if strategy != "none" else fit.report.distinct_sids)
+    assert fit.table.num_levels == (3 if strategy == "level" else 2)
     assert fit.table.item_ids.tolist() == items()["item_id"].to_pylist()
     assert fit.report.colliding_items > 0
-    assert (fit.report.moved_items > 0) == (repair not in ("level", "none"))
+    assert (fit.report.moved_items > 0) == (strategy not in ("level", "none"))
     assert fit.report.distinct_after == distinct
 
 
@@ -58,23 +55,23 @@ def test_the_report_counts_what_the_codes_show():
     assert second is not None
     assert 1 > first > second > 0
     assert last is None
-    for part in ("60 items", "perplexity", "title", "repair='level'"):
+    for part in ("60 items", "perplexity", "title", "collision_strategy='level'"):
         assert part in str(report)
 
 
-def test_the_most_popular_of_colliding_items_is_number_nought():
+def test_the_most_popular_of_colliding_items_is_number_zero():
     table = pa.table({"item_id": [1, 2, 3], "title": ["a tea", "a tea", "a tea cup"]})
 
-    class Taken:
-        ptr_U1 = np.array([0, 3])
+    class Sessions:
+        indptr_U1 = np.array([0, 3])
         items_E = np.array([1, 2, 1], np.int32)
 
     config = QuantiserConfig(codebook_sizes=(1,))
-    fit = fit_sids(table, Taken(), embedding=EmbeddingConfig(text_dims=2, behaviour_dims=0), quantiser=config)
+    fit = fit_sids(table, Sessions(), embedding=EmbeddingConfig(text_dims=2, behaviour_dims=0), quantiser=config)
     assert fit.table.codes[:, 1].tolist() == [2, 0, 1]
 
 
-def test_own_vectors_take_the_place_of_an_embedding():
+def test_own_vectors_replace_an_embedding():
     vectors = np.random.default_rng(2).normal(size=(60, 5))
     fit = fit_sids(items(), None, vectors=vectors, quantiser=SMALL)
     assert (fit.table.codes[:, :2] == fit.quantiser.encode(vectors)).all()
@@ -92,14 +89,14 @@ def test_one_item_has_a_sid():
     assert fit.table.codes.tolist() == [[0, 0, 0, 0]]
 
 
-def test_progress_is_told_from_start_to_end():
-    told: list[tuple[str, float]] = []
-    fit_sids(items(), None, quantiser=SMALL, progress=lambda what, share: told.append((what, share)))
-    assert told[0] == ("embedding items", 0.0)
-    assert told[-1] == ("residual k-means", 1.0)
+def test_progress_is_reported_from_start_to_end():
+    calls: list[tuple[str, float]] = []
+    fit_sids(items(), None, quantiser=SMALL, progress=lambda what, share: calls.append((what, share)))
+    assert calls[0] == ("embedding items", 0.0)
+    assert calls[-1] == ("residual k-means", 1.0)
 
 
-def test_what_cannot_be_fitted_is_named():
+def test_unusable_input_is_named():
     vectors = np.random.default_rng(3).normal(size=(60, 5))
     with pytest.raises(DataError, match="59 vectors for 60 items"):
         fit_sids(items(), None, vectors=vectors[:59])
@@ -113,24 +110,24 @@ def test_what_cannot_be_fitted_is_named():
         fit_sids(items().drop_columns(["item_id"]), None)
     with pytest.raises(DataError, match="the same vector"):
         fit_sids(pa.table({"item_id": [1, 2], "title": ["tea", "tea"]}), None)
-    with pytest.raises(CodesError, match="repair='level'"):
-        fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), repair="free"))
-    with pytest.raises(ArgumentError, match="repair='both'"):
-        QuantiserConfig(repair="both")
+    with pytest.raises(CodesError, match="collision_strategy='level'"):
+        fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(1, 4), collision_strategy="free"))
+    with pytest.raises(ArgumentError, match="collision_strategy='both'"):
+        QuantiserConfig(collision_strategy="both")
     with pytest.raises(ArgumentError, match="codebook_sizes"):
         QuantiserConfig(codebook_sizes=())
 
 
-def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_drawn(tmp_path: Path):
+def test_an_rq_vae_fits_behind_the_same_call_and_the_report_is_plotted(tmp_path: Path):
     config = QuantiserConfig(
-        codebook_sizes=(8, 8), method="rqvae", repair="level", rqvae=RqVaeConfig(steps=30, hidden=16, latent=4)
+        codebook_sizes=(8, 8), method="rqvae", collision_strategy="level", rqvae=RqVaeConfig(steps=30, hidden=16, latent=4)
     )
     fit = fit_sids(items(), None, quantiser=config)
     assert isinstance(fit.quantiser, RqVae)
     assert len(np.unique(fit.table.codes, axis=0)) == 60
     assert fit.report.method == "rqvae"
     assert "of ten nearest neighbours kept" in str(fit.report)
-    draw_report(fit.report, fit.table).savefig(tmp_path / "report.png")
+    plot_report(fit.report, fit.table).savefig(tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 10_000
     with pytest.raises(ArgumentError, match="method='kmean'"):
         QuantiserConfig(method="kmean")

@@ -1,4 +1,4 @@
-"""Residual k-means: what its codes mean, what it does with too few vectors, and that it keeps its word on disk."""
+"""Residual k-means: nearest centroids, dead codes, files, and errors."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError, LeafbeamError
-from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid import ResidualKMeans
 
 
 def clusters(seed: int, rows: int = 300, dims: int = 8) -> np.ndarray:
@@ -41,10 +41,10 @@ def test_every_level_brings_the_vectors_nearer():
 
 def test_the_first_code_of_separate_clusters_is_the_cluster():
     rng = np.random.default_rng(2)
-    town = np.repeat(np.arange(5), 20)
-    vectors = 100 * np.eye(5)[town] + rng.normal(size=(100, 5))
+    cluster = np.repeat(np.arange(5), 20)
+    vectors = 100 * np.eye(5)[cluster] + rng.normal(size=(100, 5))
     codes = ResidualKMeans(codebook_sizes=(5, 4), seed=0).fit(vectors).encode(vectors)
-    assert len(np.unique(np.column_stack([town, codes[:, 0]]), axis=0)) == 5
+    assert len(np.unique(np.column_stack([cluster, codes[:, 0]]), axis=0)) == 5
 
 
 def test_equal_seeds_give_equal_bits_and_other_seeds_other_centroids():
@@ -153,8 +153,8 @@ def test_codebooks_out_of_range_are_named(sizes):
         ResidualKMeans(codebook_sizes=sizes)
 
 
-def damaged(place: Path, how: str) -> None:
-    settings_file, arrays = place / "quantiser.json", place / "centroids.safetensors"
+def damaged(directory: Path, how: str) -> None:
+    settings_file, arrays = directory / "quantiser.json", directory / "centroids.safetensors"
     if how == "no settings":
         settings_file.unlink()
     elif how == "no centroids":

@@ -1,4 +1,4 @@
-"""RQ-VAE: what it learns, that no code stays dead, that it keeps its word on disk, and what it refuses."""
+"""RQ-VAE: reconstruction, revival of dead codes, files, and errors."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError
-from leafbeam.semid.rqkmeans import ResidualKMeans
-from leafbeam.semid.rqvae import RqVae, RqVaeConfig, _through
+from leafbeam.semid import ResidualKMeans, RqVae, RqVaeConfig
+from leafbeam.semid.rqvae import _with_gradient
 
 SMALL = RqVaeConfig(steps=90, hidden=24, latent=6, batch=64, learning_rate=5e-3)
 
@@ -57,10 +57,10 @@ def test_dead_codes_are_revived():
         quantiser = RqVae(codebook_sizes=(64,), config=config).fit(vectors)
         return len(np.unique(quantiser.encode(vectors))), quantiser.revived
 
-    without, nobody = used(0.0)
+    without_revival, none_revived = used(0.0)
     with_revival, revived = used(0.3)
-    assert nobody == 0 < revived
-    assert with_revival > without
+    assert none_revived == 0 < revived
+    assert with_revival > without_revival
 
 
 @pytest.mark.parametrize("gradient", ["straight-through", "rotation"])
@@ -68,7 +68,7 @@ def test_the_quantiser_passes_the_codes_forward_and_a_gradient_of_the_right_turn
     generator = torch.Generator().manual_seed(0)
     latent = torch.randn(5, 3, generator=generator, requires_grad=True)
     total = torch.randn(5, 3, generator=generator)
-    out = _through(latent, total, gradient)
+    out = _with_gradient(latent, total, gradient)
     torch.testing.assert_close(out, total, atol=1e-5, rtol=1e-5)
     if gradient == "straight-through":
         out.sum().backward()
@@ -98,17 +98,17 @@ def test_what_was_saved_is_loaded_bit_for_bit(fitted: RqVae, tmp_path: Path):
     assert (loaded.codebook_sizes, loaded.config, loaded.num_dims) == ((16, 8, 4), SMALL, 10)
     settings = json.loads((tmp_path / "q" / "quantiser.json").read_text())
     for broken, words in (
-        ({**settings, "format": "something"}, "something else"),
+        ({**settings, "format": "something"}, "not 'leafbeam rq-vae'"),
         ({**settings, "version": 9}, "version 9"),
-        ({**settings, "codebook_sizes": [16, 8, 4, 4]}, "not a saved RQ-VAE"),
+        ({**settings, "codebook_sizes": [16, 8, 4, 4]}, "not a saved quantiser"),
     ):
         (tmp_path / "q" / "quantiser.json").write_text(json.dumps(broken))
         with pytest.raises(CheckpointError, match=words):
             RqVae.load(tmp_path / "q")
     ResidualKMeans(codebook_sizes=(4,)).fit(clusters()).save(tmp_path / "k")
-    with pytest.raises(CheckpointError, match="something else"):
+    with pytest.raises(CheckpointError, match="not 'leafbeam rq-vae'"):
         RqVae.load(tmp_path / "k")
-    with pytest.raises(CheckpointError, match="not a saved RQ-VAE"):
+    with pytest.raises(CheckpointError, match="not a saved quantiser"):
         RqVae.load(tmp_path / "nowhere")
 
 
@@ -119,7 +119,7 @@ def test_bad_vectors_and_settings_are_named(fitted: RqVae):
         RqVae(config=SMALL).fit(np.ones((4, 3)))
     with pytest.raises(DataError, match=r"\(N, 10\)"):
         fitted.encode(np.zeros((2, 3)))
-    with pytest.raises(ArgumentError, match="no codes yet"):
+    with pytest.raises(ArgumentError, match="no centroids yet"):
         RqVae().encode(np.zeros((2, 3)))
     with pytest.raises(ArgumentError, match="gradient"):
         RqVaeConfig(gradient="none")  # pyright: ignore[reportArgumentType]

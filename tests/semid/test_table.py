@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import CheckpointError, CodesError, ItemIdError
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 
 CODES = np.array([[0, 1, 9], [3, 0, 2]])
 

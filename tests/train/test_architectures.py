@@ -42,7 +42,7 @@ def walks(users: int, items: int = 40) -> Histories:
     lengths = rng.integers(1, 9, users)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
     place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
-    return Histories(ptr_U1=ptr, items_E=(np.repeat(rng.integers(0, items, users), lengths) + place) % items, times_E=place)
+    return Histories(indptr_U1=ptr, items_E=(np.repeat(rng.integers(0, items, users), lengths) + place) % items, times_E=place)
 
 
 def trainer_of(recipe: Recipe = TINY, users: int = 60) -> Trainer:

@@ -8,7 +8,7 @@ from leafbeam.train.metrics import MISS, Estimate, Scores
 
 
 def test_popularity_ranks_by_training_count_then_by_row():
-    train = Histories(ptr_U1=np.array([0, 3, 6]), items_E=np.array([2, 2, 4, 4, 1, 2]), times_E=np.arange(6))
+    train = Histories(indptr_U1=np.array([0, 3, 6]), items_E=np.array([2, 2, 4, 4, 1, 2]), times_E=np.arange(6))
     # counts: item 2 three times, 4 twice, 1 once, 0 and 3 never
     assert popularity_ranks(train, np.arange(5), num_items=5).tolist() == [3, 2, 0, 4, 1]
 
@@ -38,7 +38,7 @@ def test_what_was_seen_is_no_answer_of_a_baseline():
     vectors = rng.standard_normal((20, 4)).astype(np.float32)
     lengths = rng.integers(1, 9, 60)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
-    seen = Histories(ptr_U1=ptr, items_E=rng.integers(0, 20, ptr[-1]), times_E=np.arange(ptr[-1]))
+    seen = Histories(indptr_U1=ptr, items_E=rng.integers(0, 20, ptr[-1]), times_E=np.arange(ptr[-1]))
     last, targets = seen.items_E[ptr[1:] - 1], rng.integers(0, 20, 60)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     nearest = neighbour_ranks(vectors, last, targets, seen=seen, chunk=7)

@@ -12,7 +12,7 @@ from rich.console import Console
 from leafbeam.errors import ArgumentError, DataError, ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Vocabulary
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 from leafbeam.train.data import InteractionLog, log_of_tables
 from leafbeam.train.evaluate import Questions, evaluate, recall_on
 from leafbeam.train.metrics import MISS, Scores

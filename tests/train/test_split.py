@@ -52,8 +52,8 @@ def test_the_parts_put_together_are_the_log_with_its_times():
         whole = log.histories[user].tolist()
         last = [split.test_U[user]] if split.test_U[user] >= 0 else []
         assert before[user].tolist() + last == whole
-        start, stop = before.ptr_U1[user : user + 2]
-        place = log.histories.ptr_U1[user]
+        start, stop = before.indptr_U1[user : user + 2]
+        place = log.histories.indptr_U1[user]
         assert before.times_E[start:stop].tolist() == log.histories.times_E[place : place + stop - start].tolist()
 
 

@@ -9,7 +9,7 @@ import torch
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
 from leafbeam.model import Transformer, Vocabulary
-from leafbeam.semid.table import SidTable
+from leafbeam.semid import SidTable
 from leafbeam.train.checkpoint import Checkpoint
 from leafbeam.train.data import Histories, InteractionLog, log_of_tables
 from leafbeam.train.recipe import Budget, Recipe
@@ -43,7 +43,7 @@ def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
     ptr = np.concatenate([[0], np.cumsum(lengths)])
     first = np.repeat(rng.integers(0, items, users), lengths)
     place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
-    return Histories(ptr_U1=ptr, items_E=(first + place) % items, times_E=place)
+    return Histories(indptr_U1=ptr, items_E=(first + place) % items, times_E=place)
 
 
 def trainer_of(recipe: Recipe = TINY, *, histories: Histories | None = None, **rest: object) -> Trainer:

@@ -7,8 +7,8 @@ from leafbeam.train.data import Histories
 
 
 def histories_of(lengths: list[int]) -> Histories:
-    ptr_U1 = np.concatenate([[0], np.cumsum(lengths)])
-    return Histories(ptr_U1=ptr_U1, items_E=np.arange(ptr_U1[-1]), times_E=np.zeros(ptr_U1[-1], np.int64))
+    indptr_U1 = np.concatenate([[0], np.cumsum(lengths)])
+    return Histories(indptr_U1=indptr_U1, items_E=np.arange(indptr_U1[-1]), times_E=np.zeros(indptr_U1[-1], np.int64))
 
 
 def batches_of(lengths: list[int], **settings: int) -> Batches:

@@ -39,7 +39,7 @@ def trainer_of(recipe: Recipe = USERS, histories: Histories | None = None, *, us
 def opposites(users: int) -> Histories:
     """Two items each; users of one parity go from item 3 to item 17, the others from 3 to 30: only who it is tells which."""
     items = np.stack([np.full(users, 3), np.where(np.arange(users) % 2, 30, 17)], axis=1).ravel()
-    return Histories(ptr_U1=np.arange(users + 1) * 2, items_E=items, times_E=np.arange(2 * users))
+    return Histories(indptr_U1=np.arange(users + 1) * 2, items_E=items, times_E=np.arange(2 * users))
 
 
 def test_user_tokens_lie_behind_the_levels_and_an_id_is_its_text():
@@ -101,7 +101,7 @@ def test_every_window_knows_whose_it_is():
         for number, items_BT in enumerate(epoch):
             for user, items in zip(epoch.users(number).tolist(), items_BT.tolist(), strict=True):
                 assert ",".join(map(str, items)) in ",".join(map(str, histories[user].tolist()))
-    empty_between = Histories(ptr_U1=np.array([0, 0, 2, 2, 2, 4, 4]), items_E=np.arange(4), times_E=np.arange(4))
+    empty_between = Histories(indptr_U1=np.array([0, 0, 2, 2, 2, 4, 4]), items_E=np.arange(4), times_E=np.arange(4))
     epoch = Batches(histories=empty_between, max_items=3, num_levels=3, batch_tokens=60, seed=0).epoch(0)
     assert sorted(user for number in range(len(epoch)) for user in epoch.users(number)) == [1, 4]
 

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.studies.cold_start import cold_split
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.fit import QuantiserConfig, fit_sids
-from leafbeam.semid.text import text_vectors
+from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
 from leafbeam.train.data import Histories, InteractionLog, load_log, log_of_tables
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
@@ -73,9 +72,9 @@ def test_nothing_of_the_test_interactions_reaches_what_is_learnt():
     items_E = log.histories.items_E.copy()
     held_E = ~np.isin(log.histories.users_E, np.flatnonzero(split.train.lengths_U))
     items_E[held_E] = rng.integers(0, 48, held_E.sum())
-    ends = log.histories.ptr_U1[1:][split.questions.users] - 1
+    ends = log.histories.indptr_U1[1:][split.questions.users] - 1
     items_E[ends] = rng.choice(split.cold_items, len(ends))
-    histories = Histories(ptr_U1=log.histories.ptr_U1, items_E=items_E, times_E=log.histories.times_E)
+    histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E, times_E=log.histories.times_E)
     other = cold_split(dataclasses.replace(log, histories=histories), share=0.2)
     assert (other.questions.targets_U != split.questions.targets_U).any()
 

@@ -5,8 +5,7 @@ from benchmarks.studies.cold_start import cold_split
 from benchmarks.studies.cold_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, places_of, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.errors import ArgumentError
-from leafbeam.semid.embed import EmbeddingConfig
-from leafbeam.semid.fit import QuantiserConfig
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig
 from leafbeam.train.metrics import MISS
 from leafbeam.train.recipe import Budget, Recipe
 from tests.benchmarks.studies.test_cold_start import shop

@@ -10,7 +10,7 @@ from leafbeam.train.histories import Histories
 def histories_of(rows: list[list[int]]) -> Histories:
     items = np.concatenate([np.asarray(row, np.int32) for row in rows]) if rows else np.empty(0, np.int32)
     ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    return Histories(ptr_U1=ptr, items_E=items, times_E=np.arange(len(items)))
+    return Histories(indptr_U1=ptr, items_E=items, times_E=np.arange(len(items)))
 
 
 def vectors(items: int = 40, dims: int = 8, *, seed: int = 0) -> np.ndarray:

@@ -46,7 +46,7 @@ def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
 def test_what_was_seen_is_no_answer(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
     questions = Questions.of(split, "test")
-    again_U = questions.histories.items_E[questions.histories.ptr_U1[:-1]]  # the oldest item, every tenth time
+    again_U = questions.histories.items_E[questions.histories.indptr_U1[:-1]]  # the oldest item, every tenth time
     targets_U = np.where(np.arange(len(again_U)) % 10, questions.targets_U, again_U)
     questions = dataclasses.replace(questions, targets_U=targets_U)
     ranks = sasrec_ranks(model, questions, remove_seen=True, batch_users=7)

@@ -1,4 +1,4 @@
-"""Embeddings: what they are made of, and above all what they never see."""
+"""Embeddings: their text and co-occurrence parts, and that held-out interactions never reach them."""
 
 import builtins
 import importlib
@@ -6,15 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError, MissingExtraError
-from leafbeam.semid import text as text_room
+from leafbeam.semid import EmbeddingConfig, embed, fit_sids, text_columns, text_vectors
+from leafbeam.semid import text as text_module
 from leafbeam.semid.behaviour import behaviour_vectors, positive_pmi
-from leafbeam.semid.embed import EmbeddingConfig, embed, load_vectors
-from leafbeam.semid.fit import fit_sids
-from leafbeam.semid.text import sentence_vectors, text_columns, text_vectors
+from leafbeam.semid.text import sentence_vectors
 from leafbeam.train.data import InteractionLog, log_of_tables
 from leafbeam.train.split import leave_one_out
 
@@ -30,7 +28,7 @@ def shop(num_items: int = 40) -> pa.Table:
 
 def sessions_of(histories: list[list[int]]) -> SimpleNamespace:
     ptr = np.cumsum([0, *map(len, histories)])
-    return SimpleNamespace(ptr_U1=ptr, items_E=np.array([item for h in histories for item in h], np.int32))
+    return SimpleNamespace(indptr_U1=ptr, items_E=np.array([item for h in histories for item in h], np.int32))
 
 
 def log_of(histories: list[list[int]]) -> InteractionLog:
@@ -39,7 +37,7 @@ def log_of(histories: list[list[int]]) -> InteractionLog:
     return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), shop())
 
 
-def test_no_embedding_and_no_sid_sees_held_out_interactions():
+def test_held_out_interactions_change_no_embedding_and_no_sid():
     rng = np.random.default_rng(1)
     histories = [rng.integers(0, 40, rng.integers(3, 9)).tolist() for _ in range(150)]
     other = [history[:-2] + rng.integers(0, 40, 2).tolist() for history in histories]
@@ -53,7 +51,7 @@ def test_no_embedding_and_no_sid_sees_held_out_interactions():
     assert (codes[0] == codes[1]).all()
 
 
-def test_the_embedding_does_see_training_interactions():
+def test_training_interactions_change_the_embedding():
     rng = np.random.default_rng(2)
     histories = [rng.integers(0, 40, 6).tolist() for _ in range(150)]
     other = [[*rng.integers(0, 40, 1).tolist(), *history[1:]] for history in histories]
@@ -67,7 +65,7 @@ def test_equal_seeds_give_equal_bits():
     assert vectors[0].tobytes() == vectors[1].tobytes()
 
 
-def test_parts_have_the_lengths_that_the_weight_says():
+def test_the_parts_have_the_lengths_that_behaviour_weight_sets():
     items = shop().append_column("price", pa.array([1.0] * 40))
     sessions = sessions_of([list(range(38)), list(range(37, -1, -2))])
     made = embed(items, sessions, config=EmbeddingConfig(text_dims=6, behaviour_dims=5, behaviour_weight=0.25, neighbours=0))
@@ -77,7 +75,7 @@ def test_parts_have_the_lengths_that_the_weight_says():
     assert (made.items_without_text, made.items_without_behaviour, made.text_columns) == (0, 2, ("title",))
 
 
-def test_a_new_item_borrows_the_behaviour_of_items_of_the_nearest_text():
+def test_a_new_item_gets_the_mean_cooccurrence_of_the_nearest_items_by_text():
     titles = [
         "red shoe",
         "red silk shoe",
@@ -121,7 +119,7 @@ def test_pmi_counts_pairs_within_the_window_as_a_plain_loop_does():
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_items_taken_together_are_near_and_items_of_two_worlds_are_not():
+def test_items_of_the_same_sessions_are_near_and_others_are_not():
     rng = np.random.default_rng(5)
     histories = [(rng.permutation(10)[:6] + 10 * (user % 2)).tolist() for user in range(300)]
     vectors = behaviour_vectors(sessions_of(histories), 20, dims=4, window=5, seed=0)
@@ -139,7 +137,7 @@ def test_text_that_shares_words_is_near_and_items_without_words_are_zero():
     assert (vectors[4:] == 0).all()
 
 
-def test_columns_of_words_are_found_and_numbers_addresses_and_ids_are_not():
+def test_columns_of_words_are_found_and_numbers_urls_and_ids_are_not():
     items = pa.table(
         {
             "item_id": ["a", "b", "c"],
@@ -201,51 +199,9 @@ def test_a_missing_sentence_transformers_names_the_command(monkeypatch):
     def refuse(name: str):
         raise ImportError(name)
 
-    monkeypatch.setattr(text_room, "import_module", refuse)
+    monkeypatch.setattr(text_module, "import_module", refuse)
     with pytest.raises(MissingExtraError, match="pip install sentence-transformers"):
         embed(shop(), None, config=EmbeddingConfig(text="some/model"))
-
-
-def test_own_vectors_come_from_npy_and_parquet_in_the_order_of_the_items(tmp_path):
-    vectors = np.random.default_rng(6).normal(size=(3, 4))
-    np.save(tmp_path / "v.npy", vectors)
-    ids = np.array(["c", "a", "b"])
-    np.testing.assert_allclose(load_vectors(tmp_path / "v.npy", ids), vectors, rtol=1e-6)
-    table = pa.table({"item_id": ["a", "b", "c", "d"], "vector": [*vectors[[1, 2, 0]].tolist(), [0.0] * 4]})
-    pq.write_table(table, tmp_path / "v.parquet")
-    np.testing.assert_allclose(load_vectors(tmp_path / "v.parquet", ids), vectors, rtol=1e-6)
-
-
-def test_own_vectors_that_do_not_fit_are_named(tmp_path):
-    ids = np.array([1, 2])
-
-    def refused(message: str, name: str = "v.npy") -> None:
-        with pytest.raises(DataError, match=message):
-            load_vectors(tmp_path / name, ids)
-
-    refused("cannot be read")
-    (tmp_path / "v.npy").write_bytes(b"")
-    refused("cannot be read")
-    np.save(tmp_path / "v.npy", np.zeros((3, 2)))
-    refused("2 rows are expected")
-    np.save(tmp_path / "v.npy", np.array([[1.0, 2.0], [np.nan, 1.0]]))
-    refused("first in row 1")
-    np.save(tmp_path / "v.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
-    refused("cannot be read")
-    np.savez(tmp_path / "w.npz", a=np.zeros(3))
-    (tmp_path / "w.npz").rename(tmp_path / "v.npy")
-    refused("several arrays")
-    refused("neither", "v.csv")
-    for columns, message in (
-        ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 items, the first is 2"),
-        ({"item_id": [1, 2, 2], "vector": [[1.0], [2.0], [3.0]]}, "more than one vector"),
-        ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "same number"),
-        ({"item_id": [1, 2], "vector": [[1.0], None]}, "same number"),
-        ({"item_id": [1, 2], "vector": [[1.0], [None]]}, "without nulls"),
-        ({"item_id": [1, 2], "vector": [1.0, 2.0]}, "one list"),
-    ):
-        pq.write_table(pa.table(columns), tmp_path / "v.parquet")
-        refused(message, "v.parquet")
 
 
 def test_a_sentence_model_gives_rows_of_length_one_and_zeros_without_text(monkeypatch):
@@ -258,7 +214,7 @@ def test_a_sentence_model_gives_rows_of_length_one_and_zeros_without_text(monkey
 
     real = importlib.import_module
     library = SimpleNamespace(SentenceTransformer=Model)
-    monkeypatch.setattr(text_room, "import_module", lambda name: library if name == "sentence_transformers" else real(name))
+    monkeypatch.setattr(text_module, "import_module", lambda name: library if name == "sentence_transformers" else real(name))
     vectors = sentence_vectors(pa.table({"item_id": [1, 2], "title": ["four", ""]}), ("title",), model="some/model")
     np.testing.assert_allclose(vectors, [[0.8, 0.6], [0, 0]], rtol=1e-6)
     assert builtins.len(vectors) == 2

@@ -1,15 +1,16 @@
-"""Vectors on disk: read in blocks, quantised in bounded memory, as well as at once."""
+"""Vectors from files: loaded for given items, or read and quantised in blocks in bounded memory."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.blocks import VectorBlocks
-from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid import ResidualKMeans, VectorBlocks, load_vectors
 
 
 def vectors(rows: int = 5000, dims: int = 6, *, seed: int = 0) -> np.ndarray:
@@ -21,7 +22,7 @@ def test_blocks_are_the_files_in_order(tmp_path: Path):
     every = vectors(100)
     np.save(tmp_path / "a.npy", every[:70])
     np.save(tmp_path / "b.npy", every[70:].astype(np.float64))
-    blocks = VectorBlocks.of([tmp_path / "a.npy", tmp_path / "b.npy"], rows=32)
+    blocks = VectorBlocks.open([tmp_path / "a.npy", tmp_path / "b.npy"], rows=32)
     assert blocks.shape == (100, 6)
     for _ in range(2):
         assert [len(block) for block in blocks] == [32, 32, 6, 30]
@@ -33,9 +34,9 @@ def test_a_streamed_fit_is_as_good_as_one_in_memory_whatever_the_order(tmp_path:
     every = vectors()
     every = every[np.argsort(every[:, 0])]  # a file sorted by what it holds
     np.save(tmp_path / "v.npy", every)
-    blocks = VectorBlocks.of(tmp_path / "v.npy", rows=512)
+    blocks = VectorBlocks.open(tmp_path / "v.npy", rows=512)
     at_once = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit(every)
-    streamed = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, first=600)
+    streamed = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, sample=600)
 
     def error(quantiser: ResidualKMeans) -> float:
         return float(((every - quantiser.decode(quantiser.encode(every))) ** 2).mean())
@@ -43,26 +44,26 @@ def test_a_streamed_fit_is_as_good_as_one_in_memory_whatever_the_order(tmp_path:
     assert error(streamed) < 1.25 * error(at_once)
     codes = np.concatenate(list(streamed.encode_blocks(blocks)))
     np.testing.assert_array_equal(codes, streamed.encode(every))
-    again = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, first=600)
+    again = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit_blocks(blocks, sample=600)
     assert all((a == b).all() for a, b in zip(streamed.centroids, again.centroids, strict=True))
 
 
 def test_every_vector_counts_and_not_the_sample_alone():
     """A level of one code is the mean of all vectors, to rounding, however few were drawn to begin with."""
     every = vectors(4000)
-    streamed = ResidualKMeans(codebook_sizes=(1,)).fit_blocks([every[:1000], every[1000:]], first=10)
+    streamed = ResidualKMeans(codebook_sizes=(1,)).fit_blocks([every[:1000], every[1000:]], sample=10)
     np.testing.assert_allclose(streamed.centroids[0][0], every.mean(axis=0), atol=0.02)
 
 
 PROGRAM = """
 import sys, numpy as np
 from benchmarks.resident import peak_bytes
-from leafbeam.semid.blocks import VectorBlocks
-from leafbeam.semid.rqkmeans import ResidualKMeans
-blocks = VectorBlocks.of(sys.argv[1:], rows=4096)
-quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(list([next(iter(blocks))]), first=4096)
+from leafbeam.semid import VectorBlocks
+from leafbeam.semid import ResidualKMeans
+blocks = VectorBlocks.open(sys.argv[1:], rows=4096)
+quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(list([next(iter(blocks))]), sample=4096)
 before = peak_bytes(anew=True)
-quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(blocks, first=4096)
+quantiser = ResidualKMeans(codebook_sizes=(4, 4)).fit_blocks(blocks, sample=4096)
 used = sum(np.bincount(codes[:, 0], minlength=4) for codes in quantiser.encode_blocks(blocks))
 assert used.sum() == blocks.shape[0]
 print(peak_bytes() - before)
@@ -92,12 +93,54 @@ def test_files_that_are_not_vectors_are_named(tmp_path: Path):
         (["nowhere"], "cannot be read"),
     ):
         with pytest.raises(DataError, match=words):
-            VectorBlocks.of([tmp_path / f"{name}.npy" for name in names])
+            VectorBlocks.open([tmp_path / f"{name}.npy" for name in names])
     with pytest.raises(DataError, match="NaN"):
-        list(VectorBlocks.of(tmp_path / "nan.npy"))
+        list(VectorBlocks.open(tmp_path / "nan.npy"))
     with pytest.raises(ArgumentError, match="rows=0"):
-        VectorBlocks.of(tmp_path / "wide.npy", rows=0)
+        VectorBlocks.open(tmp_path / "wide.npy", rows=0)
     with pytest.raises(DataError, match="the same vector"):
         ResidualKMeans(codebook_sizes=(2,)).fit_blocks([np.ones((4, 2), np.float32)])
     with pytest.raises(DataError, match="no block"):
         ResidualKMeans(codebook_sizes=(2,)).fit_blocks([])
+
+
+def test_own_vectors_come_from_npy_and_parquet_in_the_order_of_the_items(tmp_path):
+    vectors = np.random.default_rng(6).normal(size=(3, 4))
+    np.save(tmp_path / "v.npy", vectors)
+    ids = np.array(["c", "a", "b"])
+    np.testing.assert_allclose(load_vectors(tmp_path / "v.npy", ids), vectors, rtol=1e-6)
+    table = pa.table({"item_id": ["a", "b", "c", "d"], "vector": [*vectors[[1, 2, 0]].tolist(), [0.0] * 4]})
+    pq.write_table(table, tmp_path / "v.parquet")
+    np.testing.assert_allclose(load_vectors(tmp_path / "v.parquet", ids), vectors, rtol=1e-6)
+
+
+def test_own_vectors_that_do_not_fit_are_named(tmp_path):
+    ids = np.array([1, 2])
+
+    def refused(message: str, name: str = "v.npy") -> None:
+        with pytest.raises(DataError, match=message):
+            load_vectors(tmp_path / name, ids)
+
+    refused("cannot be read")
+    (tmp_path / "v.npy").write_bytes(b"")
+    refused("cannot be read")
+    np.save(tmp_path / "v.npy", np.zeros((3, 2)))
+    refused("2 rows are expected")
+    np.save(tmp_path / "v.npy", np.array([[1.0, 2.0], [np.nan, 1.0]]))
+    refused("first in row 1")
+    np.save(tmp_path / "v.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
+    refused("cannot be read")
+    np.savez(tmp_path / "w.npz", a=np.zeros(3))
+    (tmp_path / "w.npz").rename(tmp_path / "v.npy")
+    refused("several arrays")
+    refused("neither", "v.csv")
+    for columns, message in (
+        ({"item_id": [1], "vector": [[1.0]]}, "no vector for 1 items, the first is 2"),
+        ({"item_id": [1, 2, 2], "vector": [[1.0], [2.0], [3.0]]}, "more than one vector"),
+        ({"item_id": [1, 2], "vector": [[1.0], [2.0, 3.0]]}, "same number"),
+        ({"item_id": [1, 2], "vector": [[1.0], None]}, "same number"),
+        ({"item_id": [1, 2], "vector": [[1.0], [None]]}, "without nulls"),
+        ({"item_id": [1, 2], "vector": [1.0, 2.0]}, "one list"),
+    ):
+        pq.write_table(pa.table(columns), tmp_path / "v.parquet")
+        refused(message, "v.parquet")

@@ -1,0 +1,124 @@
+"""Settings for embedding and quantising items. Imports no optional dependency."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from leafbeam.errors import ArgumentError
+
+__all__ = [
+    "CollisionStrategy",
+    "EmbeddingConfig",
+    "Gradient",
+    "Method",
+    "QuantiserConfig",
+    "RqVaeConfig",
+    "check_choice",
+    "check_codebook_sizes",
+]
+
+Method = Literal["kmeans", "rqvae"]
+CollisionStrategy = Literal["level", "free", "hungarian", "sinkhorn", "none"]
+Gradient = Literal["straight-through", "rotation"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingConfig:
+    """What an item's vector is made of: text, co-occurrence, or both.
+
+    text: "tfidf" (nothing to download), "none", or the name or directory of a sentence-transformers model.
+    text_columns: columns of the item table to read; None reads every column of words.
+    text_dims: dimensions of the TF-IDF vectors after the SVD.
+    behaviour_dims: dimensions of the co-occurrence vectors; 0 leaves them out.
+    window: two items of a session co-occur if they are at most this many positions apart.
+    behaviour_weight: length of the co-occurrence part relative to a text part of length 1.
+    neighbours: items without co-occurrence get the mean of this many nearest items by text; 0 leaves zeros.
+    """
+
+    text: str = "tfidf"
+    text_columns: tuple[str, ...] | None = None
+    text_dims: int = 256
+    behaviour_dims: int = 128
+    window: int = 5
+    behaviour_weight: float = 1.5
+    neighbours: int = 10
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ArgumentError("text='': choose 'tfidf', 'none' or a sentence-transformers model")
+        for name, minimum in (("text_dims", 1), ("behaviour_dims", 0), ("window", 1), ("neighbours", 0)):
+            if getattr(self, name) < minimum:
+                raise ArgumentError(f"{name}={getattr(self, name)}: at least {minimum}")
+        if not 0 < self.behaviour_weight < float("inf"):
+            raise ArgumentError(f"behaviour_weight={self.behaviour_weight}: a positive number (behaviour_dims=0 leaves it out)")
+        if self.text == "none" and self.behaviour_dims == 0:
+            raise ArgumentError("text='none' and behaviour_dims=0 leave nothing to make vectors from")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RqVaeConfig:
+    """How an RQ-VAE is built and trained.
+
+    hidden, latent: widths of the encoder's hidden layer (the decoder mirrors it) and of the quantised space.
+    steps: batches in all. warmup: share of them that trains the autoencoder alone, before k-means initialises the codebooks.
+    commitment: weight of the loss that pulls latents to their codes. decay: of the exponential moving averages of the codes.
+    revive: a code whose average load falls below this share of an even load moves to a residual of the batch.
+    gradient: through the quantiser: "straight-through" copies it, "rotation" rotates and scales it (Fifty et al., 2024).
+    """
+
+    hidden: int = 256
+    latent: int = 64
+    steps: int = 1500
+    warmup: float = 0.3
+    batch: int = 512
+    learning_rate: float = 2e-3
+    commitment: float = 0.25
+    decay: float = 0.95
+    revive: float = 0.05
+    gradient: Gradient = "straight-through"
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "latent", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"{name}={getattr(self, name)}: at least 1")
+        for name in ("warmup", "decay", "revive"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ArgumentError(f"{name}={getattr(self, name)}: at least 0 and below 1")
+        if self.learning_rate <= 0 or self.commitment < 0:
+            raise ArgumentError(f"learning_rate={self.learning_rate}, commitment={self.commitment}: above 0 and at least 0")
+        check_choice("gradient", self.gradient, Gradient)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantiserConfig:
+    """How vectors become codes.
+
+    codebook_sizes: one number a level. method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
+    collision_strategy: for items with equal codes: "level" numbers them in an extra level; "free", "hungarian" and "sinkhorn"
+    move them to free codes of the last level (`assign_free_codes`); "none" lets them share a SID.
+    """
+
+    codebook_sizes: tuple[int, ...] = (256, 256, 256)
+    collision_strategy: CollisionStrategy = "level"
+    method: Method = "kmeans"
+    rqvae: RqVaeConfig | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, Method)
+        if self.rqvae is not None and self.method != "rqvae":
+            raise ArgumentError("rqvae= is for method='rqvae': residual k-means has no such settings")
+        check_choice("collision_strategy", self.collision_strategy, CollisionStrategy)
+        object.__setattr__(self, "codebook_sizes", check_codebook_sizes(self.codebook_sizes))
+
+
+def check_choice(name: str, value: object, literal: Any) -> None:
+    """ArgumentError unless `value` is one of the strings of a `Literal`."""
+    if value not in get_args(literal):
+        raise ArgumentError(f"{name}={value!r}: choose one of {', '.join(map(repr, get_args(literal)))}")
+
+
+def check_codebook_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes as plain integers. Raises ArgumentError unless there are 1 to 16 levels of at least one code each."""
+    plain = tuple(int(size) for size in sizes)
+    if not 1 <= len(plain) <= 16 or min(plain) < 1:
+        raise ArgumentError(f"codebook_sizes={sizes}: 1 to 16 levels of at least one code each")
+    return plain

@@ -1,0 +1,153 @@
+"""Item vectors: checks, normalisation, a user's own files, and blocks of files larger than memory.
+
+Shapes: N items, D dimensions, n rows of a block.
+"""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError, DataError
+
+__all__ = ["VectorBlocks", "check_finite", "check_vectors", "load_vectors", "unit_rows"]
+
+_MAX_VALUE = 1e12  # squares beyond it overflow float32
+
+
+def unit_rows(vectors_ND: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Rows scaled to length 1; rows of zeros stay zero."""
+    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    return (vectors_ND / np.where(lengths_N1 > 0, lengths_N1, 1)).astype(np.float32)
+
+
+def check_finite(vectors_ND: NDArray[np.float32], source: str, *, first_row: int = 0) -> None:
+    """DataError for NaN, infinity and values beyond 1e12. `first_row`: the row number of `vectors_ND[0]` in `source`."""
+    invalid_ND = ~(np.abs(vectors_ND) <= _MAX_VALUE)
+    if invalid_ND.any():
+        row, column = np.argwhere(invalid_ND)[0]
+        count = int(invalid_ND.any(axis=1).sum())
+        raise DataError(
+            f"{source} has NaN, infinite numbers or numbers beyond {_MAX_VALUE:g} in {count:,} rows, "
+            f"first in row {int(row) + first_row:,}, column {int(column):,}: fix, scale or drop them"
+        )
+
+
+def check_vectors(vectors: NDArray[np.generic], source: str) -> NDArray[np.float32]:
+    """A float32 copy (N, D). Raises DataError for anything but a finite, non-empty matrix, and where all rows are equal."""
+    if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.number) or np.iscomplexobj(vectors):
+        raise DataError(f"{source} is {vectors.dtype} of shape {vectors.shape}: one row of numbers an item is expected")
+    if 0 in vectors.shape:
+        raise DataError(f"{source} has shape {vectors.shape}: at least one item and one dimension are needed")
+    with np.errstate(over="ignore"):
+        vectors_ND = vectors.astype(np.float32)
+    check_finite(vectors_ND, source)
+    if len(vectors_ND) > 1 and (vectors_ND == vectors_ND[0]).all():
+        raise DataError(f"{source} gives all {len(vectors_ND):,} items the same vector: no code could tell them apart")
+    return vectors_ND
+
+
+def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Read a user's own vectors, one row for each of `item_ids` in their order: float32 (N, D).
+
+    `.npy`: rows already in that order. `.parquet`: a column item_id and one column of lists of numbers, rows in any order;
+    other items are ignored. Raises DataError for another shape, a missing item, or NaN.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            vectors = np.load(path, allow_pickle=False)
+        elif path.suffix == ".parquet":
+            vectors = _rows_of(pq.read_table(path), item_ids, path)
+        else:
+            raise DataError(f"{path.name} is neither .npy nor .parquet: convert the vectors to one of them")
+    except DataError:
+        raise
+    except (OSError, EOFError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as vectors: {error}") from error
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(item_ids):
+        shape = getattr(vectors, "shape", "several arrays")
+        raise DataError(f"{path} has shape {shape}: {len(item_ids):,} rows are expected, one an item")
+    return check_vectors(vectors, str(path))
+
+
+def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDArray[np.generic]:
+    """The vectors of `item_ids` from a table of item_id and one column of lists."""
+    types = pa.types
+    lists = [
+        f.name for f in table.schema if types.is_list(f.type) or types.is_large_list(f.type) or types.is_fixed_size_list(f.type)
+    ]
+    if "item_id" not in table.column_names or len(lists) != 1:
+        raise DataError(f"{path} has the columns {', '.join(map(repr, table.column_names))}: item_id and one list are expected")
+    row_of = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
+    if len(row_of) < len(table):
+        raise DataError(f"{path} gives an item more than one vector: keep one row an item")
+    missing = [item for item in item_ids.tolist() if item not in row_of]
+    if missing:
+        raise DataError(f"{path} has no vector for {len(missing):,} items, the first is {missing[0]!r}")
+    values = table[lists[0]].to_pylist()
+    rows = [row_of[item] for item in item_ids.tolist()]
+    width = len(values[rows[0]] or ()) if rows else 0
+    for row in rows:
+        if values[row] is None or len(values[row]) != width or None in values[row]:
+            raise DataError(
+                f"{path}, column {lists[0]!r}, row {row:,}: every vector needs the same number of numbers, without nulls"
+            )
+    return np.asarray([values[row] for row in rows])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorBlocks:
+    """A matrix (N, D) in one or more `.npy` files, read `rows` rows at a time as float32 (`ResidualKMeans.fit_blocks`).
+
+    The files are memory-mapped and may be of any floating type. Each iteration starts from the first row.
+
+    >>> np.save("vectors.npy", np.random.default_rng(0).normal(size=(10, 4)))
+    >>> [block.shape for block in VectorBlocks.open("vectors.npy", rows=8)]
+    [(8, 4), (2, 4)]
+    """
+
+    paths: tuple[Path, ...]
+    shape: tuple[int, int]
+    rows: int
+
+    @classmethod
+    def open(cls, paths: str | Path | Sequence[str | Path], *, rows: int = 65_536) -> "VectorBlocks":
+        """Read the files' headers. Raises DataError for a missing file, other shapes than (n, D), or no vectors."""
+        if rows < 1:
+            raise ArgumentError(f"rows={rows}: at least 1")
+        files = tuple(Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths))
+        shapes: list[tuple[int, ...]] = []
+        for file in files:
+            vectors = _memory_map(file)
+            if vectors.ndim != 2 or not np.issubdtype(vectors.dtype, np.floating):
+                raise DataError(f"{file} is {vectors.dtype} of shape {vectors.shape}: one row of floating numbers an item")
+            shapes.append(vectors.shape)
+        widths = {shape[1] for shape in shapes}
+        count = sum(shape[0] for shape in shapes)
+        if len(widths) != 1 or 0 in widths or count == 0:
+            raise DataError(f"files of shapes {shapes}: they need vectors, all of one width")
+        return cls(paths=files, shape=(count, widths.pop()), rows=rows)
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        """Blocks of at most `rows` rows, in order. Raises DataError for NaN and infinity."""
+        for file in self.paths:
+            for start in range(0, len(_memory_map(file)), self.rows):
+                with np.errstate(over="ignore"):  # mapped anew for each block, which releases the pages of earlier ones
+                    block_nD = np.array(_memory_map(file)[start : start + self.rows], np.float32)
+                check_finite(block_nD, str(file), first_row=start)
+                yield block_nD
+
+
+def _memory_map(path: Path) -> NDArray[np.generic]:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as a .npy file: {error}") from error
