@@ -111,7 +111,7 @@ def measure(device: torch.device, languages: AutomatonBatch, sizes: Sizes, bandw
     for given, _ in _rounds(languages, sizes, "full"):
         tensors = [torch.from_numpy(one).to(device) for one in given]
         for scoring in ("full", "allowed"):
-            run = partial(triton_automata.launch, arrays, *tensors, num_beams=sizes.beams, scoring=scoring)
+            run = partial(triton_automata.launch, arrays, 0, *tensors, None, num_beams=sizes.beams, scoring=scoring)
             measured[f"{scoring}_us"].append(times([run] * 2, device)["p50"])
         run = partial(_unconstrained, tensors[2], tensors[3], sizes.beams)
         measured["unconstrained_us"].append(times([run] * 2, device)["p50"])

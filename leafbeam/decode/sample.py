@@ -67,6 +67,11 @@ class Sampler:
         self.top_k = top_k
         self.top_p = top_p
         self.backend, self._ops = backends.load(backend)
+        if not hasattr(self._ops, "children"):
+            raise ArgumentError(
+                f"backend {self.backend!r} lists no ragged children, which sampling needs: use backend='cpu', 'reference' or "
+                f"'triton'"
+            )
         self._arrays = self._ops.bind(self.version)
 
     def run(

@@ -95,7 +95,6 @@ class _DeviceAutomata:
             self._arrays,
             requests_B5=self._arrays.requests_B5.repeat(each, 1),
             least_B=self._arrays.least_B.repeat(each),
-            bad_1=self._arrays.bad_1.clone(),
         )
         return DeviceRounds(self._ops, arrays, HostRounds(languages, num_beams, scoring).roots(), num_beams, scoring)
 

@@ -121,6 +121,13 @@ def test_arguments_out_of_range_are_refused(arguments: dict[str, float]) -> None
         Sampler(trie(), **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_backend_without_ragged_children_is_refused_with_a_way_out(backend: str) -> None:
+    pytest.importorskip(backend)
+    with pytest.raises(ArgumentError, match="backend='cpu'"):
+        Sampler(trie(), backend=backend)
+
+
 def test_nan_logits_are_refused() -> None:
     with pytest.raises(LogitsError, match="NaN"):
         Sampler(trie()).run(lambda codes, parents: np.full((1, 3), np.nan), rng=np.random.default_rng(0))

@@ -86,7 +86,7 @@ def automata() -> None:
         states, scores = torch.zeros(1, requests, 70, dtype=torch.int64), torch.zeros(requests, 70)
         for dtype, scoring in ((torch.bfloat16, "full"), (torch.float32, "allowed")):
             logits = torch.zeros(requests, 70, 4096, dtype=dtype)
-            triton_automata.launch(arrays, states, states, scores, logits, num_beams=70, scoring=scoring)  # pyright: ignore[reportArgumentType]
+            triton_automata.launch(arrays, 0, states, states, scores, logits, None, num_beams=70, scoring=scoring)  # pyright: ignore[reportArgumentType]
 
 
 def head() -> None:

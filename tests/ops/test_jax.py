@@ -17,7 +17,6 @@ from leafbeam import Trie  # noqa: E402
 from leafbeam.decode.results import root_ranges  # noqa: E402
 from leafbeam.errors import ArgumentError, LogitsError  # noqa: E402
 from leafbeam.index import Segment, Version  # noqa: E402
-from leafbeam.ops import backend as backends  # noqa: E402
 from leafbeam.ops.constrain import request_filters  # noqa: E402
 from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
@@ -203,11 +202,6 @@ def test_more_leaves_than_int32_counts_are_refused() -> None:
         ops.bind(trie)
     with pytest.raises(ArgumentError, match="33,554,432 codes"):
         ops.bind(Trie.build([[0, 1]], (2, 2**25)))
-
-
-def test_ragged_children_are_refused_with_a_way_out() -> None:
-    with pytest.raises(ArgumentError, match="backend='cpu'"):
-        backends.load("jax")[1].children()
 
 
 def test_skew_widens_no_level_beyond_its_limit() -> None:

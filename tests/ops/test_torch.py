@@ -11,9 +11,7 @@ import torch._dynamo
 
 from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
-from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment, Version
-from leafbeam.ops import backend as backends
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import torch as ops
@@ -103,8 +101,3 @@ def test_a_long_deny_list_takes_its_children_out_one_by_one(scoring: Any) -> Non
     ids = np.flatnonzero(version.knows(np.arange(900)))
     requests = request_filters(version, 2, [version.filter(item_ids=ids[::2]), None], [ids[:600], rng.choice(ids, 400)])
     search(ops.extend, version, ops.bind(version), requests, 1, scoring)
-
-
-def test_ragged_children_are_refused_with_a_way_out() -> None:
-    with pytest.raises(ArgumentError, match="backend='cpu'"):
-        backends.load("torch")[1].children()

@@ -124,14 +124,8 @@ class TorchIndex:
         num_beams: int,
         scoring: Scoring,
     ) -> tuple[Beams[Tensor], Tensor]:
-        arrays, bound = self._arrays.levels[level], filters.arrays.levels[level]
-        beams, bad_BP = torch_ops.extend(
-            arrays, bound, lo_SBP, hi_SBP, scores_BP, logits_BPV, num_beams=num_beams, scoring=scoring
-        )
-        none = bad_BP.numel() + 1
-        number_R = torch.arange(1, none, device=bad_BP.device)
-        first = torch.where(bad_BP.flatten(), number_R, none).amin()
-        return beams, torch.where(first == none, 0, first)
+        given = lo_SBP, hi_SBP, scores_BP, logits_BPV
+        return torch_ops.launch(self._arrays, level, *given, filters.arrays, num_beams=num_beams, scoring=scoring)
 
 
 class _TorchFilters:
@@ -245,12 +239,9 @@ class TritonIndex:
         scoring: Scoring,
     ) -> tuple[Beams[Tensor], Tensor]:
         bound = filters.arrays
-        beams = self._ops.launch(
+        return self._ops.launch(
             self._arrays, level, lo_SBP, hi_SBP, scores_BP, logits_BPV, bound, num_beams=num_beams, scoring=scoring
         )
-        bad = bound.bad_1[0].clone()
-        bound.bad_1.zero_()
-        return beams, bad
 
     @staticmethod
     def _flat(arrays: Any) -> list[Any]:

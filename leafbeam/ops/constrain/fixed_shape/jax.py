@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.ops.constrain.fixed_shape.jax_arrays import LevelArrays, VersionArrays, bind
 from leafbeam.ops.constrain.fixed_shape.jax_children import Children, at, children_of, code_words, has_bit, ranges_of
 from leafbeam.ops.constrain.fixed_shape.jax_filters import FilterArrays, FilterCache, LevelFilters, bind_filters
@@ -37,8 +37,9 @@ __all__ = [
     "VersionArrays",
     "bind",
     "bind_filters",
-    "children",
     "extend",
+    "first_bad_row",
+    "launch",
     "num_compiled",
     "step",
 ]
@@ -46,11 +47,6 @@ __all__ = [
 Array = jax.Array
 CHUNK = 32
 NOTHING = -jnp.inf
-
-
-def children(*arguments: Any) -> NoReturn:
-    """Not offered: a ragged list has no fixed shape to compile for. Sampling runs on the other backends."""
-    raise ArgumentError("backend 'jax' lists no ragged children: for sampling use backend='cpu' or 'reference'")
 
 
 def step(
@@ -67,11 +63,33 @@ def step(
 ) -> Beams[Array]:
     """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals, in int32.
 
-    Cost: one dispatch, and a wait for the device, because bad logits are an error. `extend` is the same for use in a traced
-    function of your own. Compiles once for each capacity of a level, batch size, number of beams and scoring.
-    Raises LogitsError where a live row holds NaN or +inf.
+    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
     """
-    beams, first_bad = _extend(
+    given = lo_SBK, hi_SBK, scores_BK, logits_BKV
+    beams, bad = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
+    if number := bad.item():
+        raise LogitsError.not_finite(*divmod(number - 1, scores_BK.shape[1]), f"at level {level}")
+    return beams
+
+
+def launch(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Array], Array]:
+    """(beams, bad): `step` that does not wait for the device. bad: 0, or the number + 1 of the first live row with NaN or +inf.
+
+    Cost: one dispatch. Compiles once for each capacity of a level, batch size, number of beams and scoring. `extend` is the
+    same for use in a traced function of your own.
+    """
+    return _extend(
         arrays.levels[level],
         filters.levels[level],
         _given(lo_SBK, jnp.int32),
@@ -81,11 +99,6 @@ def step(
         num_beams=num_beams,
         scoring=scoring,
     )
-    bad = first_bad.item()
-    if bad >= 0:
-        request, beam = divmod(bad, scores_BK.shape[1])
-        raise LogitsError.not_finite(request, beam, f"at level {level}")
-    return beams
 
 
 def _given(array: Any, dtype: Any) -> Array:
@@ -159,11 +172,14 @@ def _extend(
     num_beams: int,
     scoring: Literal["full", "allowed"],
 ) -> tuple[Beams[Array], Array]:
-    """The beams, and the number of the first bad row, -1 for none."""
     given = levels, filters, lo_SBK, hi_SBK, scores_BK, logits_BKV
     beams, bad_BK = extend(*given, num_beams=num_beams, scoring=scoring)
-    first = bad_BK.reshape(-1).argmax().astype(jnp.int32)
-    return beams, jnp.where(bad_BK.any(), first, -1)
+    return beams, first_bad_row(bad_BK)
+
+
+def first_bad_row(bad_BK: Array) -> Array:
+    """0, or the number + 1 of the first row that is marked, int32."""
+    return jnp.where(bad_BK.any(), bad_BK.reshape(-1).argmax() + 1, 0).astype(jnp.int32)
 
 
 def num_compiled() -> int:

@@ -10,12 +10,12 @@ Shapes: S segments, B requests, K beams (P before the round), R = B x P rows, V 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.ops.constrain.fixed_shape.torch_arrays import (
     FilterArrays,
     LevelArrays,
@@ -27,15 +27,10 @@ from leafbeam.ops.constrain.fixed_shape.torch_arrays import (
 from leafbeam.ops.constrain.fixed_shape.torch_children import Children, children_of, code_words, has_bit, ranges_of
 from leafbeam.ops.constrain.types import Beams, Scoring
 
-__all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", "extend", "step"]
+__all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "extend", "launch", "step"]
 
 CHUNK = 32
 NOTHING = -torch.inf
-
-
-def children(*arguments: Any) -> NoReturn:
-    """Not offered: a ragged list has no fixed shape to compile for. Sampling runs on the other backends."""
-    raise ArgumentError("backend 'torch' lists no ragged children: for sampling use backend='cpu' or 'reference'")
 
 
 def step(
@@ -52,24 +47,36 @@ def step(
 ) -> Beams[Tensor]:
     """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals.
 
-    Cost: `extend`, and a wait for the device, because bad logits are an error.
-    Raises LogitsError where a live row holds NaN or +inf.
+    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
     """
-    given = [torch.as_tensor(one, device=arrays.device) for one in (lo_SBK, hi_SBK, scores_BK, logits_BKV)]
-    beams, bad_BK = extend(
-        arrays.levels[level],
-        filters.levels[level],
-        given[0].long(),
-        given[1].long(),
-        given[2].float(),
-        given[3],
-        num_beams=num_beams,
-        scoring=scoring,
-    )
-    if bool(bad_BK.any()):
-        request, beam = divmod(int(bad_BK.flatten().long().argmax()), bad_BK.shape[1])
-        raise LogitsError.not_finite(request, beam, f"at level {level}")
+    lo, hi, scores, logits = (torch.as_tensor(one, device=arrays.device) for one in (lo_SBK, hi_SBK, scores_BK, logits_BKV))
+    given = lo.long(), hi.long(), scores.float(), logits
+    beams, bad = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
+    if number := int(bad):
+        raise LogitsError.not_finite(*divmod(number - 1, scores.shape[1]), f"at level {level}")
     return beams
+
+
+def launch(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Tensor,
+    hi_SBK: Tensor,
+    scores_BK: Tensor,
+    logits_BKV: Tensor,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Tensor], Tensor]:
+    """(beams, bad): `step` that does not wait for the device.
+
+    bad: int64, 0, or the number + 1 of the first live row that holds NaN or +inf.
+    """
+    given = lo_SBK, hi_SBK, scores_BK, logits_BKV
+    beams, bad_BK = extend(arrays.levels[level], filters.levels[level], *given, num_beams=num_beams, scoring=scoring)
+    bad_R = bad_BK.flatten().long()
+    return beams, torch.where(bad_R.any(), bad_R.argmax() + 1, 0)
 
 
 def extend(

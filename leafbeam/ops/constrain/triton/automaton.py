@@ -53,7 +53,6 @@ class DeviceAutomatonBatch:
     end_code: int
     num_codes: int
     least_B: Tensor
-    bad_1: Tensor
 
 
 def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
@@ -105,7 +104,6 @@ def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomat
         end_code=languages.end_code,
         num_codes=languages.num_codes,
         least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=device),
-        bad_1=torch.zeros(1, dtype=torch.int64, device=device),
     )
 
 
@@ -125,28 +123,27 @@ def step(
 
     Waits once for the device, to learn of NaN and +inf (LogitsError); `launch` does without.
     """
-    found = launch(arrays, lo_SBK, hi_SBK, scores_BK, logits_BKV, num_beams=num_beams, scoring=scoring)
-    bad = int(arrays.bad_1)
-    if bad:
-        arrays.bad_1.zero_()
-        request, beam = divmod(bad - 1, lo_SBK.shape[2])
-        raise LogitsError.not_finite(request, beam, f"in round {level}")
-    return found
+    beams, bad = launch(arrays, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, num_beams=num_beams, scoring=scoring)
+    if number := int(bad):
+        raise LogitsError.not_finite(*divmod(number - 1, lo_SBK.shape[2]), f"in round {level}")
+    return beams
 
 
 def launch(
     arrays: DeviceAutomatonBatch,
+    level: int,
     lo_SBK: Tensor,
     hi_SBK: Tensor,
     scores_BK: Tensor,
     logits_BKV: Tensor,
+    filters: Any,
     *,
     num_beams: int,
     scoring: Scoring,
-) -> Beams[Tensor]:
-    """The two kernels and nothing else, from tensors on the device; can be captured.
+) -> tuple[Beams[Tensor], Tensor]:
+    """(beams, bad): a round that does not wait for the device, from tensors on it; can be captured.
 
-    Raises ArgumentError and LogitsError, before any launch.
+    bad: int64, 0, or the number + 1 of a row that held NaN or +inf. Raises ArgumentError and LogitsError, before any launch.
     """
     _, batch_size, num_rows = lo_SBK.shape
     size, device = arrays.num_codes, lo_SBK.device
@@ -169,6 +166,7 @@ def launch(
     numbers = torch.empty((4, batch_size, num_beams), dtype=torch.int64, device=device)
     scores = torch.empty((batch_size, num_beams), device=device)
     num_valid = torch.empty(batch_size, dtype=torch.int64, device=device)
+    bad = torch.zeros((), dtype=torch.int64, device=device)
     lo_SBK, hi_SBK, scores_BK = (one.contiguous() for one in (lo_SBK, hi_SBK, scores_BK))
     language_row_kernel[(batch_size * num_rows,)](
         arrays.tables,
@@ -182,7 +180,7 @@ def launch(
         keys_BRP,
         count_BR,
         arrays.least_B,
-        arrays.bad_1,
+        bad,
         batch_size,
         num_rows,
         size,
@@ -218,7 +216,7 @@ def launch(
         num_warps=8,
     )
     parent, code, lo, hi = numbers
-    return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid)
+    return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid), bad
 
 
 @triton.jit

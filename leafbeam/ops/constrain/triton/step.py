@@ -78,13 +78,12 @@ class FilterArrays:
 
     segments: for each segment int64 tensors (words_B, before_B: addresses of each request's bitmap, 0 where it has none;
     denied_B1: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at. least_B:
-    int64, reset by every round. bad_1: int64, the number + 1 of a row that held NaN or +inf. held: keeps the addressed memory.
+    int64, reset by every round. held: keeps the addressed memory.
     """
 
     segments: tuple[tuple[Tensor, ...], ...]
     filtered: bool
     least_B: Tensor
-    bad_1: Tensor
     held: list[Any]
 
 
@@ -116,7 +115,6 @@ def bind_filters(
         ),
         filtered=filtered,
         least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=arrays.device),
-        bad_1=torch.zeros(1, dtype=torch.int64, device=arrays.device),
         held=[],
     )
     refill(bound, filters)
@@ -165,13 +163,10 @@ def step(
     NaN or +inf (LogitsError); `launch` does without. A row whose beam score is too low is not read.
     """
     given = (torch.as_tensor(one, device=arrays.device) for one in (lo_SBK, hi_SBK, scores_BK, logits_BKV))
-    found = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
-    bad = int(filters.bad_1)
-    if bad:
-        filters.bad_1.zero_()
-        request, beam = divmod(bad - 1, lo_SBK.shape[2])
-        raise LogitsError.not_finite(request, beam, f"at level {level}")
-    return found
+    beams, bad = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
+    if number := int(bad):
+        raise LogitsError.not_finite(*divmod(number - 1, lo_SBK.shape[2]), f"at level {level}")
+    return beams
 
 
 def launch(
@@ -185,10 +180,11 @@ def launch(
     *,
     num_beams: int,
     scoring: Scoring,
-) -> Beams[Tensor]:
-    """The two kernels of a round and nothing else, from tensors on the device (int64, float32; logits may be half precision).
+) -> tuple[Beams[Tensor], Tensor]:
+    """(beams, bad): a round that does not wait for the device; can be captured.
 
-    A row of NaN or +inf is left out of the search and noted in `filters.bad_1`. Raises ArgumentError, before any launch.
+    Takes tensors on the device: int64, float32; logits may be half precision. A row of NaN or +inf is left out of the search.
+    bad: int64, 0, or the number + 1 of such a row (of several, any). Raises ArgumentError, before any launch.
     """
     num_segments, batch_size, num_rows = lo_SBK.shape
     size, device = arrays.sizes[level], lo_SBK.device
@@ -197,6 +193,7 @@ def launch(
     keys_BRP = torch.empty((batch_size, num_rows, power), dtype=torch.int64, device=device)
     count_BR = torch.empty((batch_size, num_rows), dtype=torch.int32, device=device)
     scratch_BP = torch.empty((batch_size, power), dtype=torch.int64, device=device)
+    bad = torch.zeros((), dtype=torch.int64, device=device)
     out = Beams(
         scores=torch.empty((batch_size, num_beams), device=device),
         parent=torch.empty((batch_size, num_beams), dtype=torch.int64, device=device),
@@ -219,7 +216,7 @@ def launch(
         keys_BRP,
         count_BR,
         filters.least_B,
-        filters.bad_1,
+        bad,
         *sizes,
         *forms,
         SEGMENTS=num_segments,
@@ -254,7 +251,7 @@ def launch(
         CHUNK=16,
         num_warps=8,
     )
-    return out
+    return out, bad
 
 
 def children(
