@@ -193,7 +193,7 @@ def _show(
         out.mkdir(parents=True, exist_ok=True)
         path = out / f"{name}.png"
         draw(rows).savefig(path, dpi=160)
-        done(console, what=f"{path}", seconds=time.perf_counter() - began)
+        done(console, str(path), since=began)
 
 
 def check_device(device: str) -> None:

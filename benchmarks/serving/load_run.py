@@ -115,7 +115,7 @@ def small_qwen3(codebook_sizes: Sequence[int], *, seed: int = 0) -> Transformer:
 def _run(*words: object) -> None:
     """A command of leafbeam's own, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "leafbeam.cli", *map(str, words)],
+        [sys.executable, "-m", "leafbeam", *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},

@@ -64,7 +64,7 @@ def serving(run: Path, *options: str) -> Generator[Served]:
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        words = [sys.executable, "-m", "leafbeam.cli", "serve", "--run", str(run), "--port", "0", *options]
+        words = [sys.executable, "-m", "leafbeam", "serve", "--run", str(run), "--port", "0", *options]
         with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=_environment()) as child:
             try:
                 yield Served(url=_address(child, log), pid=child.pid)

@@ -1,5 +1,5 @@
-"""The command line: one file for each group of commands, each of them thin."""
+"""The command line: `app` with its commands, which import what they need after their paths and options are checked."""
 
-from leafbeam.cli.app import app, main
+from leafbeam.cli.app import app
 
-__all__ = ["app", "main"]
+__all__ = ["app"]

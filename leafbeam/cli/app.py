@@ -1,22 +1,21 @@
-"""The app: every command by name, and one way to say that something went wrong."""
+"""The typer application: all commands by name, and the one place that reports errors."""
 
-import os
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
+from leafbeam import __version__
 from leafbeam.cli import demo, evaluate, index, serve, sids, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 
 class Commands(TyperGroup):
-    """A group of commands whose users' mistakes end in one message and exit code 2."""
+    """A group of commands that reports a user's mistake in one message and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -37,22 +36,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Generative retrieval that can only return items you may show.\n\n"
-    "From a log to recommendations: fit-sids, train, evaluate, build, recommend or serve. "
-    "No log at hand? [bold]leafbeam demo[/bold] invents a shop and walks the whole way.",
+    "From an interaction log to recommendations: fit-sids, train, evaluate, build, then recommend or serve. "
+    "[bold]leafbeam demo[/bold] runs all of them on a synthetic shop.",
 )
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"leafbeam {version('leafbeam')}")
+def show_version(requested: bool) -> None:
+    if requested:
+        print(f"leafbeam {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    show: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and stop.")
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options of every command."""
@@ -67,10 +66,3 @@ app.command("serve")(serve.serve)
 app.command("inspect")(index.inspect)
 app.command("make-shop")(demo.make_shop)
 app.command("demo")(demo.demo)
-
-
-def main() -> None:
-    """The `leafbeam` command."""
-    # Threads that wait should sleep: where other programs want the cores too, spinning ones are ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()

@@ -1,4 +1,4 @@
-"""A table of codes in Parquet, read a batch at a time: item_id, and the codes as lists or as one column a level.
+"""Tables of codes in Parquet, read a batch of rows at a time: item_id, and the codes as lists or as one column a level.
 
 Shapes: n rows of a batch, L levels.
 """
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
 
-__all__ = ["CodesTable", "largest_codes", "parse_bytes", "parse_sizes"]
+__all__ = ["CodesTable"]
 
 _BATCH = 1 << 17
-_SIZES_KEY = b"leafbeam.codebook_sizes"  # what `fit-sids` writes into its table
+_SIZES_KEY = b"leafbeam.codebook_sizes"  # metadata that `fit-sids` writes
 _EXPECTED = "expected item_id, and the codes as a list column `codes` or as columns c0, c1, ... (or code_0, code_1, ...)"
 
 
@@ -39,43 +39,64 @@ class CodesTable:
 
     @classmethod
     def open(cls, path: Path, codebook_sizes: Sequence[int] | None, *, sizes_needed: bool = True) -> "CodesTable":
-        """Look at the schemas. codebook_sizes: of each level; one for all levels; None: as `fit-sids` noted them in the file.
+        """Read the schemas. codebook_sizes: one for each level, or one for all; None: those in the file's metadata.
 
-        sizes_needed: False for a look alone: where nothing says the sizes, they are ().
-
-        Raises DataError for what is no such table, ArgumentError where the sizes do not fit.
+        sizes_needed: False returns () where the sizes are unknown.
+        Raises DataError where a file is not such a table, ArgumentError where the sizes do not match its levels.
         """
         files = tuple(sorted(path.glob("*.parquet"))) if path.is_dir() else (path,)
         if not files:
             raise DataError(f"{path} has no *.parquet files: name a Parquet table, or a directory of them")
         columns: tuple[str, ...] = ()
         num_levels = num_rows = 0
-        noted: tuple[int, ...] | None = None
+        sizes_in_file: tuple[int, ...] | None = None
         for file in files:
             with _opened(file) as parquet:
                 schema = parquet.schema_arrow
-                found = _code_columns(file, schema)
-                levels = len(found) if found != ("codes",) else _list_levels(file, parquet, codebook_sizes)
-                if columns and (found, levels) != (columns, num_levels):
+                names = _code_columns(file, schema)
+                levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
+                if columns and (names, levels) != (columns, num_levels):
                     raise DataError(
-                        f"{file} has {levels} levels in {', '.join(found)}, {files[0]} has {num_levels} in "
+                        f"{file} has {levels} levels in {', '.join(names)}, {files[0]} has {num_levels} in "
                         f"{', '.join(columns)}: expected the same in all files"
                     )
-                columns, num_levels, num_rows = found, levels, num_rows + parquet.metadata.num_rows
-                noted = _noted_sizes(file, schema.metadata or {}) or noted
-        sizes = noted if codebook_sizes is None else tuple(codebook_sizes)
-        if sizes is None and not sizes_needed:
-            return cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=())
-        if sizes is None:
-            raise ArgumentError(
-                f"{path} does not say how many codes each of its {num_levels} levels has: pass --codebook-sizes, such as "
-                f"2048 or {','.join(['2048'] * num_levels)}{_seen(files, columns)}"
-            )
+                columns, num_levels, num_rows = names, levels, num_rows + parquet.metadata.num_rows
+                sizes_in_file = _sizes_in(file, schema.metadata or {}) or sizes_in_file
+        sizes = tuple(codebook_sizes or sizes_in_file or ())
         if len(sizes) == 1:
             sizes *= num_levels
-        if len(sizes) != num_levels:
+        table = cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=sizes)
+        if not sizes and sizes_needed:
+            largest = [f"{code:,} in {name}" for name, code in table.largest_codes().items() if code is not None]
+            raise ArgumentError(
+                f"{path} does not say how many codes each of its {num_levels} levels has: pass --codebook-sizes, such as "
+                f"2048 or {','.join(['2048'] * num_levels)}"
+                + (f" (the largest codes are {', '.join(largest)})" if largest else "")
+            )
+        if sizes and len(sizes) != num_levels:
             raise ArgumentError(f"--codebook-sizes names {len(sizes)} levels, {path} has {num_levels}: expected one for each")
-        return cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=sizes)
+        return table
+
+    def summary(self) -> str:
+        """Rows, files and levels in words."""
+        return f"{self.num_rows:,} rows in {len(self.files):,} files, {self.num_levels} levels"
+
+    def largest_codes(self) -> dict[str, int | None]:
+        """The largest code of each column by the files' own statistics; None where a file has none. Reads no rows."""
+        largest: dict[str, int | None] = dict.fromkeys(self.columns, 0)
+        for file in self.files:
+            with _opened(file) as parquet:
+                groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
+                for column in (group.column(number) for group in groups for number in range(group.num_columns)):
+                    name, statistics = column.path_in_schema.split(".")[0], column.statistics
+                    if name not in largest or not column.num_values:
+                        continue
+                    before = largest[name]
+                    if before is None or statistics is None or not statistics.has_min_max:
+                        largest[name] = None
+                    else:
+                        largest[name] = max(before, int(statistics.max))
+        return largest
 
     def batches(self) -> Iterator[tuple[NDArray[np.integer], NDArray[np.generic]]]:
         """(codes_nL, item_ids) of up to 131,072 rows at a time. Raises DataError, CodesError and ItemIdError with the row."""
@@ -102,23 +123,6 @@ class CodesTable:
         return flat.reshape(len(batch), self.num_levels)
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`2048` or `2048,2048,8192` as numbers. Raises ArgumentError."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"[1-9]\d{0,9}", word) for word in words):
-        raise ArgumentError(f"--codebook-sizes {text}: expected one number, or one for each level, such as 256,256,256")
-    return tuple(int(word) for word in words)
-
-
-def parse_bytes(text: str) -> int:
-    """`4GiB`, `512 MB` or `1000000` as a number of bytes. Raises ArgumentError."""
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?(?:([kmgt])(i?)b?|b)?", text.strip().lower())
-    if found is None:
-        raise ArgumentError(f"--memory-limit {text}: expected a number of bytes, such as 4GiB, 512MB or 1000000000")
-    unit = (1024 if found[3] else 1000) ** ("kmgt".index(found[2]) + 1) if found[2] else 1
-    return int(float(found[1]) * unit)
-
-
 def _opened(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file, buffer_size=1 << 20)
@@ -134,7 +138,7 @@ def _batches(file: Path, parquet: pq.ParquetFile, size: int, columns: list[str])
         try:
             batch = next(batches, None)
             if batch is not None:
-                batch.validate(full=True)  # a damaged file may hold lists that end before they begin
+                batch.validate(full=True)  # lists of a damaged file may end before they begin
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file} cannot be read beyond row {read:,} ({error}): write it again") from error
         if batch is None:
@@ -168,12 +172,12 @@ def _code_columns(file: Path, schema: Any) -> tuple[str, ...]:
 
 
 def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[int] | None) -> int:
-    """The length of the lists: of the type, of the codebooks that were named or noted, or of the first row."""
+    """The length of the lists: by their type, by the codebook sizes given or in the metadata, or by the first row."""
     schema = parquet.schema_arrow
     kind = schema.field("codes").type
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size)
-    sizes = codebook_sizes or _noted_sizes(file, schema.metadata or {}) or ()
+    sizes = codebook_sizes or _sizes_in(file, schema.metadata or {}) or ()
     if len(sizes) > 1:
         return len(sizes)
     for batch in _batches(file, parquet, 1, ["codes"]):
@@ -182,38 +186,15 @@ def _list_levels(file: Path, parquet: pq.ParquetFile, codebook_sizes: Sequence[i
     return len(sizes)
 
 
-def _noted_sizes(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
+def _sizes_in(file: Path, metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
     if _SIZES_KEY not in metadata:
         return None
     try:
         return tuple(int(size) for size in json.loads(metadata[_SIZES_KEY]))
     except (ValueError, TypeError) as error:
-        raise DataError(f"{file} notes codebook sizes that are none ({error}): pass --codebook-sizes") from error
-
-
-def largest_codes(files: Sequence[Path], columns: Sequence[str]) -> dict[str, int]:
-    """The largest code of each column, as the files' own statistics have it; columns without statistics are left out."""
-    largest: dict[str, int] = {}
-    unknown: set[str] = set()
-    for file in files:
-        with _opened(file) as parquet:
-            for group in range(parquet.metadata.num_row_groups):
-                row_group = parquet.metadata.row_group(group)
-                for number in range(row_group.num_columns):
-                    chunk = row_group.column(number)
-                    name, noted = chunk.path_in_schema.split(".")[0], chunk.statistics
-                    if name not in columns or not chunk.num_values:
-                        continue
-                    if noted is None or not noted.has_min_max:
-                        unknown.add(name)
-                    else:
-                        largest[name] = max(largest.get(name, 0), int(noted.max))
-    return {name: largest[name] for name in columns if name in largest and name not in unknown}
-
-
-def _seen(files: Sequence[Path], columns: Sequence[str]) -> str:
-    largest = largest_codes(files, columns)
-    return f" (the largest codes are {', '.join(f'{code:,} in {name}' for name, code in largest.items())})" if largest else ""
+        raise DataError(
+            f"{file} has metadata {_SIZES_KEY.decode()} that is no list of numbers ({error}): pass --codebook-sizes"
+        ) from error
 
 
 def _first_null(column: Any) -> int:
@@ -246,6 +227,6 @@ def _ids(file: Path, column: Any, first: int) -> NDArray[np.generic]:
     rows = np.zeros((len(text), width), np.uint8)
     if data is not None and lengths.any():
         values = np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
-        places = np.arange(len(values)) - np.repeat(starts[:-1] - starts[0], lengths)
-        rows[np.repeat(np.arange(len(text)), lengths), places] = values
+        columns = np.arange(len(values)) - np.repeat(starts[:-1] - starts[0], lengths)
+        rows[np.repeat(np.arange(len(text)), lengths), columns] = values
     return rows.view(f"S{width}").reshape(-1)

@@ -1,6 +1,7 @@
-"""What a person sees: two consoles, progress, and the line that says what to do next."""
+"""Output of commands: two consoles, progress, and the last line, which names the next command."""
 
 import shlex
+import time
 from pathlib import Path
 from typing import Self
 
@@ -8,31 +9,27 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-__all__ = ["Bar", "command_line", "done", "next_step", "stderr", "stdout"]
+__all__ = ["Bar", "done", "next_step", "stderr", "stdout"]
 
 PIPE_WIDTH = 120
 
 
 def stdout() -> Console:
-    """The console for answers; 120 columns wide where nobody looks (a file, a pipe)."""
+    """The console for answers; 120 columns wide where it is a file or a pipe."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def stderr() -> Console:
-    """The console for mistakes and progress, so that answers can be piped on."""
+    """The console for errors and progress, so that answers can be piped."""
     return Console(stderr=True, highlight=False)
 
 
 class Bar:
-    """A bar for long work that is known as (what is being done, share of it that is done).
+    """A progress bar on stderr; where that is a file or a pipe, a line for each tenth of the work."""
 
-    Where nobody looks (a file, a pipe) there is no bar, but a line for each tenth of the work.
-    """
-
-    def __init__(self, console: Console, title: str) -> None:
-        self.console = console
-        self.title = title
+    def __init__(self, title: str) -> None:
+        self.console = stderr()
         self._tenth = 0
         self._progress = Progress(
             SpinnerColumn(),
@@ -41,9 +38,9 @@ class Bar:
             TaskProgressColumn(),
             TextColumn("[dim]{task.fields[note]}"),
             TimeElapsedColumn(),
-            console=console,
+            console=self.console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self.console.is_terminal,
         )
         self._task = self._progress.add_task(title, total=1.0, note="")
 
@@ -54,24 +51,21 @@ class Bar:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def show(self, what: str, share: float, note: str = "") -> None:
-        """Where the work stands."""
-        self._progress.update(self._task, description=what, completed=share, note=note)
+    def show(self, title: str, share: float, note: str = "") -> None:
+        """Show the current work and the share of it that is done (0 to 1)."""
+        self._progress.update(self._task, description=title, completed=share, note=note)
         if not self.console.is_terminal and int(10 * share) > self._tenth:
             self._tenth = int(10 * share)
-            self.console.print(f"  {what}  {self._tenth * 10:3d} %  {note}".rstrip(), soft_wrap=True)
+            self.console.print(f"  {title}  {self._tenth * 10:3d} %  {note}".rstrip(), soft_wrap=True)
 
 
-def command_line(*words: str | Path) -> str:
-    """A command as one would type it."""
-    return shlex.join(str(word) for word in words)
-
-
-def done(console: Console, *, what: str, seconds: float) -> None:
-    """What was made, and how long it took."""
-    console.print(Text.assemble(("✓ ", "green"), what, (f"  ({seconds:,.1f} s)", "dim")), soft_wrap=True)
+def done(console: Console, result: str, *, since: float) -> None:
+    """Print what was made and the seconds it took. since: `time.perf_counter()` at the start of the work."""
+    seconds = time.perf_counter() - since
+    console.print(Text.assemble(("✓ ", "green"), result, (f"  ({seconds:,.1f} s)", "dim")), soft_wrap=True)
 
 
 def next_step(console: Console, *words: str | Path) -> None:
-    """The clear last line of a command: what to run next."""
-    console.print(Text.assemble(("Next: ", "bold"), (command_line(*words), "cyan")), soft_wrap=True)
+    """Print the command to run next, quoted for a shell."""
+    command = shlex.join(str(word) for word in words)
+    console.print(Text.assemble(("Next: ", "bold"), (command, "cyan")), soft_wrap=True)

@@ -8,51 +8,61 @@ import typer
 
 from leafbeam.cli.console import done, next_step, stdout
 from leafbeam.errors import DataError
+from leafbeam.extras import require
 
 __all__ = ["demo", "make_shop"]
 
 
 def make_shop(
     out: Annotated[Path, typer.Option("--out", help="Directory for items.parquet, interactions.parquet, rules.toml.")],
-    items: Annotated[int, typer.Option("--items", help="How many items.")] = 20_000,
-    users: Annotated[int, typer.Option("--users", help="How many customers.")] = 20_000,
+    items: Annotated[int, typer.Option("--items", help="Number of items.")] = 20_000,
+    users: Annotated[int, typer.Option("--users", help="Number of users.")] = 20_000,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same shop.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace tables that are already there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing tables.")] = False,
 ) -> None:
-    """Invent a shop: items with attributes, and customers whose visits can be learnt from."""
-    from leafbeam.datasets.shop import make_shop as invent
+    """Generate a synthetic shop: items with attributes, and users whose purchases follow learnable patterns."""
+    existing = [path for name in ("items", "interactions") if (path := out / f"{name}.parquet").exists()]
+    if existing and not force:
+        raise DataError(f"{existing[0]} exists: choose another --out, or pass --force to replace it")
+    require("`leafbeam make-shop`", "pyarrow")
+    from leafbeam.datasets.shop import make_shop as generate
     from leafbeam.demo.rules import write_rules
 
-    there = [path for name in ("items", "interactions") if (path := out / f"{name}.parquet").exists()]
-    if there and not force:
-        raise DataError(f"{there[0]} is already there: choose another --out, or pass --force to replace it")
     console = stdout()
     began = time.perf_counter()
-    shop = invent(num_items=items, num_users=users, seed=seed)
+    shop = generate(num_items=items, num_users=users, seed=seed)
     shop.save(out)
     rules = write_rules(out / "rules.toml", shop.items)
     done(
         console,
-        what=f"{shop.items.num_rows:,} items, {users:,} customers, {shop.interactions.num_rows:,} interactions; "
+        f"{shop.items.num_rows:,} items, {users:,} users, {shop.interactions.num_rows:,} interactions; "
         f"rules {', '.join(rules)}",
-        seconds=time.perf_counter() - began,
+        since=began,
     )
     next_step(console, "leafbeam", "fit-sids", "--data", out, "--run", out)
 
 
 def demo(
     data: Annotated[
-        Path | None, typer.Option("--data", help="Your own data (interactions.parquet, items.parquet); else a shop.")
+        Path | None,
+        typer.Option("--data", help="Your own interactions.parquet and items.parquet. [dim]A synthetic shop[/dim]"),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", help="Training time. [dim]2 for the shop, 10 for your own data[/dim]")
     ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where the run directory is made.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option("--runs", help="Parent of the run directory.")] = Path("runs"),
     items: Annotated[int, typer.Option("--items", help="Items of the shop.")] = 20_000,
-    users: Annotated[int, typer.Option("--users", help="Customers of the shop.")] = 20_000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the shop, the Semantic IDs and the training.")] = 0,
+    users: Annotated[int, typer.Option("--users", help="Users of the shop.")] = 20_000,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the shop, the Semantic IDs and the training.")] = 0,
 ) -> None:
-    """Walk the whole way, from a log to recommendations that obey rules, and show it."""
+    """Run every step from a log to recommendations that obey rules, and show the results."""
+    if data is not None and not data.is_dir():
+        raise DataError(f"there is no directory {data}: expected one with interactions.parquet and items.parquet")
+    require(
+        "`leafbeam demo`",
+        *("duckdb", "fastapi", "prometheus_client", "pyarrow", "scipy", "sklearn", "torch", "uvicorn"),
+        extra="train,serve",
+    )
     from leafbeam.demo.demo import Demo
 
     Demo(data=data, minutes=minutes, runs=runs, num_items=items, num_users=users, seed=seed, console=stdout()).run()

@@ -1,87 +1,83 @@
 """`leafbeam evaluate`."""
 
+import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from leafbeam.cli.console import Bar, done, next_step, stderr, stdout
-from leafbeam.cli.run import RunDirectory, RunOption
+from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.options import RunOption, ScoringOption
+from leafbeam.cli.run import RunDirectory
+from leafbeam.errors import ArgumentError
+from leafbeam.extras import require
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
     run: RunOption = Path("runs/shop"),
-    part: Annotated[str, typer.Option("--part", help="test (each customer's last item) or valid (the one before).")] = "test",
+    part: Annotated[
+        Literal["test", "valid"], typer.Option("--part", help="Held-out items: each user's last (test), or the one before.")
+    ] = "test",
     num_beams: Annotated[int, typer.Option("--beams", help="Beams of the search.")] = 20,
-    scoring: Annotated[str, typer.Option("--scoring", help="full or allowed: how probabilities are normalised.")] = "full",
+    scoring: ScoringOption = "full",
     remove_seen: Annotated[
         bool,
-        typer.Option("--remove-seen", help="Answer nothing that a customer already has; for shops where nobody buys twice."),
+        typer.Option("--remove-seen", help="Rank no item that the user already has; for shops without repeat purchases."),
     ] = False,
-    users: Annotated[int | None, typer.Option("--users", help="Ask so many, drawn at random. [dim]All[/dim]")] = None,
+    users: Annotated[int | None, typer.Option("--users", help="Evaluate a random sample of users. [dim]All[/dim]")] = None,
     unconstrained: Annotated[
-        int, typer.Option("--unconstrained", help="Ask so many of them again without the index, for comparison.")
+        int, typer.Option("--unconstrained", help="Users to search for without the index too, for comparison.")
     ] = 2_000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of users.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of users.")] = 0,
 ) -> None:
-    """Rank the whole catalog for each customer and see where the held-out item comes, beside simple baselines.
+    """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
-    Popularity and nearest-by-text stand beside the model; figures come with their standard errors.
+    The baselines are popularity and nearest text. Every figure has its standard error.
     """
-    import json
-    from typing import get_args
-
+    if users is not None and users < 1:
+        raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
+    paths = RunDirectory(run)
+    sids_path = paths.existing(paths.sids, "fit-sids")
+    source_path = paths.existing(paths.source, "fit-sids")
+    model_path = paths.existing(paths.model, "train")
+    require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.cli.sources import Source
-    from leafbeam.engine import Scoring
-    from leafbeam.errors import ArgumentError
     from leafbeam.index import Trie
     from leafbeam.model import load_model
     from leafbeam.semid import SidTable, text_columns, text_vectors
-    from leafbeam.train.evaluate import Part
     from leafbeam.train.evaluate import evaluate as measure
     from leafbeam.train.split import leave_one_out
 
-    which = next((name for name in get_args(Part) if name == part), None)
-    how = next((name for name in get_args(Scoring) if name == scoring), None)
-    if which is None or how is None:
-        raise ArgumentError(f"--part {part} --scoring {scoring}: test or valid, full or allowed")
-    if users is not None and users < 1:
-        raise ArgumentError(f"--users {users}: at least one, or leave it out to ask all")
-    here = RunDirectory(run)
-    sids = SidTable.load(here.need(here.sids, "fit-sids"))
-    model = load_model(here.need(here.model, "train"))
-    log = Source.load(here.need(here.source, "fit-sids")).read()
+    sids = SidTable.load(sids_path)
+    model = load_model(model_path)
+    log = Source.load(source_path).read()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     columns = text_columns(log.items)
 
     console = stdout()
     began = time.perf_counter()
-    with Bar(stderr(), "evaluating") as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.show("evaluating", done / total, f"{done:,} of {total:,} users")
-
+    with Bar("evaluating") as bar:
         report = measure(
             model,
             trie,
             log,
             leave_one_out(log),
-            part=which,
+            part=part,
             num_beams=num_beams,
-            scoring=how,
+            scoring=scoring,
             remove_seen=remove_seen,
             sample=users,
             seed=seed,
             text_vectors_ND=text_vectors(log.items, columns, dims=256, seed=seed) if columns else None,
             unconstrained_users=unconstrained,
-            progress=show,
+            progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {total:,} users"),
         )
     console.print(report.table())
     if not columns:
-        console.print("The items have no column of text: nothing can be nearest by text.")
-    here.add_to_report("evaluate", json.loads(report.to_json()))
-    done(console, what=f"written to {here.report}", seconds=time.perf_counter() - began)
+        console.print("The items have no text column, so there is no nearest-text baseline.")
+    paths.add_to_report("evaluate", json.loads(report.to_json()))
+    done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", run)

@@ -1,4 +1,4 @@
-"""What the files of a run hold, as tables."""
+"""`leafbeam inspect`: what files of a run hold, as tables."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from leafbeam.cli.codes import CodesTable, largest_codes
-from leafbeam.cli.plan import show_bounds
+from leafbeam.cli.plan import bytes_table, show_bounds
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError
+from leafbeam.extras import require
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import Plan
-from leafbeam.semid import SidTable
 
 __all__ = ["print_trie", "show_directory", "show_table", "show_trie"]
 
@@ -26,62 +25,24 @@ def print_trie(path: Path) -> None:
 
 
 def show_trie(console: Console, path: Path) -> None:
-    """An index: bytes by part, levels, nodes of each level; STATIC's memory for the same nodes, and the entropy bound."""
+    """An index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
     trie = Trie.load(path)
-    table = Table(title=f"{path}  ·  index version {trie.version}", title_justify="left")
-    for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
-        table.add_column(name, justify="left" if name in ("part", "layout") else "right")
-    for number, level in enumerate(trie.levels):
-        firsts = 0 if level.firsts is None else level.firsts.nbytes
-        boundary = 0 if level.boundary is None else level.boundary.nbytes
-        table.add_row(
-            f"level {number}",
-            f"{level.size:,}",
-            f"{level.num_nodes:,}",
-            level.layout,
-            f"{level.codes.nbytes:,}",
-            f"{firsts:,}",
-            f"{boundary:,}",
-            f"{level.nbytes:,}",
-            f"{level.nbytes / max(1, len(trie)):.2f}",
-        )
-    table.add_section()
-    table.add_row("all levels", *[""] * 6, f"{trie.nbytes:,}", f"{trie.bytes_per_item:.2f}", style="bold")
-    items = trie.items.nbytes
-    table.add_row("item table", *[""] * 6, f"{items:,}", f"{items / max(1, len(trie)):.2f}")
-    table.add_row("file", *[""] * 6, f"{path.stat().st_size:,}", f"{path.stat().st_size / max(1, len(trie)):.2f}")
-    console.print(table)
+    plan = Plan.of(trie)
+    console.print(bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
     console.print(f"{len(trie):,} items on {trie.num_leaves:,} leaves; a search reads the levels alone")
-    show_bounds(console, Plan.of(trie), "its own")
+    show_bounds(console, plan, "its own")
 
 
 def show_table(console: Console, path: Path) -> None:
-    """A Parquet table: of SIDs, where `fit-sids` wrote it; else of codes to build an index from."""
+    """A Parquet table: of SIDs where `fit-sids` wrote it, else of codes to build an index from."""
+    require("`leafbeam inspect` of a table", "pyarrow")
+    from leafbeam.cli.codes import CodesTable
+    from leafbeam.semid import SidTable
+
     source = CodesTable.open(path, None, sizes_needed=False)
-    if source.codebook_sizes and path.is_file():
-        show_sids(console, path)
-    else:
-        show_codes(console, path, source)
-
-
-def show_codes(console: Console, path: Path, source: CodesTable) -> None:
-    """A table of codes that somebody else wrote, or a directory of them: rows, levels, the largest codes. Reads no rows."""
-    largest = largest_codes(source.files, source.columns)
-    console.print(
-        f"{path}: {source.num_rows:,} rows in {len(source.files):,} files, {source.num_levels} levels", soft_wrap=True
-    )
-    table = Table()
-    for name in ("column", "largest code"):
-        table.add_column(name, justify="left" if name == "column" else "right")
-    for name in source.columns:
-        table.add_row(name, f"{largest[name]:,}" if name in largest else "not noted")
-    console.print(table)
-    sizes = "" if source.codebook_sizes else " --codebook-sizes SIZES"
-    console.print(f"`leafbeam build {path}{sizes}` makes an index of it", soft_wrap=True)
-
-
-def show_sids(console: Console, path: Path) -> None:
-    """A table of SIDs: how its codebooks are used, and how many items share a SID."""
+    if not (source.codebook_sizes and path.is_file()):
+        _show_codes(console, path, source.summary(), source.largest_codes(), sizes_known=bool(source.codebook_sizes))
+        return
     sids = SidTable.load(path)
     table = Table(title=f"{path}  ·  {len(sids):,} items", title_justify="left")
     for name in ("level", "codebook", "used", "perplexity", "largest code"):
@@ -98,60 +59,71 @@ def show_sids(console: Console, path: Path) -> None:
 
 
 def show_directory(console: Console, path: Path) -> None:
-    """A model's directory, or everything in a run's."""
-    if (path / "config.json").exists():
-        show_model(console, path)
-        return
-    if (path / "manifest.json").exists():
-        show_live_index(console, path)
-        return
-    if any(path.glob("*.parquet")) and not RunDirectory(path).sids.exists():
-        show_table(console, path)
-        return
+    """A model's directory, a live index, a directory of tables, or everything in a run's."""
     run = RunDirectory(path)
-    shown = False
-    for part, show in ((run.sids, show_table), (run.model, show_model), (run.trie, show_trie)):
-        if part.exists():
+    if (path / "config.json").exists():
+        _show_model(console, path)
+    elif (path / "manifest.json").exists():
+        _show_live_index(console, path)
+    elif any(path.glob("*.parquet")) and not run.sids.exists():
+        show_table(console, path)
+    else:
+        parts = ((run.sids, show_table), (run.model, _show_model), (run.trie, show_trie))
+        existing = [(part, show) for part, show in parts if part.exists()]
+        if not existing:
+            raise DataError(
+                f"{path} is neither a model's directory, a run's nor a table's: it has no config.json, sids.parquet or index"
+            )
+        for part, show in existing:
             show(console, part)
-            shown = True
-    if not shown:
-        raise DataError(
-            f"{path} is neither a model's directory, a run's nor a table's: it has no config.json, sids.parquet or index"
-        )
 
 
-def show_live_index(console: Console, path: Path) -> None:
-    """A live index: what it holds now, beside any writer, and its base."""
+def _show_codes(console: Console, path: Path, summary: str, largest: dict[str, int | None], *, sizes_known: bool) -> None:
+    """A table of codes, or a directory of them: rows, levels, the largest codes. Reads no rows."""
+    console.print(f"{path}: {summary}", soft_wrap=True)
+    table = Table("column")
+    table.add_column("largest code", justify="right")
+    for name, code in largest.items():
+        table.add_row(name, "not in the file's statistics" if code is None else f"{code:,}")
+    console.print(table)
+    sizes = "" if sizes_known else " --codebook-sizes SIZES"
+    console.print(f"`leafbeam build {path}{sizes}` builds an index of it", soft_wrap=True)
+
+
+def _show_live_index(console: Console, path: Path) -> None:
+    """A live index: its current counts, which a writer may be changing, and its base."""
     from leafbeam.live import LiveIndex
 
     with LiveIndex.open(path, read_only=True) as index:
         status = index.status
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     console.print(f"{path}  ·  a live index of {status.num_items:,} items", soft_wrap=True)
-    table = Table(show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    table.add_row("changes ever", f"{status.number:,}")
-    table.add_row("changes in the log", f"{status.num_replayed:,}")
-    table.add_row("bytes of the log", f"{(path / manifest['log']).stat().st_size:,}")
-    table.add_row("items of the base", f"{status.num_base:,}")
-    table.add_row("of them deleted", f"{status.num_deleted:,}")
-    table.add_row("rows of the delta", f"{status.num_delta:,}")
+    table = Table("figure", show_header=False)
+    table.add_column(justify="right")
+    for name, value in (
+        ("changes ever", status.number),
+        ("changes in the log", status.num_replayed),
+        ("bytes of the log", (path / manifest["log"]).stat().st_size),
+        ("items of the base", status.num_base),
+        ("of them deleted", status.num_deleted),
+        ("rows of the delta", status.num_delta),
+    ):
+        table.add_row(name, f"{value:,}")
     console.print(table)
     if status.truncated_bytes:
-        console.print(f"{status.truncated_bytes:,} bytes at the log's end belong to a change that was never finished")
+        console.print(f"{status.truncated_bytes:,} bytes at the log's end belong to an unfinished change")
     show_trie(console, path / manifest["base"])
 
 
-def show_model(console: Console, path: Path) -> None:
+def _show_model(console: Console, path: Path) -> None:
     """A model: its shape, its vocabulary, its parameters."""
+    require("`leafbeam inspect` of a model", "torch")
     from leafbeam.model import EncoderDecoderConfig, load_model
 
     model = load_model(path)
     parameters = sum(weight.numel() for weight in model.parameters())
-    table = Table(title=f"{path}  ·  {parameters:,} parameters", title_justify="left", show_header=False)
-    table.add_column("setting")
-    table.add_column("value", justify="right")
+    table = Table("setting", title=f"{path}  ·  {parameters:,} parameters", title_justify="left", show_header=False)
+    table.add_column(justify="right")
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     if isinstance(model.config, EncoderDecoderConfig):
         names = ("d_model", "d_ff", "num_layers", "num_decoder_layers", "num_heads", "num_experts")

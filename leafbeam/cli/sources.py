@@ -1,26 +1,25 @@
-"""Where a run's log comes from, and reading it, whatever its format."""
+"""The interaction log of a run: its path and format, and reading it."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
+from leafbeam.cli.options import Format
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train.amazon import load_amazon
 from leafbeam.train.data import InteractionLog, load_log
 from leafbeam.train.movielens import load_movielens
 
-__all__ = ["Format", "Source"]
-
-Format = Literal["tables", "amazon", "movielens"]
+__all__ = ["Source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The place of a log, noted in a run so that later commands read the same.
+    """A log's path and format, saved in a run so that later commands read the same log.
 
-    path: a directory with interactions.* and items.* (tables) or of MovieLens, or a file of Amazon reviews.
-    items: the file of Amazon metadata, if there is one. k_core: keep only users and items with so many interactions.
+    path: a directory of tables (interactions.*, items.*) or of MovieLens, or a file of Amazon reviews.
+    items: the file of Amazon metadata, if any. k_core: keep only users and items with at least so many interactions.
     """
 
     path: Path
@@ -35,31 +34,29 @@ class Source:
             raise ArgumentError("--metadata goes with --format amazon; other formats have their items in the directory")
 
     def read(self) -> InteractionLog:
-        """The log. Raises DataError where it cannot be read as one."""
+        """The log. Raises DataError where it cannot be read."""
         if self.kind == "amazon":
             return load_amazon(self.path, self.items, k_core=self.k_core)
-        if self.kind == "movielens":
-            return load_movielens(self.path, k_core=self.k_core)
-        return load_log(self.path, k_core=self.k_core)
+        return (load_movielens if self.kind == "movielens" else load_log)(self.path, k_core=self.k_core)
 
     @property
     def directory(self) -> Path:
-        """The directory that it lies in, where rules.toml may lie too."""
+        """The directory of the log, which may hold a rules.toml too."""
         return self.path if self.path.is_dir() else self.path.parent
 
     def save(self, path: Path) -> None:
-        """Write it down; paths are absolute, so that it does not matter where the next command is typed."""
+        """Write it as JSON with absolute paths."""
         items = None if self.items is None else str(self.items.resolve())
-        noted = {"data": str(self.path.resolve()), "format": self.kind, "metadata": items, "k_core": self.k_core}
+        fields = {"data": str(self.path.resolve()), "format": self.kind, "metadata": items, "k_core": self.k_core}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Source":
-        """Read what `save` wrote; DataError where it is not that."""
+        """Read what `save` wrote. Raises DataError for anything else."""
         try:
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            items = None if noted["metadata"] is None else Path(noted["metadata"])
-            return cls(path=Path(noted["data"]), kind=noted["format"], items=items, k_core=int(noted["k_core"]))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            items = None if fields["metadata"] is None else Path(fields["metadata"])
+            return cls(path=Path(fields["data"]), kind=fields["format"], items=items, k_core=int(fields["k_core"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} cannot be read ({error}): run `leafbeam fit-sids --data ...` again") from error

@@ -2,13 +2,17 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from leafbeam.cli.console import Bar, done, next_step, stderr, stdout
-from leafbeam.cli.run import RunDirectory, RunOption
+from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.options import DeviceOption, RunOption
+from leafbeam.cli.run import RunDirectory
+from leafbeam.errors import ArgumentError
+from leafbeam.extras import require, require_device
 
 __all__ = ["train"]
 
@@ -16,118 +20,113 @@ __all__ = ["train"]
 def train(
     run: RunOption = Path("runs/shop"),
     minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Stop after so many minutes. [dim]The preset's: 10[/dim]")
+        float | None, typer.Option("--minutes", help="Stop after this many minutes. [dim]The preset's: 10[/dim]")
     ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Or after so many passes over the log.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Or after so many updates.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides the first weights, the order of the data, dropout.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's checkpoint.")] = False,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Stop after this many passes over the log.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Stop after this many updates.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the initial weights, the order of the data and dropout.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's checkpoint.")] = False,
     architecture: Annotated[
-        str, typer.Option("--architecture", help="decoder-only (Qwen3) or encoder-decoder (T5, TIGER).")
+        Literal["decoder-only", "encoder-decoder"],
+        typer.Option("--architecture", help="Qwen3's decoder, or T5's encoder and decoder (TIGER)."),
     ] = "decoder-only",
-    experts: Annotated[int, typer.Option("--experts", help="Of each decoder layer of an encoder-decoder; 0: none.")] = 0,
+    experts: Annotated[
+        int, typer.Option("--experts", help="Experts of each decoder layer of an encoder-decoder; 0: none.")
+    ] = 0,
     size: Annotated[
-        str, typer.Option("--preset", help="tiny, small or base: the model's size and the training that suits it.")
+        Literal["tiny", "small", "base"], typer.Option("--preset", help="Size of the model, and the training that suits it.")
     ] = "small",
     layers: Annotated[
-        int | None, typer.Option("--layers", help="Layers of the model, of each half of one. [dim]As in Recipe[/dim]")
+        int | None, typer.Option("--layers", help="Layers of the model, or of each of its halves. [dim]The preset's[/dim]")
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", help="Hidden size: a multiple of 32. [dim]As in Recipe[/dim]")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="At its peak. [dim]As in Recipe[/dim]")] = None,
+    width: Annotated[int | None, typer.Option("--width", help="Hidden size, a multiple of 32. [dim]The preset's[/dim]")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--learning-rate", help="Peak learning rate. [dim]The preset's[/dim]")
+    ] = None,
     max_items: Annotated[
-        int | None, typer.Option("--max-items", help="The longest history the model is shown. [dim]As in Recipe[/dim]")
+        int | None, typer.Option("--max-items", help="The longest history the model reads. [dim]The preset's[/dim]")
     ] = None,
     user_tokens: Annotated[
-        int, typer.Option("--user-tokens", help="Hash customers to so many tokens before the history (TIGER: 2000); 0: none.")
+        int, typer.Option("--user-tokens", help="Hash users to this many tokens before the history (TIGER: 2000); 0: none.")
     ] = 0,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")] = "cpu",
+    device: DeviceOption = "cpu",
 ) -> None:
-    """Train a model on the training part of the log: all but each customer's last two items.
+    """Train a model on the training part of the log: everything but each user's last two items.
 
-    Ctrl-C leaves a checkpoint; --resume goes on from it.
+    Ctrl-C leaves a checkpoint, and --resume continues from it.
     """
-    from dataclasses import replace
-    from typing import get_args
-
+    if width is not None and (width % 32 or width < 32):
+        raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
+    paths = RunDirectory(run)
+    sids_path = paths.existing(paths.sids, "fit-sids")
+    source_path = paths.existing(paths.source, "fit-sids")
+    require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.cli.sources import Source
-    from leafbeam.errors import ArgumentError
     from leafbeam.semid import SidTable
-    from leafbeam.train.presets import PresetName, preset
-    from leafbeam.train.recipe import Architecture, Budget
+    from leafbeam.train.presets import preset
+    from leafbeam.train.recipe import Budget
     from leafbeam.train.split import leave_one_out
     from leafbeam.train.trainer import TrainStats
     from leafbeam.train.trainer import train as fit
 
-    if width is not None and (width % 32 or width < 32):
-        raise ArgumentError(f"--width {width}: a multiple of 32, the size of an attention head")
-    which = next((name for name in get_args(Architecture) if name == architecture), None)
-    if which is None:
-        raise ArgumentError(f"--architecture {architecture}: choose one of {', '.join(get_args(Architecture))}")
-    named = next((name for name in get_args(PresetName) if name == size), None)
-    if named is None:
-        raise ArgumentError(f"--preset {size}: choose one of {', '.join(get_args(PresetName))}")
-    given = minutes is not None or epochs is not None or steps is not None
-    budget = Budget(minutes=minutes, epochs=epochs, steps=steps) if given else None
-    recipe = preset(named, budget=budget, seed=seed, architecture=which)
-    if experts:
-        recipe = replace(recipe, num_experts=experts)
-    if user_tokens:
-        recipe = replace(recipe, num_users=user_tokens)
+    limited = minutes is not None or epochs is not None or steps is not None
+    budget = Budget(minutes=minutes, epochs=epochs, steps=steps) if limited else None
+    recipe = preset(size, budget=budget, seed=seed, architecture=architecture)
+    changes: dict[str, Any] = {
+        "num_experts": experts or None,
+        "num_users": user_tokens or None,
+        "num_hidden_layers": layers,
+        "max_items": max_items,
+        "learning_rate": learning_rate,
+    }
     if width is not None:
         heads = width // recipe.head_dim
-        recipe = replace(recipe, hidden_size=width, intermediate_size=3 * width)
-        recipe = replace(recipe, num_attention_heads=heads, num_key_value_heads=heads)
-    if layers is not None:
-        recipe = replace(recipe, num_hidden_layers=layers)
-    if max_items is not None:
-        recipe = replace(recipe, max_items=max_items)
-    if learning_rate is not None:
-        recipe = replace(recipe, learning_rate=learning_rate)
-    here = RunDirectory(run)
-    sids = SidTable.load(here.need(here.sids, "fit-sids"))
-    log = Source.load(here.need(here.source, "fit-sids")).read()
+        changes |= {"hidden_size": width, "intermediate_size": 3 * width}
+        changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    require_device(device)
+    sids = SidTable.load(sids_path)
+    log = Source.load(source_path).read()
     split = leave_one_out(log)
 
     console = stdout()
     began = time.perf_counter()
-    moments: list[TrainStats] = []
+    latest: list[TrainStats] = []
 
-    def show(moment: TrainStats) -> None:
-        moments[:] = [moment]
-        left = f"{moment.remaining_s / 60:.1f} min left" if moment.step > 20 else ""
-        recall = "" if moment.recall is None else f"recall@10 {moment.recall:.4f}  "
-        note = f"step {moment.step:,}  loss {moment.loss:.3f}  {recall}{moment.items_per_second:,.0f} items/s  {left}"
-        bar.show("training", moment.share, note)
+    def show(stats: TrainStats) -> None:
+        latest[:] = [stats]
+        left = f"{stats.remaining_s / 60:.1f} min left" if stats.step > 20 else ""
+        recall = "" if stats.recall is None else f"recall@10 {stats.recall:.4f}  "
+        note = f"step {stats.step:,}  loss {stats.loss:.3f}  {recall}{stats.items_per_second:,.0f} items/s  {left}"
+        bar.show("training", stats.share, note)
 
     try:
-        with Bar(stderr(), "training") as bar:
-            model = fit(log, split, sids, recipe, here.path, progress=show, resume=resume, device=device)
+        with Bar("training") as bar:
+            model = fit(log, split, sids, recipe, run, progress=show, resume=resume, device=device)
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
-        words = sys.argv[1:] if "--resume" in sys.argv else [*sys.argv[1:], "--resume"]
-        next_step(console, "leafbeam", *words)
+        next_step(console, "leafbeam", *sys.argv[1:], *([] if resume else ["--resume"]))
         raise typer.Exit(130) from None
-    if not moments:
+    if not latest:
         console.print("Nothing was left to train: the checkpoint had used up this budget.")
-        next_step(console, "leafbeam", "evaluate", "--run", run)
-        return
-    last = moments[0]
-    parameters = sum(weight.numel() for weight in model.parameters())
-    done(
-        console,
-        what=f"{here.model}: {parameters:,} parameters, {last.step:,} steps, {last.epochs:.1f} passes over "
-        f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f}",
-        seconds=time.perf_counter() - began,
-    )
-    here.add_to_report(
-        "train",
-        {
-            "parameters": parameters,
-            "steps": last.step,
-            "epochs": last.epochs,
-            "loss": last.loss,
-            "seconds": last.seconds,
-            "items_per_second": last.items_per_second,
-        },
-    )
+    else:
+        last = latest[0]
+        parameters = sum(weight.numel() for weight in model.parameters())
+        done(
+            console,
+            f"{paths.model}: {parameters:,} parameters, {last.step:,} steps, {last.epochs:.1f} passes over "
+            f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f}",
+            since=began,
+        )
+        paths.add_to_report(
+            "train",
+            {
+                "parameters": parameters,
+                "steps": last.step,
+                "epochs": last.epochs,
+                "loss": last.loss,
+                "seconds": last.seconds,
+                "items_per_second": last.items_per_second,
+            },
+        )
     next_step(console, "leafbeam", "evaluate", "--run", run)

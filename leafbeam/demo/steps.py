@@ -19,7 +19,7 @@ from leafbeam.errors import DemoError
 
 __all__ = ["Answer", "Server", "run_command", "running_server"]
 
-PYTHON = (sys.executable, "-m", "leafbeam.cli")
+PYTHON = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 READY_SECONDS = 90.0
 STOP_SECONDS = 15.0
