@@ -1,17 +1,13 @@
-"""Options that several commands share, and the values of options that take one of a few words.
-
-The words are spelled out here, because the modules that define them import torch or scikit-learn.
-"""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["CollisionStrategy", "DeviceOption", "Format", "RunOption", "ScoringOption"]
+__all__ = ["DeviceOption", "Format", "RunOption", "ScoringOption"]
 
 Format = Literal["tables", "amazon", "movielens"]
-CollisionStrategy = Literal["level", "free", "hungarian", "sinkhorn", "none"]
 
 RunOption = Annotated[Path, typer.Option("--run", help="The run directory, where commands leave files for one another.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1, ...")]

@@ -3,16 +3,17 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import CollisionStrategy, Format, RunOption
+from leafbeam.cli.options import Format, RunOption
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
+from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
 __all__ = ["fit_sids"]
 
@@ -33,7 +34,7 @@ def fit_sids(
         int, typer.Option("--core", help="Keep only users and items with at least this many interactions. [dim]All[/dim]")
     ] = 0,
     method: Annotated[
-        Literal["kmeans", "rqvae"],
+        Method,
         typer.Option("--quantiser", help="Residual k-means of the vectors, or a residual-quantised autoencoder."),
     ] = "kmeans",
     codebooks: Annotated[
@@ -65,16 +66,15 @@ def fit_sids(
     """
     default_codebooks = "256,256,256,256" if method == "rqvae" else "256,256,256"
     sizes = parse_sizes(codebooks or default_codebooks, "--codebooks")
+    quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
+    embedding = EmbeddingConfig(text=text) if behaviour else EmbeddingConfig(text=text, behaviour_dims=0)
     if plot is not None:
         check_plot(plot)
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.cli.sources import Source
-    from leafbeam.semid import EmbeddingConfig, QuantiserConfig
     from leafbeam.train.split import leave_one_out
 
     console = stdout()
-    quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
-    embedding = EmbeddingConfig(text=text) if behaviour else EmbeddingConfig(text=text, behaviour_dims=0)
     paths = RunDirectory(run)
     source = Source(path=data or run, kind=kind, items=metadata, k_core=k_core)
     began = time.perf_counter()

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from leafbeam import Trie
 from leafbeam.cli import app
-from leafbeam.cli.codes import CodesTable, parse_bytes, parse_sizes
-from leafbeam.cli.plan import parse_plan
+from leafbeam.cli.codes import CodesTable
+from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, LeafbeamError
@@ -119,7 +119,7 @@ def list_table(*lists: object, ids: object = None) -> pa.Table:
         (list_table([1, 2], [2, 2], ids=[7, 7]), ("--codebook-sizes", "3"), "1 item ids occur more than once, 7 among"),
         (list_table([1, 2]), ("--codebook-sizes", "3,3,3"), "row 0 has 2 codes: expected 3"),
         (list_table([1, 2]), (), "how many codes each of its 2 levels has: pass --codebook-sizes"),
-        (list_table([1, 2]), ("--codebook-sizes", "0"), "expected one number"),
+        (list_table([1, 2]), ("--codebook-sizes", "0"), "expected the number of codes of each level"),
         (list_table([1, 2]), ("--codebook-sizes", "9999999999"), "expected 1 to 2^31"),
         (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "much"), "such as 4GiB"),
         (list_table([1, 2]), ("--codebook-sizes", "3", "--memory-limit", "0"), "memory_limit is 0"),
@@ -280,7 +280,7 @@ def test_a_table_of_codes_can_be_looked_at_before_it_is_built(tmp_path: Path, ho
 def test_a_table_without_statistics_says_so(tmp_path: Path) -> None:
     codes, names = rows()
     pq.write_table(pa.table({"item_id": names, **code_arrays(codes, "c")}), tmp_path / "x.parquet", write_statistics=False)
-    assert call("inspect", tmp_path / "x.parquet").stdout.count("not noted") == 3
+    assert call("inspect", tmp_path / "x.parquet").stdout.count("not in the file's statistics") == 3
     assert "largest codes" not in call("build", tmp_path / "x.parquet").stderr
 
 

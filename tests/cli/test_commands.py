@@ -79,19 +79,19 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("fit-sids", "--format", "xml"), "choose one of tables, amazon, movielens"),
+        (("fit-sids", "--format", "xml"), "not one of 'tables', 'amazon', 'movielens'"),
         (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
-        (("fit-sids", "--codebooks", "0,4"), "at least one code"),
-        (("fit-sids", "--collision-strategy", "glue"), "choose one of level, free, hungarian, sinkhorn, none"),
+        (("fit-sids", "--codebooks", "0,4"), "of each level, at least 1"),
+        (("fit-sids", "--collision-strategy", "glue"), "not one of 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
         (("fit-sids", "--metadata", "meta.json"), "goes with --format amazon"),
-        (("fit-sids",), "holds no interactions.parquet"),
+        (("fit-sids",), "interactions.parquet"),
         (("fit-sids", "--data", "nowhere/at/all"), "there is no directory nowhere/at/all"),
         (("train", "--width", "33"), "multiple of 32"),
-        (("evaluate", "--scoring", "fulll"), "full or allowed"),
-        (("evaluate", "--part", "train"), "test or valid"),
+        (("evaluate", "--scoring", "fulll"), "not one of 'full', 'allowed'"),
+        (("evaluate", "--part", "train"), "not one of 'test', 'valid'"),
         (("evaluate", "--users", "0"), "at least one"),
-        (("recommend",), "--history A,B,C or --user U"),
-        (("recommend", "--history", "a", "--user", "b"), "--history A,B,C or --user U"),
+        (("recommend",), "one of --history A,B,C, --user U or --users TABLE"),
+        (("recommend", "--history", "a", "--user", "b"), "one of --history A,B,C, --user U or --users TABLE"),
     ],
 )
 def test_settings_out_of_range_say_what_was_expected(tmp_path: Path, words: tuple[str, ...], message: str):
