@@ -19,9 +19,8 @@ import numpy as np
 
 from benchmarks.rows import interleaved, spread
 from benchmarks.vocabulary import real_vocabulary
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.json_schema import schema_pattern
-from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import MissingExtraError
 
 __all__ = ["measure", "runs"]
@@ -129,9 +128,9 @@ def measure(name: str, language: _Language, repeats: int) -> tuple[dict[str, Any
         "outlines_core_over_leafbeam": round(ms["outlines-core"]["p50"] / ms["leafbeam"]["p50"], 1),
         "vocabulary_ms": spread(interleaved({"leafbeam": lambda: TokenTrie.of(vocabulary)}, 3)["leafbeam"], 1e-3),
         "states": ours.num_states,
-        "row_entries": len(ours.rows.code_E),
-        "masks": len(ours.rows.mask_MW),
-        "states_with_masks": int((ours.rows.mask_S >= 0).sum()),
+        "row_entries": len(ours.arrays.code_E),
+        "masks": len(ours.arrays.mask_MW),
+        "states_with_masks": int((ours.arrays.mask_S >= 0).sum()),
         "nbytes": ours.nbytes,
         "parts": ours.parts,
         "look_ups_us": _look_ups(ours, grammar),

@@ -19,7 +19,7 @@ from benchmarks.resident import peak_bytes
 from benchmarks.workloads import random_chunk, random_codes
 from leafbeam.index import Trie
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 __all__ = ["measure", "measure_chunks"]
 
@@ -90,7 +90,7 @@ def _build_chunks(distribution: str, num_items: int, memory_limit: int, seed: in
         trie.leaf_of(sid) == leaf
         for leaf, sid in zip(sample[:200] % trie.num_leaves, trie.codes_at(sample[:200] % trie.num_leaves), strict=True)
     )
-    plan = Plan.of(trie)
+    plan = MemoryEstimate.of(trie)
     return {
         "leafbeam_s": round(adding + finishing, 2),
         "adding_s": round(adding, 2),
@@ -142,7 +142,7 @@ def _build_ours(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
         "load_ms": round(load_ms, 2),
         "bytes_per_item": round(trie.bytes_per_item, 2),
         "packed_bytes_per_item": round(trie.packed().bytes_per_item, 2),
-        "entropy_bytes_per_item": round(Plan.of(trie).entropy_bits / 8 / num_items, 2),
+        "entropy_bytes_per_item": round(MemoryEstimate.of(trie).entropy_bits / 8 / num_items, 2),
         "order_bytes_per_item": round(trie.items.nbytes / num_items, 2),
         "peak_over_result": round((peak - result) / result, 2),
     }

@@ -23,8 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.rows import spread
 from benchmarks.vocabulary import SIZE, real_vocabulary
-from leafbeam.automata.automaton import Automaton
-from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.decode import SequenceSearch
 from leafbeam.ops.head import HeadCosts, cpu
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.workloads import random_codes
 from leafbeam.index import Trie
 from leafbeam.index.level import code_dtype
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 __all__ = ["Catalog", "Shape"]
 
@@ -37,7 +37,7 @@ class Shape:
     @property
     def needs(self) -> int:
         """Bytes that making it takes at its peak, about: the table, the sort, the index (`Trie.build`'s own figure)."""
-        plan = Plan.uniform(self.num_items, self.codebook_sizes)
+        plan = MemoryEstimate.uniform(self.num_items, self.codebook_sizes)
         row = np.dtype(code_dtype(self.num_codes)).itemsize * self.num_levels
         return self.num_items * (row + 33) + plan.nbytes + plan.items
 

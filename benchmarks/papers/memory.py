@@ -16,7 +16,7 @@ from benchmarks.papers.paper import BYTES_PER_MILLION, USED_SHARE
 from benchmarks.papers.report import by_distribution, size_name
 from benchmarks.peers.csr import CsrArrays
 from benchmarks.workloads import DISTRIBUTIONS
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 __all__ = ["EXPERIMENT"]
 
@@ -44,7 +44,7 @@ def _shapes(quick: bool) -> list[Shape]:
 
 def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
     """Bytes of each. computed: those that were reckoned from node counts because the arrays do not fit, never built."""
-    uniform = Plan.uniform(shape.num_items, shape.codebook_sizes)
+    uniform = MemoryEstimate.uniform(shape.num_items, shape.codebook_sizes)
     if shape.needs > setting.memory:
         reason = f"the catalog does not fit: needs {gib(shape.needs)} of {gib(setting.memory)}"
         nbytes = {"U_max": uniform.static.upper_bound}
@@ -54,7 +54,7 @@ def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
         computed = [name for name in ("leafbeam", "entropy") if name in nbytes]
         return {"num_leaves": None, "nbytes": nbytes, "computed": computed, "left_out": left_out}
     catalog = Catalog.make(shape)
-    plan = Plan.of(catalog.trie)
+    plan = MemoryEstimate.of(catalog.trie)
     nodes_L = catalog.nodes_L
     nbytes = {
         "U_max": plan.static.upper_bound,

@@ -91,8 +91,8 @@ class LoadRun:
 
     @property
     def _leaf_of_row(self) -> NDArray[np.int64]:
-        places = self.trie.items.place_N.astype(np.int64)
-        first = self.trie.items.first_M1
+        places = self.trie.items.ordinal_N.astype(np.int64)
+        first = self.trie.items.leaf_indptr
         return places if first is None else np.searchsorted(first, places, side="right") - 1
 
 

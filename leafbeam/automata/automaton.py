@@ -1,6 +1,6 @@
-"""Any regular language over tokens: which may come next, and where they lead.
+"""`Automaton`: any regular language over tokens as a constraint.
 
-Shapes: S states, E entries of rows, M masks of W words, V tokens, R states asked for, C legal tokens of all of them.
+Shapes: S states, V tokens, R requested states, C legal tokens of all of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata import automaton_file
-from leafbeam.automata import kernels as lookup
-from leafbeam.automata import sources as automaton_source
-from leafbeam.automata.forced_chains import Chains
-from leafbeam.automata.sources import Limits, Rows
+from leafbeam.automata import automaton_file, kernels, sources
+from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits
+from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError
 from leafbeam.index.bitmap import Bitmap
@@ -29,20 +27,17 @@ __all__ = ["Automaton"]
 Vocabulary = Sequence[bytes | None] | TokenTrie
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Automaton:
-    """A set of token sequences as a graph: a state is all that matters of what was said so far, and knows what may follow.
+    """A set of token sequences as a minimal deterministic automaton; loops are allowed, so the set may be infinite.
 
-    Think of it as the trie of all legal sequences in which equal subtrees are one: it may have loops, so the set may be
-    infinite. State 0 is the start. There are no dead ends: from every state something can be completed. `accepts` says where a
-    sequence may end; the model's end-of-sequence token is not part of the language and is the caller's to add there. State -1
-    is dead: nothing is legal in it, and it stays so.
+    State 0 is the start, -1 is dead: nothing is legal in it and it stays dead. Every other state can reach acceptance.
+    `accepts` says where a sequence may end; the model's end-of-sequence token is not in the language: callers add it there.
 
-    Few legal tokens in a state are a row of (token, next state), 8 bytes each; many are a bit mask, which states that allow the
-    same tokens share, and the next state is found by walking the byte automaton over the token's bytes (0.1 µs).
+    A state with few legal tokens has a row of (token, next state), 8 bytes each. A state with many has a bit mask, shared by
+    states that allow the same tokens; the next state is found by walking the byte automaton over the token's bytes (0.1 µs).
 
-    rows: the arrays (`Rows`). chains: forced chains, None unless `compress` was asked for.
-    Immutable. `nbytes` is exact; `parts` says by what.
+    chains: the forced chains, None unless `compress` was called. `nbytes` is exact; `parts` splits it.
 
     >>> tokens = [b"a", b"b", b"ab", None]
     >>> automaton = Automaton.from_choices(["ab", "b"], tokens)
@@ -50,8 +45,8 @@ class Automaton:
     ([0, 1, 2], True, True)
     """
 
-    rows: Rows
-    chains: Chains | None = None
+    arrays: AutomatonArrays
+    chains: ForcedChains | None = None
 
     @classmethod
     def from_regex(
@@ -67,16 +62,15 @@ class Automaton:
         """Every way to write a text that `pattern` matches as a whole.
 
         pattern: the syntax of Rust's regex crate (docs/automata.md). vocabulary: the bytes of each token by its id, None for
-        tokens that never stand for text; make a `TokenTrie` of it where several automata share one. What cannot be written
-        with the vocabulary's tokens is not in the language. compress: see `compress`. max_states, max_bytes: the budget.
-        dense_share: states with more of the vocabulary legal than this get masks; at 1/64 a mask is as large as the row that
-        it stands for.
+        special tokens; several automata can share a `TokenTrie`. Texts that the tokens cannot spell are not in the language.
+        compress: see `compress`. max_states, max_bytes: limits of the automaton's size.
+        dense_share: states with more than this share of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
 
-        Raises AutomatonError (pattern, vocabulary, nothing left, over budget), MissingExtraError without outlines-core.
+        Raises AutomatonError (pattern, vocabulary, empty language, above a limit), MissingExtraError without outlines-core.
         Cost: docs/automata.md; milliseconds for most, after 0.1 s for the vocabulary.
         """
-        limits = Limits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(automaton_source.from_pattern(pattern, TokenTrie.of(vocabulary), limits), compress)
+        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
+        return cls._of(sources.from_pattern(pattern, TokenTrie.of(vocabulary), limits), compress)
 
     @classmethod
     def from_json_schema(
@@ -89,13 +83,12 @@ class Automaton:
         max_bytes: int = 1 << 30,
         dense_share: float = 1 / 64,
     ) -> Automaton:
-        """Every way to write an instance of a JSON Schema, as far as the schema is regular (`schema_pattern` says what that
-        is).
+        """Every way to write an instance of a JSON Schema; `schema_pattern` lists the supported keywords.
 
-        Raises AutomatonError, with its place, for what cannot be held to, and as `from_regex` does.
+        Raises AutomatonError with the JSON pointer of an unsupported keyword, and as `from_regex` does.
         """
-        limits = Limits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(automaton_source.from_schema(schema, TokenTrie.of(vocabulary), limits), compress)
+        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
+        return cls._of(sources.from_schema(schema, TokenTrie.of(vocabulary), limits), compress)
 
     @classmethod
     def from_choices(
@@ -110,10 +103,10 @@ class Automaton:
     ) -> Automaton:
         """Every way to write one of some texts. Needs no optional package.
 
-        Raises AutomatonError where there are none, or one is neither text nor bytes or cannot be written with the vocabulary.
+        Raises AutomatonError for no choices, for one that is neither text nor bytes, or that the tokens cannot spell.
         """
-        limits = Limits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(automaton_source.from_choices(choices, TokenTrie.of(vocabulary), limits), compress)
+        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
+        return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), limits), compress)
 
     @classmethod
     def from_sequences(
@@ -125,39 +118,36 @@ class Automaton:
         max_states: int = 1_000_000,
         max_bytes: int = 1 << 30,
     ) -> Automaton:
-        """Some token sequences and no others: the language of `Trie.from_sequences`, with equal suffixes stored once.
+        """The language of these token sequences, with equal suffixes stored once.
 
-        It has no item ids, filters or changes, which is what `Trie` is for. Cost: one sort and O(E log S).
-        Raises CodesError for a sequence that is not one (more than 64 tokens, a token outside the vocabulary), AutomatonError
-        where there are none.
+        Use `Trie.from_sequences` for item ids, filters and changes. Cost: one sort and O(E log S) for E tokens.
+        Raises CodesError for more than 64 tokens or a token outside the vocabulary, AutomatonError for no sequences.
         """
-        limits = Limits(max_states=max_states, max_bytes=max_bytes, dense_share=1.0)
-        return cls._of(automaton_source.from_sequences(sequences, vocabulary_size, limits), compress)
+        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=1.0)
+        return cls._of(sources.from_sequences(sequences, vocabulary_size, limits), compress)
 
     @classmethod
-    def _of(cls, rows: Rows, compress: bool) -> Automaton:
-        made = cls(rows=rows)
-        return made.compress() if compress else made
+    def _of(cls, arrays: AutomatonArrays, compress: bool) -> Automaton:
+        automaton = cls(arrays=arrays)
+        return automaton.compress() if compress else automaton
 
     def compress(self) -> Automaton:
-        """The same automaton with its forced chains found (`chains`): states with one legal token, where no sequence may end.
+        """The same automaton with its forced chains (`chains`): runs of states that allow exactly one token and no end.
 
-        Taking such a token without asking the model cannot change which sequences are found: it is the only legal one. Its
-        log-probability is 0 where scores are normalised over legal tokens; over the whole vocabulary the chain still has to
-        be scored, in one pass. For sequences and choices this is on by default.
+        Taking a forced token without a model call is exact. Its log-probability is 0 where scores are normalised over legal
+        tokens; over the whole vocabulary the chain still has to be scored, in one forward pass. Default for sequences and
+        choices.
 
-        For text it is opt-in, and no saving to count on: where every letter is a token, several tokens are legal even in the
-        middle of a fixed word. There the *text* may be forced (`forced_bytes`) though no token is. Writing that text down and
-        re-tokenising it saves rounds, but the model then continues from tokens that it might not have chosen, and its answers
-        change: a decision for the caller.
+        For text it is opt-in and rarely saves model calls: where single letters are tokens, several tokens are legal even
+        inside a fixed word. There the *text* is forced (`forced_bytes`), but no token is. Re-tokenising forced text saves model
+        calls but changes results: the model continues from tokens that it might not have chosen.
         """
-        counts_S = self.num_allowed(np.arange(self.num_states))
-        forced_S = (counts_S == 1) & ~self.accepting.has(np.arange(self.num_states))
-        states = np.flatnonzero(forced_S)
-        token_S, then_S = np.full(self.num_states, -1, np.int32), np.arange(self.num_states, dtype=np.int32)
+        all_states = np.arange(self.num_states)
+        states = np.flatnonzero((self.num_allowed(all_states) == 1) & ~self.accepting.has(all_states))
+        token_S, next_S = np.full(self.num_states, -1, np.int32), all_states.astype(np.int32)
         token_S[states] = self.legal(states)[1]
-        then_S[states] = self.step(states, token_S[states])
-        return replace(self, chains=Chains.of(token_S, then_S))
+        next_S[states] = self.step(states, token_S[states])
+        return replace(self, chains=ForcedChains.of(token_S, next_S))
 
     def allowed(self, state: int) -> NDArray[np.int32]:
         """The tokens that are legal in a state, ascending."""
@@ -171,34 +161,33 @@ class Automaton:
         return after
 
     def accepts(self, state: int) -> bool:
-        """May a sequence end in this state?"""
+        """Whether a sequence may end in this state."""
         return self._states(np.array([state]))[0] in self.accepting
 
     def is_final(self, state: int) -> bool:
-        """Must a sequence end in this state (it may, and no token is legal)?"""
+        """Whether a sequence must end in this state: it may, and no token is legal."""
         return self.accepts(state) and not self.num_allowed(np.array([state]))[0]
 
     def num_allowed(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are legal in each state."""
-        return np.diff(lookup.row_pointers(self._states(states_R), self.rows.row_ptr_S1, self.rows.mask_S, self._count_M))
+        return np.diff(kernels.legal_indptr(self._states(states_R), self.arrays.table, self._count_M))
 
     def legal(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """(pointer_R1, code_C): the legal tokens of each state, ascending, end to end; none for state -1.
+        """(indptr, code_C): the legal tokens of each state, ascending, joined; none for state -1.
 
         Cost: 1 ns a token. Raises AutomatonError for a state outside -1 to S - 1.
         """
-        states, rows = self._states(states_R), self.rows
-        pointer_R1 = lookup.row_pointers(states, rows.row_ptr_S1, rows.mask_S, self._count_M)
-        code_C = np.empty(int(pointer_R1[-1]), np.int32)
-        lookup.fill_rows(states, pointer_R1, rows.row_ptr_S1, rows.code_E, rows.mask_S, rows.mask_MW, code_C)
-        return pointer_R1, code_C
+        states, table = self._states(states_R), self.arrays.table
+        indptr = kernels.legal_indptr(states, table, self._count_M)
+        code_C = np.empty(int(indptr[-1]), np.int32)
+        kernels.fill_legal(states, indptr, table, code_C)
+        return indptr, code_C
 
     def masks(self, states_R: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The legal tokens of each state as bits, int32 [R, ceil(V / 32)], least significant first: what serving engines
-        take."""
-        states, rows = self._states(states_R), self.rows
+        """The legal tokens of each state as bits, least significant first: int32 [R, ceil(V / 32)]."""
+        states, table = self._states(states_R), self.arrays.table
         out_RU = np.empty((len(states), (self.vocabulary_size + 31) // 32), np.uint32)
-        lookup.fill_masks(states, rows.row_ptr_S1, rows.code_E, rows.mask_S, rows.mask_MW.view(np.uint32), out_RU)
+        kernels.fill_masks(states, table, table.mask_MW.view(np.uint32), out_RU)
         return out_RU.view(np.int32)
 
     def step(self, states_R: NDArray[np.integer], codes_R: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -213,38 +202,35 @@ class Automaton:
         if codes.size and not 0 <= codes.min() <= codes.max() < self.vocabulary_size:
             bad = codes[(codes < 0) | (codes >= self.vocabulary_size)][0]
             raise AutomatonError(f"token {bad} is not in the vocabulary: expected 0 <= token < {self.vocabulary_size:,}")
-        rows, out_R = self.rows, np.empty(len(states), np.int32)
-        dfa = rows.dfa
-        walk = (dfa.class_256, dfa.first_X1, dfa.label_E, dfa.next_E, rows.bytes_T, rows.start_V1)
-        table = (rows.row_ptr_S1, rows.code_E, rows.next_E, rows.mask_S, rows.mask_MW)
-        lookup.step_states(states, codes.astype(np.int64), table, walk, out_R)
+        arrays, out_R = self.arrays, np.empty(len(states), np.int32)
+        edges, codes = arrays.dfa.edges, codes.astype(np.int64)
+        kernels.step_states(states, codes, arrays.table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
         return out_R
 
     def forced_bytes(self, state: int) -> bytes:
-        """The text that every completion from this state begins with; it may end within a character. Read `compress` first.
+        """The text that every completion from this state begins with; it may end inside a character. See `compress`.
 
         Empty for an automaton of sequences, which has no text.
         """
-        return self.rows.dfa.forced(int(self._states(np.array([state]))[0]))
+        return self.arrays.dfa.forced_bytes(int(self._states(np.array([state]))[0]))
 
     @property
     def num_states(self) -> int:
-        return len(self.rows.mask_S)
+        return len(self.arrays.mask_S)
 
     @property
     def vocabulary_size(self) -> int:
-        return self.rows.vocabulary_size
+        return self.arrays.vocabulary_size
 
     @property
     def accepting(self) -> Bitmap:
         """The states where a sequence may end."""
-        return self.rows.accepting
+        return self.arrays.accepting
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part: rows, masks, accepting, walk (byte automaton and the tokens' bytes, which automata may share),
-        chains."""
-        return {**self.rows.parts, "chains": self.chains.nbytes if self.chains else 0}
+        """Bytes by part: rows, masks, accepting, walk (byte automaton and the tokens' bytes), chains."""
+        return {**self.arrays.parts, "chains": self.chains.nbytes if self.chains else 0}
 
     @property
     def nbytes(self) -> int:
@@ -253,27 +239,27 @@ class Automaton:
     @cached_property
     def version(self) -> str:
         """Sixteen hex digits that change with the automaton. Cost: one read of its arrays, once."""
-        return digest(self.rows.tensors())
+        return digest(self.arrays.tensors())
 
     @cached_property
     def _count_M(self) -> NDArray[np.int64]:
-        return np.bitwise_count(self.rows.mask_MW).sum(axis=1, dtype=np.int64)
+        return np.bitwise_count(self.arrays.mask_MW).sum(axis=1, dtype=np.int64)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, replacing an old one in a single step."""
-        automaton_file.save(Path(path), self.rows, compressed=self.chains is not None)
+        """Write one safetensors file, replacing an old one atomically."""
+        automaton_file.save(Path(path), self.arrays, compressed=self.chains is not None)
 
     @classmethod
     def load(cls, path: str | Path) -> Automaton:
-        """Read a file written by `save`: mapped, but every array is read once and checked.
+        """Read a file written by `save`: memory-mapped, and every array is read once and checked.
 
         Raises IndexFileError where the file is missing, damaged, of another kind or of a newer format.
         """
-        rows, compressed = automaton_file.load(Path(path))
+        arrays, compressed = automaton_file.load(Path(path))
         try:
-            return cls._of(rows, compressed)
+            return cls._of(arrays, compressed)
         except AssertionError as error:
-            raise IndexFileError(f"{path} is damaged: a forced chain runs in a circle; build and save it again") from error
+            raise IndexFileError(f"{path} is damaged: a forced chain is a cycle; build and save it again") from error
 
     def __contains__(self, tokens: Sequence[int]) -> bool:
         state = 0
@@ -284,11 +270,7 @@ class Automaton:
         return state >= 0 and state in self.accepting
 
     def __repr__(self) -> str:
-        rows = self.rows
-        return (
-            f"Automaton({self.num_states:,} states over {self.vocabulary_size:,} tokens, {len(rows.code_E):,} row entries, "
-            f"{len(rows.mask_MW):,} masks of {int((rows.mask_S >= 0).sum()):,} states, {self.nbytes:,} bytes)"
-        )
+        return f"Automaton({self.num_states:,} states over {self.vocabulary_size:,} tokens, {self.nbytes:,} bytes)"
 
     def _states(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         states = np.asarray(states_R)

@@ -1,6 +1,6 @@
-"""A deterministic automaton over bytes, minimal and without dead ends: what composition with a vocabulary starts from.
+"""A deterministic finite automaton over bytes, minimal and without dead ends.
 
-Shapes: X states, E edges, C classes of bytes that no state tells apart, N strings, T bytes.
+Shapes: X states, E edges, N strings, T bytes or tokens of all of them.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.minimize import minimised
+from leafbeam.automata.minimize import Edges, minimize
 from leafbeam.jit import njit
 
-__all__ = ["ByteDFA", "prefix_tree", "run"]
+__all__ = ["ByteDFA", "DfaEdges", "indptr_of", "prefix_tree", "run"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DfaEdges(NamedTuple):
+    """The edges of a `ByteDFA`, as numba kernels read them."""
+
+    class_256: NDArray[np.uint8]
+    edge_indptr: NDArray[np.int32]
+    label_E: NDArray[np.uint8]
+    next_E: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ByteDFA:
-    """Think of it as a regular language of byte strings, written down in the only way that is smallest: state 0 is the start,
-    the others follow breadth first, every state can still reach acceptance.
+    """The smallest DFA of a regular language of byte strings: state 0 is the start, the others follow breadth first.
 
-    class_256: uint8, the class of each byte; bytes of one class lead to the same place from every state.
-    first_X1, label_E, next_E: the edges of state x, ascending by class, are first_X1[x] to first_X1[x + 1] - 1.
+    class_256: uint8, the class of each byte; bytes of one class lead to the same state from every state.
+    edge_indptr, label_E, next_E: the edges of state x, ascending by class, are edge_indptr[x] to edge_indptr[x + 1] - 1.
     accepting_X: where a string may end.
 
     A language without strings has no states. Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
@@ -34,7 +43,7 @@ class ByteDFA:
     """
 
     class_256: NDArray[np.uint8]
-    first_X1: NDArray[np.int32]
+    edge_indptr: NDArray[np.int32]
     label_E: NDArray[np.uint8]
     next_E: NDArray[np.int32]
     accepting_X: NDArray[np.bool_]
@@ -42,7 +51,7 @@ class ByteDFA:
     @classmethod
     def from_edges(
         cls,
-        first_X1: NDArray[np.int64],
+        edge_indptr: NDArray[np.int64],
         byte_E: NDArray[np.uint8],
         next_E: NDArray[np.int32],
         accepting_X: NDArray[np.bool_],
@@ -50,35 +59,36 @@ class ByteDFA:
     ) -> ByteDFA:
         """Put bytes into classes, drop useless states, merge equal ones. Cost: O(E log X).
 
-        The edges of state x are first_X1[x] to first_X1[x + 1] - 1, in any order, at most one for each byte.
+        The edges of state x are edge_indptr[x] to edge_indptr[x + 1] - 1, in any order, at most one for each byte.
         """
-        class_256, agreed, seed = np.zeros(256, np.uint8), False, 0
-        while not agreed:  # a hash of each byte's column, then a look at every edge: all but certain the first time
+        class_256, consistent, seed = np.zeros(256, np.uint8), False, 0
+        while not consistent:  # a hash of each byte's column, checked against every edge: a second seed is hardly ever needed
             seed += 1
-            agreed = _classes(first_X1, byte_E, next_E, np.uint64(seed * 2 + 1), class_256)
-        from_e, label_e, to_e = _by_class(first_X1, byte_E, next_E, class_256)
-        block_X, (from_e, label_e, to_e) = minimised((from_e, label_e, to_e), accepting_X, start)
+            consistent = _classes(edge_indptr, byte_E, next_E, np.uint64(seed * 2 + 1), class_256)
+        block_X, edges = minimize(Edges(*_by_class(edge_indptr, byte_E, next_E, class_256)), accepting_X, start)
         num_blocks = int(block_X.max(initial=-1)) + 1
         accepting_Y = np.zeros(num_blocks, np.bool_)
         accepting_Y[block_X[accepting_X & (block_X >= 0)]] = True
         return cls(
             class_256=class_256,
-            first_X1=np.searchsorted(from_e, np.arange(num_blocks + 1)).astype(np.int32),
-            label_E=label_e.astype(np.uint8),
-            next_E=to_e,
+            edge_indptr=np.searchsorted(edges.from_E, np.arange(num_blocks + 1)).astype(np.int32),
+            label_E=edges.label_E.astype(np.uint8),
+            next_E=edges.to_E,
             accepting_X=accepting_Y,
         )
 
     @classmethod
     def from_strings(cls, strings: Sequence[bytes]) -> ByteDFA:
-        """The strings and no others; the same one twice counts once. Cost: one sort and O(T log T)."""
+        """The language of these strings; repeated ones count once. Cost: one sort and O(T log T)."""
         ordered = sorted(set(strings))
-        start_N1 = np.concatenate([[0], np.cumsum(np.fromiter(map(len, ordered), np.int64, len(ordered)))])
-        bytes_T = np.frombuffer(b"".join(ordered), np.uint8)
-        parent_E, byte_E, accepting_X = prefix_tree(bytes_T, start_N1)
-        first_X1 = np.concatenate([[0], np.cumsum(np.bincount(parent_E, minlength=len(accepting_X)))])
+        parent_E, byte_E, accepting_X = prefix_tree(np.frombuffer(b"".join(ordered), np.uint8), indptr_of(ordered))
+        edge_indptr = np.concatenate([[0], np.cumsum(np.bincount(parent_E, minlength=len(accepting_X)))])
         order = np.argsort(parent_E, kind="stable")
-        return cls.from_edges(first_X1, byte_E[order], (order + 1).astype(np.int32), accepting_X, 0)
+        return cls.from_edges(edge_indptr, byte_E[order], (order + 1).astype(np.int32), accepting_X, 0)
+
+    @property
+    def edges(self) -> DfaEdges:
+        return DfaEdges(self.class_256, self.edge_indptr, self.label_E, self.next_E)
 
     @property
     def num_states(self) -> int:
@@ -86,8 +96,7 @@ class ByteDFA:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.class_256, self.first_X1, self.label_E, self.next_E, self.accepting_X)
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in (*self.edges, self.accepting_X))
 
     @property
     def used_256(self) -> NDArray[np.bool_]:
@@ -95,55 +104,63 @@ class ByteDFA:
         return np.isin(self.class_256, self.label_E)
 
     def accepts(self, text: bytes) -> bool:
-        """Is the whole text a string of the language?"""
+        """Whether the whole text is a string of the language."""
         if not self.num_states:
             return False
-        state = run(self.class_256, self.first_X1, self.label_E, self.next_E, np.frombuffer(text, np.uint8), 0, len(text), 0)
+        state = run(self.edges, np.frombuffer(text, np.uint8), 0, len(text), 0)
         return state >= 0 and bool(self.accepting_X[state])
 
-    def forced(self, state: int) -> bytes:
+    def forced_bytes(self, state: int) -> bytes:
         """The bytes that every string from a state on begins with: those before the first state with a choice or an end."""
-        found = bytearray()
+        forced = bytearray()
         size_256 = np.bincount(self.class_256, minlength=256)
-        while len(found) < self.num_states and state >= 0 and not self.accepting_X[state]:
-            edge = int(self.first_X1[state])
-            if self.first_X1[state + 1] - edge != 1 or size_256[self.label_E[edge]] != 1:
+        while len(forced) < self.num_states and state >= 0 and not self.accepting_X[state]:
+            edge = int(self.edge_indptr[state])
+            if self.edge_indptr[state + 1] - edge != 1 or size_256[self.label_E[edge]] != 1:
                 break
-            found.append(int(np.flatnonzero(self.class_256 == self.label_E[edge])[0]))
+            forced.append(int(np.flatnonzero(self.class_256 == self.label_E[edge])[0]))
             state = int(self.next_E[edge])
-        return bytes(found)
+        return bytes(forced)
 
     def renumbered(self, number_X: NDArray[np.int32]) -> ByteDFA:
         """The same automaton under other state numbers (a permutation)."""
         old_X = np.argsort(number_X)
-        counts_X = np.diff(self.first_X1)[old_X]
-        first_X1 = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts_X, dtype=np.int32)])
-        places_E = np.repeat(self.first_X1[:-1][old_X] - first_X1[:-1], counts_X) + np.arange(len(self.next_E))
+        counts_X = np.diff(self.edge_indptr)[old_X]
+        edge_indptr = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts_X, dtype=np.int32)])
+        edges_E = np.repeat(self.edge_indptr[:-1][old_X] - edge_indptr[:-1], counts_X) + np.arange(len(self.next_E))
         return ByteDFA(
             class_256=self.class_256,
-            first_X1=first_X1,
-            label_E=self.label_E[places_E],
-            next_E=number_X[self.next_E[places_E]],
+            edge_indptr=edge_indptr,
+            label_E=self.label_E[edges_E],
+            next_E=number_X[self.next_E[edges_E]],
             accepting_X=self.accepting_X[old_X],
         )
 
+    def __repr__(self) -> str:
+        return f"ByteDFA({self.num_states:,} states, {len(self.label_E):,} edges)"
+
+
+def indptr_of(strings: Sequence[bytes]) -> NDArray[np.int64]:
+    """Where each of some strings begins when they are joined, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)))])
+
 
 @njit(cache=True)
-def run(class_256, first_X1, label_E, next_E, bytes_T, begin, end, state):
+def run(edges, bytes_T, begin, end, state):
     """The state after bytes_T[begin:end], -1 where they lead nowhere."""
-    for place in range(begin, end):
-        label = class_256[bytes_T[place]]
-        low, high = first_X1[state], first_X1[state + 1]
-        past = high
+    for index in range(begin, end):
+        label = edges.class_256[bytes_T[index]]
+        low, high = edges.edge_indptr[state], edges.edge_indptr[state + 1]
+        stop = high
         while low < high:
             middle = (low + high) >> 1
-            if label_E[middle] < label:
+            if edges.label_E[middle] < label:
                 low = middle + 1
             else:
                 high = middle
-        if low == past or label_E[low] != label:
+        if low == stop or edges.label_E[low] != label:
             return -1
-        state = next_E[low]
+        state = edges.next_E[low]
     return state
 
 
@@ -156,11 +173,11 @@ def _mixed(first, second, seed):
 
 
 @njit(cache=True)
-def _classes(first_X1, byte_E, next_E, seed, class_256):
+def _classes(edge_indptr, byte_E, next_E, seed, class_256):
     """Fill `class_256` from hashes of what each byte does; True where every edge agrees with it."""
     column_256 = np.zeros(256, np.uint64)
-    for state in range(len(first_X1) - 1):
-        for edge in range(first_X1[state], first_X1[state + 1]):
+    for state in range(len(edge_indptr) - 1):
+        for edge in range(edge_indptr[state], edge_indptr[state + 1]):
             column_256[byte_E[edge]] += _mixed(state, next_E[edge], seed)
     first_256 = np.empty(256, np.int64)  # the first byte of each class
     count = 0
@@ -174,9 +191,9 @@ def _classes(first_X1, byte_E, next_E, seed, class_256):
         class_256[byte] = number
     size_256 = np.bincount(class_256, minlength=256)
     target_256, seen_256 = np.empty(256, np.int64), np.empty(256, np.int64)
-    for state in range(len(first_X1) - 1):
+    for state in range(len(edge_indptr) - 1):
         seen_256[:count] = 0
-        for edge in range(first_X1[state], first_X1[state + 1]):
+        for edge in range(edge_indptr[state], edge_indptr[state + 1]):
             number = class_256[byte_E[edge]]
             if seen_256[number] and target_256[number] != next_E[edge]:
                 return False
@@ -189,15 +206,15 @@ def _classes(first_X1, byte_E, next_E, seed, class_256):
 
 
 @njit(cache=True)
-def _by_class(first_X1, byte_E, next_E, class_256):
+def _by_class(edge_indptr, byte_E, next_E, class_256):
     """One edge for each state and class, in place of one for each byte: (from, label, to)."""
     lowest_256 = np.full(256, 256, np.int64)
     for byte in range(255, -1, -1):
         lowest_256[class_256[byte]] = byte
     from_e, label_e, to_e = np.empty(len(byte_E), np.int32), np.empty(len(byte_E), np.int32), np.empty(len(byte_E), np.int32)
     count = 0
-    for state in range(len(first_X1) - 1):
-        for edge in range(first_X1[state], first_X1[state + 1]):
+    for state in range(len(edge_indptr) - 1):
+        for edge in range(edge_indptr[state], edge_indptr[state + 1]):
             label = class_256[byte_E[edge]]
             if lowest_256[label] == byte_E[edge]:
                 from_e[count], label_e[count], to_e[count] = state, label, next_E[edge]
@@ -206,23 +223,23 @@ def _by_class(first_X1, byte_E, next_E, class_256):
 
 
 @njit(cache=True)
-def prefix_tree(labels_T, start_N1):
+def prefix_tree(labels_T, indptr):
     """A state for each prefix of some sequences, the empty one first: (parent, label) of each other, and where sequences end.
 
-    Sequence n is labels_T[start_N1[n] : start_N1[n + 1]]; those with a common prefix follow each other.
+    Sequence n is labels_T[indptr[n] : indptr[n + 1]]; those with a common prefix follow each other.
     """
     parent_E, label_E = np.empty(len(labels_T), np.int32), np.empty(len(labels_T), labels_T.dtype)
     accepting_X = np.zeros(len(labels_T) + 1, np.bool_)
     longest = 0
-    for row in range(len(start_N1) - 1):
-        longest = max(longest, start_N1[row + 1] - start_N1[row])
+    for row in range(len(indptr) - 1):
+        longest = max(longest, indptr[row + 1] - indptr[row])
     path = np.zeros(longest + 1, np.int32)
     count = 1
-    for row in range(len(start_N1) - 1):
-        begin, length = start_N1[row], start_N1[row + 1] - start_N1[row]
+    for row in range(len(indptr) - 1):
+        begin, length = indptr[row], indptr[row + 1] - indptr[row]
         shared = 0
         if row:
-            before = start_N1[row - 1]
+            before = indptr[row - 1]
             while shared < min(length, begin - before) and labels_T[before + shared] == labels_T[begin + shared]:
                 shared += 1
         for depth in range(shared, length):

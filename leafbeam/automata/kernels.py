@@ -1,10 +1,7 @@
-"""Look-ups in the rows of an automaton, many states at a time: the compiled half of `Automaton`.
+"""The numba kernels of `Automaton`: legal tokens and next states of many states at a time.
 
-    legal tokens of a state    its row, or the set bits of its mask
-    next state                 found in its row; under a mask, by walking the byte automaton over the token's bytes
-
-State -1 is dead: it has no legal tokens and stays -1. Shapes: S states, E entries of rows, M masks of W words, R states asked
-for, C legal tokens of all of them.
+State -1 is dead: it has no legal tokens and stays -1. Shapes: S states, M masks of W words, R requested states, C legal tokens
+of all of them.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
@@ -16,80 +13,79 @@ from leafbeam.automata.byte_dfa import run
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
-__all__ = ["fill_masks", "fill_rows", "row_pointers", "step_states"]
+__all__ = ["fill_legal", "fill_masks", "legal_indptr", "step_states"]
 
 
 @njit(cache=True, nogil=True)
-def row_pointers(states_R, row_ptr_S1, mask_S, count_M):
-    """Where the legal tokens of each state begin in a ragged array of them all."""
-    pointer_R1 = np.zeros(len(states_R) + 1, np.int64)
+def legal_indptr(states_R, table, count_M):
+    """Where the legal tokens of each state begin when they are joined, and the end of the last."""
+    indptr = np.zeros(len(states_R) + 1, np.int64)
     for row in range(len(states_R)):
         state, count = states_R[row], 0
         if state >= 0:
-            count = row_ptr_S1[state + 1] - row_ptr_S1[state] if mask_S[state] < 0 else count_M[mask_S[state]]
-        pointer_R1[row + 1] = pointer_R1[row] + count
-    return pointer_R1
+            mask = table.mask_S[state]
+            count = table.row_indptr[state + 1] - table.row_indptr[state] if mask < 0 else count_M[mask]
+        indptr[row + 1] = indptr[row] + count
+    return indptr
 
 
 @njit(cache=True, nogil=True)
-def fill_rows(states_R, pointer_R1, row_ptr_S1, code_E, mask_S, mask_MW, code_C):
+def fill_legal(states_R, indptr, table, code_C):
     """Write the legal tokens of each state, ascending."""
     for row in range(len(states_R)):
-        state, place = states_R[row], pointer_R1[row]
+        state, out = states_R[row], indptr[row]
         if state < 0:
             continue
-        mask = mask_S[state]
+        mask = table.mask_S[state]
         if mask < 0:
-            for entry in range(row_ptr_S1[state], row_ptr_S1[state + 1]):
-                code_C[place] = code_E[entry]
-                place += 1
+            for entry in range(table.row_indptr[state], table.row_indptr[state + 1]):
+                code_C[out] = table.code_E[entry]
+                out += 1
             continue
-        for word in range(mask_MW.shape[1]):
-            bits = mask_MW[mask, word]
+        for word in range(table.mask_MW.shape[1]):
+            bits = table.mask_MW[mask, word]
             while bits:
-                code_C[place] = word * 64 + np.int64(trailing_zeros(bits))
-                place += 1
+                code_C[out] = word * 64 + np.int64(trailing_zeros(bits))
+                out += 1
                 bits &= bits - np.uint64(1)
 
 
 @njit(cache=True, nogil=True)
-def fill_masks(states_R, row_ptr_S1, code_E, mask_S, mask_MU, out_RU):
+def fill_masks(states_R, table, mask_MU, out_RU):
     """Write a mask of 32-bit words for each state: token v is bit v % 32 of word v // 32."""
     for row in range(len(states_R)):
         state = states_R[row]
-        if state >= 0 and mask_S[state] >= 0:
+        if state >= 0 and table.mask_S[state] >= 0:
             for word in range(out_RU.shape[1]):
-                out_RU[row, word] = mask_MU[mask_S[state], word]
+                out_RU[row, word] = mask_MU[table.mask_S[state], word]
             continue
         out_RU[row] = 0
         if state >= 0:
-            for entry in range(row_ptr_S1[state], row_ptr_S1[state + 1]):
-                code = code_E[entry]
+            for entry in range(table.row_indptr[state], table.row_indptr[state + 1]):
+                code = table.code_E[entry]
                 out_RU[row, code >> 5] |= np.uint32(1) << np.uint32(code & 31)
 
 
 @njit(cache=True, nogil=True)
-def step_states(states_R, codes_R, table, walk, out_R):
-    """The state after each token, -1 where it is not legal."""
-    row_ptr_S1, code_E, next_E, mask_S, mask_MW = table
-    class_256, first_X1, label_F, target_F, bytes_T, start_V1 = walk
+def step_states(states_R, codes_R, table, edges, bytes_T, token_indptr, out_R):
+    """The state after each token, -1 where it is not legal: found in the row, or by walking the token's bytes."""
     for row in range(len(states_R)):
         state, code = states_R[row], codes_R[row]
         out_R[row] = -1
         if state < 0:
             continue
-        mask = mask_S[state]
+        mask = table.mask_S[state]
         if mask >= 0:
-            if (mask_MW[mask, code >> 6] >> np.uint64(code & 63)) & np.uint64(1):
-                out_R[row] = run(class_256, first_X1, label_F, target_F, bytes_T, start_V1[code], start_V1[code + 1], state)
+            if (table.mask_MW[mask, code >> 6] >> np.uint64(code & 63)) & np.uint64(1):
+                out_R[row] = run(edges, bytes_T, token_indptr[code], token_indptr[code + 1], state)
             continue
-        low, past = row_ptr_S1[state], row_ptr_S1[state + 1]
-        high = past
+        low, end = table.row_indptr[state], table.row_indptr[state + 1]
+        high = end
         while low < high:
             middle = (low + high) >> 1
-            if code_E[middle] < code:
+            if table.code_E[middle] < code:
                 low = middle + 1
             else:
                 high = middle
-        if low < past and code_E[low] == code:
-            out_R[row] = next_E[low]
+        if low < end and table.code_E[low] == code:
+            out_R[row] = table.next_E[low]

@@ -1,114 +1,129 @@
-"""The smallest automaton for a language: what is useless goes, what cannot be told apart becomes one.
+"""Minimisation of partial deterministic automata.
 
-    useful      reachable from the start, and acceptance is reachable from it
-    same block  no continuation is accepted from one and not from the other
-
-Partition refinement over edges, splitters taken once each and the smaller half renamed: O(E log X) whatever the number of
-labels, and the automaton may be partial (Valmari, "Fast brief practical DFA minimization", 2012).
-Shapes: X states, E edges, Y blocks.
+A state is useful if it is reachable from the start and acceptance is reachable from it. Two states are in one block if no
+continuation is accepted from one and not from the other. Partition refinement over blocks of states and *cords* of edges, each
+taken as a splitter once, the smaller half renamed: O(E log X) for any number of labels (Valmari, "Fast brief practical DFA
+minimization", 2012). Shapes: X states, E edges, Y blocks.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 
-__all__ = ["Edges", "minimised", "trimmed"]
-
-Edges = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]  # from_E, label_E, to_E
+__all__ = ["Edges", "minimize", "useful_states"]
 
 
-def trimmed(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> NDArray[np.bool_]:
-    """Which states are useful. Cost: two passes over the edges."""
-    return _useful(edges[0], edges[2], accepting_X, start)
+class Edges(NamedTuple):
+    """Labelled transitions, int32; labels may be any integers."""
+
+    from_E: NDArray[np.int32]
+    label_E: NDArray[np.int32]
+    to_E: NDArray[np.int32]
+
+    def take(self, selected: NDArray[np.bool_] | NDArray[np.int64]) -> Edges:
+        """The edges that a mask or an order selects."""
+        return Edges(self.from_E[selected], self.label_E[selected], self.to_E[selected])
 
 
-def minimised(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[NDArray[np.int32], Edges]:
+class _Partition(NamedTuple):
+    """Sets of n elements. Set s is element_n[begin_s:end_s], of which the first marked_s are marked.
+
+    position_n: where each element is in element_n. set_n: the set of each element. touched_s: a stack of sets with marks.
+    """
+
+    element_n: NDArray[np.int32]
+    position_n: NDArray[np.int32]
+    set_n: NDArray[np.int32]
+    begin_s: NDArray[np.int32]
+    end_s: NDArray[np.int32]
+    marked_s: NDArray[np.int32]
+    touched_s: NDArray[np.int32]
+
+
+def minimize(edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> tuple[NDArray[np.int32], Edges]:
     """(block_X, edges between blocks): the start is block 0, the others follow breadth first by label; useless states are -1.
 
     The edges ascend by (from, label). There is no block where nothing is accepted.
     """
-    from_E, label_E, to_E = edges
-    useful_X = _useful(from_E, to_E, accepting_X, start)
+    useful_X = useful_states(edges.from_E, edges.to_E, accepting_X, start)
     if not useful_X[start]:
-        nothing = np.empty(0, np.int32)
-        return np.full(len(accepting_X), -1, np.int32), (nothing, nothing, nothing)
-    kept = useful_X[from_E] & useful_X[to_E]
-    from_E, label_E, to_E = from_E[kept], label_E[kept], to_E[kept]
-    order = np.argsort(label_E, kind="stable")
-    block_X = _refine(from_E[order], label_E[order], to_E[order], accepting_X, useful_X)
-    first_Y = np.full(int(block_X.max()) + 1, -1, np.int32)
-    first_Y[block_X[useful_X]] = np.flatnonzero(useful_X)  # any member stands for its block
-    kept = first_Y[block_X[from_E]] == from_E
-    from_e, label_e, to_e = block_X[from_E[kept]], label_E[kept], block_X[to_E[kept]]
-    order = np.lexsort((label_e, from_e))
-    number_Y = _breadth_first(from_e[order], to_e[order], len(first_Y), int(block_X[start]))
+        return np.full(len(accepting_X), -1, np.int32), edges.take(np.empty(0, np.int64))
+    edges = edges.take(useful_X[edges.from_E] & useful_X[edges.to_E])
+    by_label = edges.take(np.argsort(edges.label_E, kind="stable"))
+    block_X = _refine(by_label.from_E, by_label.label_E, by_label.to_E, accepting_X, useful_X)
+    representative_Y = np.full(int(block_X.max()) + 1, -1, np.int32)
+    representative_Y[block_X[useful_X]] = np.flatnonzero(useful_X)
+    edges = edges.take(representative_Y[block_X[edges.from_E]] == edges.from_E)
+    edges = Edges(block_X[edges.from_E], edges.label_E, block_X[edges.to_E])
+    edges = edges.take(np.lexsort((edges.label_E, edges.from_E)))
+    number_Y = _breadth_first(edges.from_E, edges.to_E, len(representative_Y), int(block_X[start]))
     block_X[useful_X] = number_Y[block_X[useful_X]]
-    from_e, to_e = number_Y[from_e], number_Y[to_e]
-    order = np.lexsort((label_e, from_e))
-    return block_X, (from_e[order], label_e[order], to_e[order])
+    edges = Edges(number_Y[edges.from_E], edges.label_E, number_Y[edges.to_E])
+    return block_X, edges.take(np.lexsort((edges.label_E, edges.from_E)))
 
 
 @njit(cache=True)
-def _adjacent(ends_E, num_states):
-    """(first_X1, edge_E): the edges that have each state at that end."""
-    first_X1 = np.zeros(num_states + 1, np.int64)
-    for edge in range(len(ends_E)):
-        first_X1[ends_E[edge] + 1] += 1
+def _adjacent(state_E, num_states):
+    """(indptr, edge_E): the edges that have each state at this end."""
+    indptr = np.zeros(num_states + 1, np.int64)
+    for edge in range(len(state_E)):
+        indptr[state_E[edge] + 1] += 1
     for state in range(num_states):
-        first_X1[state + 1] += first_X1[state]
-    place_X = first_X1[:-1].copy()
-    edge_E = np.empty(len(ends_E), np.int32)
-    for edge in range(len(ends_E)):
-        state = ends_E[edge]
-        edge_E[place_X[state]] = edge
-        place_X[state] += 1
-    return first_X1, edge_E
+        indptr[state + 1] += indptr[state]
+    next_X = indptr[:-1].copy()
+    edge_E = np.empty(len(state_E), np.int32)
+    for edge in range(len(state_E)):
+        state = state_E[edge]
+        edge_E[next_X[state]] = edge
+        next_X[state] += 1
+    return indptr, edge_E
 
 
 @njit(cache=True)
-def _spread(first_X1, edge_E, far_E, seen_X, queue_X, count):
-    """Mark everything that edges lead to from the `count` states in the queue."""
+def _mark_reachable(from_E, to_E, reached_X, queue_X, count):
+    """Mark every state that edges lead to from the first `count` states of the queue."""
+    indptr, edge_E = _adjacent(from_E, len(reached_X))
     head = 0
     while head < count:
         state = queue_X[head]
         head += 1
-        for place in range(first_X1[state], first_X1[state + 1]):
-            other = far_E[edge_E[place]]
-            if not seen_X[other]:
-                seen_X[other] = True
+        for index in range(indptr[state], indptr[state + 1]):
+            other = to_E[edge_E[index]]
+            if not reached_X[other]:
+                reached_X[other] = True
                 queue_X[count] = other
                 count += 1
 
 
 @njit(cache=True)
-def _useful(from_E, to_E, accepting_X, start):
+def useful_states(from_E, to_E, accepting_X, start):
+    """Which states are useful. Cost: two passes over the edges."""
     num_states = len(accepting_X)
     queue_X = np.empty(num_states, np.int32)
-    reached_X = np.zeros(num_states, np.bool_)
+    reached_X, accepts_X = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     reached_X[start] = True
     queue_X[0] = start
-    first_X1, edge_E = _adjacent(from_E, num_states)
-    _spread(first_X1, edge_E, to_E, reached_X, queue_X, 1)
-    ends_X = np.zeros(num_states, np.bool_)
+    _mark_reachable(from_E, to_E, reached_X, queue_X, 1)
     count = 0
     for state in range(num_states):
         if accepting_X[state] and reached_X[state]:
-            ends_X[state] = True
+            accepts_X[state] = True
             queue_X[count] = state
             count += 1
-    first_X1, edge_E = _adjacent(to_E, num_states)
-    _spread(first_X1, edge_E, from_E, ends_X, queue_X, count)
-    return reached_X & ends_X
+    _mark_reachable(to_E, from_E, accepts_X, queue_X, count)
+    return reached_X & accepts_X
 
 
 @njit(cache=True)
 def _breadth_first(from_E, to_E, num_blocks, start):
     """The new number of each block; edges ascend by (from, label), all blocks are reachable."""
-    first_Y1, edge_E = _adjacent(from_E, num_blocks)
+    indptr, edge_E = _adjacent(from_E, num_blocks)
     number_Y = np.full(num_blocks, -1, np.int32)
     queue_Y = np.empty(num_blocks, np.int32)
     queue_Y[0] = start
@@ -117,8 +132,8 @@ def _breadth_first(from_E, to_E, num_blocks, start):
     while head < count:
         block = queue_Y[head]
         head += 1
-        for place in range(first_Y1[block], first_Y1[block + 1]):
-            other = to_E[edge_E[place]]
+        for index in range(indptr[block], indptr[block + 1]):
+            other = to_E[edge_E[index]]
             if number_Y[other] < 0:
                 number_Y[other] = count
                 queue_Y[count] = other
@@ -126,45 +141,55 @@ def _breadth_first(from_E, to_E, num_blocks, start):
     return number_Y
 
 
-# A partition of n elements into sets: `member` lists them set by set, `place` is where each stands in it, `of` the set of each;
-# set s is member[first[s]:past[s]], of which the first marked[s] are marked.
+@njit(cache=True)
+def _empty_partition(size):
+    return _Partition(
+        np.empty(size, np.int32),
+        np.empty(size, np.int32),
+        np.full(size, -1, np.int32),
+        np.empty(size + 1, np.int32),
+        np.empty(size + 1, np.int32),
+        np.zeros(size + 1, np.int32),
+        np.empty(size + 1, np.int32),
+    )
 
 
 @njit(cache=True)
-def _mark(element, member, place, of, first, marked, touched, num_touched):
-    """Move an element into the marked front of its set; how many sets are touched now."""
-    group = of[element]
-    here, front = place[element], first[group] + marked[group]
-    other = member[front]
-    member[here], place[other] = other, here
-    member[front], place[element] = element, front
-    if marked[group] == 0:
-        touched[num_touched] = group
+def _mark(partition, element, num_touched):
+    """Move an element into the marked front of its set; returns how many sets have marks."""
+    group = partition.set_n[element]
+    position, front = partition.position_n[element], partition.begin_s[group] + partition.marked_s[group]
+    other = partition.element_n[front]
+    partition.element_n[position], partition.position_n[other] = other, position
+    partition.element_n[front], partition.position_n[element] = element, front
+    if partition.marked_s[group] == 0:
+        partition.touched_s[num_touched] = group
         num_touched += 1
-    marked[group] += 1
+    partition.marked_s[group] += 1
     return num_touched
 
 
 @njit(cache=True)
-def _split(member, of, first, past, marked, touched, num_touched, num_sets):
-    """Split each touched set into marked and unmarked; the smaller half becomes a new set. How many sets there are now."""
+def _split(partition, num_touched, num_sets):
+    """Split each set with marks into marked and unmarked; the smaller half becomes a new set. Returns the number of sets."""
+    begin_s, end_s, marked_s = partition.begin_s, partition.end_s, partition.marked_s
     while num_touched:
         num_touched -= 1
-        group = touched[num_touched]
-        middle = first[group] + marked[group]
-        if middle == past[group]:
-            marked[group] = 0
+        group = partition.touched_s[num_touched]
+        middle = begin_s[group] + marked_s[group]
+        if middle == end_s[group]:
+            marked_s[group] = 0
             continue
-        if marked[group] <= past[group] - middle:
-            first[num_sets], past[num_sets] = first[group], middle
-            first[group] = middle
+        if marked_s[group] <= end_s[group] - middle:
+            begin_s[num_sets], end_s[num_sets] = begin_s[group], middle
+            begin_s[group] = middle
         else:
-            first[num_sets], past[num_sets] = middle, past[group]
-            past[group] = middle
-        for index in range(first[num_sets], past[num_sets]):
-            of[member[index]] = num_sets
-        marked[group] = 0
-        marked[num_sets] = 0
+            begin_s[num_sets], end_s[num_sets] = middle, end_s[group]
+            end_s[group] = middle
+        for index in range(begin_s[num_sets], end_s[num_sets]):
+            partition.set_n[partition.element_n[index]] = num_sets
+        marked_s[group] = 0
+        marked_s[num_sets] = 0
         num_sets += 1
     return num_sets
 
@@ -173,52 +198,39 @@ def _split(member, of, first, past, marked, touched, num_touched, num_sets):
 def _refine(from_E, label_E, to_E, accepting_X, useful_X):
     """The block of each useful state, -1 elsewhere; edges ascend by label and join useful states only."""
     num_states, num_edges = len(accepting_X), len(from_E)
-    member, place, of = np.empty(num_states, np.int32), np.empty(num_states, np.int32), np.full(num_states, -1, np.int32)
-    first, past = np.empty(num_states + 1, np.int32), np.empty(num_states + 1, np.int32)
-    marked, touched = np.zeros(num_states + 1, np.int32), np.empty(num_states + 1, np.int32)
+    blocks, cords = _empty_partition(num_states), _empty_partition(num_edges)
     count = 0
     for state in range(num_states):
         if useful_X[state]:
-            member[count], place[state], of[state] = state, count, 0
+            blocks.element_n[count], blocks.position_n[state], blocks.set_n[state] = state, count, 0
             count += 1
-    first[0], past[0] = 0, count
+    blocks.begin_s[0], blocks.end_s[0] = 0, count
     num_touched = 0
     for state in range(num_states):
         if useful_X[state] and accepting_X[state]:
-            num_touched = _mark(state, member, place, of, first, marked, touched, num_touched)
-    num_blocks = _split(member, of, first, past, marked, touched, num_touched, 1)
-
-    edge_member, edge_place, edge_of = (
-        np.arange(num_edges).astype(np.int32),
-        np.arange(num_edges).astype(np.int32),
-        np.empty(num_edges, np.int32),
-    )
-    edge_first, edge_past = np.empty(num_edges + 1, np.int32), np.empty(num_edges + 1, np.int32)
-    edge_marked, edge_touched = np.zeros(num_edges + 1, np.int32), np.empty(num_edges + 1, np.int32)
+            num_touched = _mark(blocks, state, num_touched)
+    num_blocks = _split(blocks, num_touched, 1)
     num_cords = 0
     for edge in range(num_edges):
         if edge == 0 or label_E[edge] != label_E[edge - 1]:
-            edge_first[num_cords] = edge
+            cords.begin_s[num_cords] = edge
             num_cords += 1
-        edge_of[edge] = num_cords - 1
-        edge_past[num_cords - 1] = edge + 1
-
-    into_X1, into_E = _adjacent(to_E, num_states)
+        cords.element_n[edge], cords.position_n[edge], cords.set_n[edge] = edge, edge, num_cords - 1
+        cords.end_s[num_cords - 1] = edge + 1
+    into_indptr, into_E = _adjacent(to_E, num_states)
     block, cord = 1, 0
     while cord < num_cords:
         num_touched = 0
-        for index in range(edge_first[cord], edge_past[cord]):
-            num_touched = _mark(from_E[edge_member[index]], member, place, of, first, marked, touched, num_touched)
-        num_blocks = _split(member, of, first, past, marked, touched, num_touched, num_blocks)
+        for index in range(cords.begin_s[cord], cords.end_s[cord]):
+            num_touched = _mark(blocks, from_E[cords.element_n[index]], num_touched)
+        num_blocks = _split(blocks, num_touched, num_blocks)
         cord += 1
         while block < num_blocks:
             num_touched = 0
-            for index in range(first[block], past[block]):
-                state = member[index]
-                for spot in range(into_X1[state], into_X1[state + 1]):
-                    num_touched = _mark(
-                        into_E[spot], edge_member, edge_place, edge_of, edge_first, edge_marked, edge_touched, num_touched
-                    )
-            num_cords = _split(edge_member, edge_of, edge_first, edge_past, edge_marked, edge_touched, num_touched, num_cords)
+            for index in range(blocks.begin_s[block], blocks.end_s[block]):
+                state = blocks.element_n[index]
+                for into in range(into_indptr[state], into_indptr[state + 1]):
+                    num_touched = _mark(cords, into_E[into], num_touched)
+            num_cords = _split(cords, num_touched, num_cords)
             block += 1
-    return of
+    return blocks.set_n

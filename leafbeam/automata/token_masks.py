@@ -1,9 +1,9 @@
 """Bit masks for the states of a composition in which much of the vocabulary is legal.
 
 What is legal below a trie node depends on the state only as far as the next `height` bytes can tell (`_depth_classes`). So a
-state is walked beside another that is already done and like it for as many bytes ahead as can be had: where the two are alike
-for as long as the longest token below, a range of bits is copied, and the walk goes on only where they differ. The hundreds of
-states of a bounded string cost one walk, and then what the end of the string forbids.
+state is walked together with a similar state that already has a mask: where no token below a node is long enough to tell the
+two apart, a range of bits is copied, and the walk goes on only where they differ. The hundreds of states of a bounded string
+cost one walk, and then what the end of the string forbids.
 
 Shapes: X states of the byte automaton, the first S of which a token may end in, D of them dense; P nodes, R ranks, V tokens;
 M masks of W words; H bytes ahead.
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.automata.live_children import moves_of, tree_of
+from leafbeam.automata.live_children import move, moves_of
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError
 from leafbeam.index.bit_kernels import trailing_zeros
@@ -28,32 +28,36 @@ _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and 
 
 
 def dense_masks(
-    dense_D: NDArray[np.int64], num_states: int, dfa: ByteDFA, tokens: TokenTrie, room: int
+    dense_D: NDArray[np.int64], num_states: int, dfa: ByteDFA, tokens: TokenTrie, max_bytes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
-    """(mask_D, mask_MW): which mask each of these states has, and the masks, each once; bit v % 64 of word v // 64 is token v.
+    """(mask_D, mask_MW): the mask of each of these states, and the distinct masks; bit v % 64 of word v // 64 is token v.
 
-    Raises AutomatonError where the masks take more than `room` bytes.
+    Raises AutomatonError where the masks take more than `max_bytes`.
     """
     num_words = tokens.vocabulary_size // 64 + 1
-    most_masks = max(0, room) // (8 * num_words)
-    depth_HX = _depth_classes(num_states, dfa.first_X1, dfa.label_E, dfa.next_E, _DEPTHS)
-    words = (tokens.id_R, tokens.bytes_T, tokens.start_V1)
-    mask_D, ranked_MW = _fill_masks(dense_D, num_states, moves_of(dfa), tree_of(tokens), words, depth_HX, num_words, most_masks)
-    if len(ranked_MW) > most_masks:
-        raise AutomatonError(f"the masks of {len(dense_D):,} states take more than {max(0, room):,} bytes: raise max_bytes")
+    max_masks = max(0, max_bytes) // (8 * num_words)
+    depth_HX = _depth_classes(num_states, dfa.edges, _DEPTHS)
+    mask_D, ranked_MW = _fill_masks(
+        dense_D, num_states, moves_of(dfa), tokens.nodes, tokens.spelling, depth_HX, num_words, max_masks
+    )
+    if len(ranked_MW) > max_masks:
+        raise AutomatonError(
+            f"the masks of {len(dense_D):,} states take more than {max(0, max_bytes):,} bytes: raise max_bytes"
+        )
     mask_MW = np.zeros(ranked_MW.shape, np.uint64)
-    _by_token(ranked_MW, tokens.id_R, mask_MW)
+    _by_token(ranked_MW, tokens.spelling.id_R, mask_MW)
     return mask_D, mask_MW
 
 
 @njit(cache=True)
-def _depth_classes(num_states, first_X1, label_E, next_E, most):
+def _depth_classes(num_states, edges, max_depth):
     """depth_HX[h, x]: states are equal iff the next h bytes cannot tell them apart (what may follow, where a token may end).
 
     Stops early where one byte more changes nothing. Exact: a hash proposes an equal state, and its edges are compared.
     """
-    num_all = len(first_X1) - 1
-    depth_HX = np.zeros((most + 1, num_all), np.int32)
+    edge_indptr, label_E, next_E = edges.edge_indptr, edges.label_E, edges.next_E
+    num_all = len(edge_indptr) - 1
+    depth_HX = np.zeros((max_depth + 1, num_all), np.int32)
     for state in range(num_all):
         depth_HX[0, state] = state >= num_states
     size = 64
@@ -61,14 +65,14 @@ def _depth_classes(num_states, first_X1, label_E, next_E, most):
         size *= 2
     slot_Z = np.empty(size, np.int32)
     before = np.int64(depth_HX[0].max()) + 1
-    for height in range(1, most + 1):
+    for height in range(1, max_depth + 1):
         old_X, new_X = depth_HX[height - 1], depth_HX[height]
         slot_Z[:] = -1
         count = 0
         for state in range(num_all):
-            first, past = first_X1[state], first_X1[state + 1]
+            begin, end = edge_indptr[state], edge_indptr[state + 1]
             key = np.uint64(depth_HX[0, state] + 1)
-            for edge in range(first, past):
+            for edge in range(begin, end):
                 key = (key ^ np.uint64(label_E[edge]) ^ (np.uint64(old_X[next_E[edge]]) << np.uint64(8))) * np.uint64(
                     0x9E3779B97F4A7C15
                 )
@@ -81,9 +85,9 @@ def _depth_classes(num_states, first_X1, label_E, next_E, most):
                     new_X[state] = count
                     count += 1
                     break
-                if first_X1[other + 1] - first_X1[other] == past - first and depth_HX[0, other] == depth_HX[0, state]:
-                    shift, same = first_X1[other] - first, True
-                    for edge in range(first, past):
+                if edge_indptr[other + 1] - edge_indptr[other] == end - begin and depth_HX[0, other] == depth_HX[0, state]:
+                    shift, same = edge_indptr[other] - begin, True
+                    for edge in range(begin, end):
                         if label_E[edge] != label_E[edge + shift] or old_X[next_E[edge]] != old_X[next_E[edge + shift]]:
                             same = False
                             break
@@ -112,83 +116,66 @@ def _copy_bits(source_W, target_W, low, high):
     target_W[last] |= source_W[last] & tail
 
 
-@njit(cache=True, inline="always")
-def _move(state, byte, class_256, first_X1, byte_E, next_E, row_X, table_TC):
-    """The state after a byte, -1 where it leads nowhere."""
-    target = np.int32(-1)
-    if state >= 0:
-        row = row_X[state]
-        if row >= 0:
-            target = table_TC[row, class_256[byte]]
-        else:
-            for edge in range(first_X1[state], first_X1[state + 1]):
-                if byte_E[edge] == byte:
-                    target = next_E[edge]
-    return target
-
-
 @njit(cache=True)
-def _fill_masks(dense_D, num_states, moves, tree, words, depth_HX, num_words, most_masks):
-    """(which mask each state has, the masks over ranks, each once); stops with the first mask above `most_masks`."""
-    class_256, first_X1, byte_E, next_E, row_X, table_TC = moves
-    child_P, past_P, byte_P, lo_P, own_P, hi_P, height_P = tree
-    id_R, bytes_T, start_V1 = words
-    most = len(depth_HX) - 1
-    settled = most < _DEPTHS  # one byte more changes nothing
+def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words, max_masks):
+    """(the mask of each state, the distinct masks over ranks); stops with the first mask above `max_masks`."""
+    id_R, bytes_T, token_indptr = spelling
+    max_depth = len(depth_HX) - 1
+    settled = max_depth < _DEPTHS  # one byte more changes nothing
+    size = len(nodes.byte_P)
     mask_D = np.full(len(dense_D), -1, np.int32)
     ranked_MW, hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
-    done_HX = np.full(depth_HX.shape, -1, np.int32)  # the place of the last state done, by depth and class
-    node_Z, state_Z, like_Z = np.empty(len(byte_P), np.int32), np.empty(len(byte_P), np.int32), np.empty(len(byte_P), np.int32)
+    done_HX = np.full(depth_HX.shape, -1, np.int32)  # the index of the last state done, by depth and class
+    node_Z, state_Z, similar_Z = np.empty(size, np.int32), np.empty(size, np.int32), np.empty(size, np.int32)
     count = 0
-    for place in range(len(dense_D)):
-        if count > most_masks:
+    for index in range(len(dense_D)):
+        if count > max_masks:
             break
         if count == len(ranked_MW):
             ranked_MW = np.concatenate((ranked_MW, np.empty_like(ranked_MW)))
             hash_M = np.concatenate((hash_M, np.empty_like(hash_M)))
         mask_W = ranked_MW[count]
         mask_W[:] = 0
-        origin, height = dense_D[place], most
+        origin, height = dense_D[index], max_depth
         while height >= 0 and done_HX[height, depth_HX[height, origin]] < 0:
             height -= 1
-        other = done_HX[height, depth_HX[height, origin]] if height >= 0 else -1
-        source_W = ranked_MW[mask_D[other]] if other >= 0 else mask_W
-        node_Z[0], state_Z[0], like_Z[0] = 0, origin, dense_D[other] if other >= 0 else -1
+        source = done_HX[height, depth_HX[height, origin]] if height >= 0 else -1
+        source_W = ranked_MW[mask_D[source]] if source >= 0 else mask_W
+        node_Z[0], state_Z[0], similar_Z[0] = 0, origin, dense_D[source] if source >= 0 else -1
         depth = 1
         while depth:
             depth -= 1
-            node, state, like = node_Z[depth], state_Z[depth], like_Z[depth]
-            begin = lo_P[node]  # ranks from here to where the next child begins are as in the other mask
-            if child_P[node] < past_P[node]:
-                begin = lo_P[child_P[node]]
-            for child in range(child_P[node], past_P[node]):
-                target = _move(state, byte_P[child], class_256, first_X1, byte_E, next_E, row_X, table_TC)
-                alike = _move(like, byte_P[child], class_256, first_X1, byte_E, next_E, row_X, table_TC)
-                lo, own, hi, height = lo_P[child], own_P[child], hi_P[child], height_P[child]
-                same = target == alike
-                if not same and target >= 0 and alike >= 0 and (settled or height <= most):
-                    height = min(height, most)
-                    same = depth_HX[height, target] == depth_HX[height, alike]
+            node, state, similar = node_Z[depth], state_Z[depth], similar_Z[depth]
+            begin = nodes.lo_P[node]  # ranks from here to where the next child begins are as in the source mask
+            if nodes.child_P[node] < nodes.child_end_P[node]:
+                begin = nodes.lo_P[nodes.child_P[node]]
+            for child in range(nodes.child_P[node], nodes.child_end_P[node]):
+                target, similar_target = move(state, nodes.byte_P[child], moves), move(similar, nodes.byte_P[child], moves)
+                lo, own_end, hi, height = nodes.lo_P[child], nodes.own_end_P[child], nodes.hi_P[child], nodes.height_P[child]
+                same = target == similar_target
+                if not same and target >= 0 and similar_target >= 0 and (settled or height <= max_depth):
+                    height = min(height, max_depth)
+                    same = depth_HX[height, target] == depth_HX[height, similar_target]
                 if same:
                     continue
-                if lo > begin and like >= 0:
+                if lo > begin and similar >= 0:
                     _copy_bits(source_W, mask_W, begin, lo)
                 begin = hi
                 if target >= 0:
                     if target < num_states:
-                        for rank in range(lo, own):
+                        for rank in range(lo, own_end):
                             mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
-                    if hi - own == 1:  # one token below: its last bytes, without the nodes
-                        past = start_V1[id_R[own] + 1]
-                        for spot in range(past - height_P[child], past):
-                            target = _move(target, bytes_T[spot], class_256, first_X1, byte_E, next_E, row_X, table_TC)
+                    if hi - own_end == 1:  # one token below: its last bytes, without the nodes
+                        end = token_indptr[id_R[own_end] + 1]
+                        for position in range(end - nodes.height_P[child], end):
+                            target = move(target, bytes_T[position], moves)
                         if 0 <= target < num_states:
-                            mask_W[own >> 6] |= np.uint64(1) << np.uint64(own & 63)
-                    elif hi > own:
-                        node_Z[depth], state_Z[depth], like_Z[depth] = child, target, alike
+                            mask_W[own_end >> 6] |= np.uint64(1) << np.uint64(own_end & 63)
+                    elif hi > own_end:
+                        node_Z[depth], state_Z[depth], similar_Z[depth] = child, target, similar_target
                         depth += 1
-            if hi_P[node] > begin and like >= 0:
-                _copy_bits(source_W, mask_W, begin, hi_P[node])
+            if nodes.hi_P[node] > begin and similar >= 0:
+                _copy_bits(source_W, mask_W, begin, nodes.hi_P[node])
         hashed = np.uint64(0)
         for word in range(num_words):
             hashed = (hashed ^ mask_W[word]) * np.uint64(0x9E3779B97F4A7C15)
@@ -196,12 +183,12 @@ def _fill_masks(dense_D, num_states, moves, tree, words, depth_HX, num_words, mo
         mask = 0
         while mask < count and not (hash_M[mask] == hashed and np.array_equal(ranked_MW[mask], mask_W)):
             mask += 1
-        mask_D[place] = mask
+        mask_D[index] = mask
         if mask == count:
             hash_M[count] = hashed
             count += 1
-        for height in range(most + 1):
-            done_HX[height, depth_HX[height, origin]] = place
+        for height in range(max_depth + 1):
+            done_HX[height, depth_HX[height, origin]] = index
     return mask_D, ranked_MW[:count].copy()
 
 

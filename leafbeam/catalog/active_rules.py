@@ -137,7 +137,7 @@ def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np
     bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.chosen}
     for number, segment in enumerate(rules.version.segments):
         mine = np.flatnonzero(segment_n == number)
-        places = segment.trie.items.place_N[row_n[mine]]
+        places = segment.trie.items.ordinal_N[row_n[mine]]
         for name, parts in rules.chosen.items():
-            bits[name][mine] = parts[number].places.has(places)
+            bits[name][mine] = parts[number].ordinals.has(places)
     return bits

@@ -31,9 +31,9 @@ def picked(chosen_R: NDArray[np.uint8], place_R: NDArray[np.uint32], trie: Trie)
 def patched(chosen: Filter, places_n: NDArray[np.integer], is_in_n: NDArray[np.bool_], trie: Trie) -> Filter:
     """The filter with some places set or cleared; the same one where that changes nothing. Cost: one copy of the bitmap."""
     places = places_n.astype(np.int64)
-    if np.array_equal(chosen.places.has(places), is_in_n):
+    if np.array_equal(chosen.ordinals.has(places), is_in_n):
         return chosen
-    words_W = chosen.places.words_W.copy()
+    words_W = chosen.ordinals.words_W.copy()
     bits = np.uint64(1) << (places & 63).astype(np.uint64)
     np.bitwise_and.at(words_W, places[~is_in_n] >> 6, ~bits[~is_in_n])
     np.bitwise_or.at(words_W, places[is_in_n] >> 6, bits[is_in_n])
@@ -71,13 +71,13 @@ def carried(parts: Sequence[Filter], version: Version, trie: Trie, source_N: NDA
     words_W = np.zeros(trie.num_items // 64 + 1, np.uint64)
     first = 0
     for segment, part in zip(version.segments, parts, strict=True):
-        _gather(source_N, first, part.places.words_W, segment.trie.items.place_N, trie.items.place_N, words_W)
+        _gather(source_N, first, part.ordinals.words_W, segment.trie.items.ordinal_N, trie.items.ordinal_N, words_W)
         first += segment.trie.num_items
     return _filter(trie, words_W)
 
 
 def _filter(trie: Trie, words_W: NDArray[np.uint64]) -> Filter:
-    return Filter.from_places(Bitmap.from_words(words_W, trie.num_items), trie.items, trie.version)
+    return Filter(ordinals=Bitmap.from_words(words_W, trie.num_items), items=trie.items, index_version=trie.version)
 
 
 def _ids(trie: Trie) -> NDArray[np.generic]:
@@ -100,7 +100,7 @@ def _bytes_of(ids_N: NDArray) -> NDArray[np.uint8]:
 def _dead(rows_n: NDArray[np.int64], live: Filter) -> NDArray[np.int64]:
     """Which of these rows of a segment (-1: none) are not alive there."""
     found = np.flatnonzero(rows_n >= 0)
-    return found[~live.places.has(live.items.place_N[rows_n[found]])]
+    return found[~live.ordinals.has(live.items.ordinal_N[rows_n[found]])]
 
 
 def _look_up(source_N: NDArray[np.int64], rows_n: NDArray[np.int64], ids_N: NDArray, version: Version, dead_in: int) -> None:
@@ -123,13 +123,13 @@ def _scatter(chosen_R, place_R, words_W):
 
 
 @njit(cache=True, nogil=True)
-def _gather(source_N, first, words_W, place_O, place_N, out_W):
+def _gather(source_N, first, words_W, place_O, ordinal_N, out_W):
     for row in range(source_N.size):
         old = source_N[row] - first
         if 0 <= old < place_O.size:
             place = np.int64(place_O[old])
             bit = (words_W[place >> 6] >> np.uint64(place & 63)) & np.uint64(1)
-            place = np.int64(place_N[row])
+            place = np.int64(ordinal_N[row])
             out_W[place >> 6] |= bit << np.uint64(place & 63)
 
 

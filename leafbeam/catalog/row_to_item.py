@@ -62,7 +62,7 @@ class RowMap:
         found_M = _rows_in(trie, ids_M, reading.name)
         place_R = np.full(extent[1], trie.num_items, np.uint32)
         known = found_M >= 0
-        place_R[rows_M[known]] = trie.items.place_N[found_M[known]]
+        place_R[rows_M[known]] = trie.items.ordinal_N[found_M[known]]
         strays = as_id_array(ids_M[~known])
         order = np.argsort(strays, kind="stable")
         return cls(
@@ -108,7 +108,7 @@ class RowMap:
         found |= self._strays_at(ids_n) >= 0
         rows = self.trie.find(ids_n)
         known = rows >= 0
-        found[known] |= self._with_row.places.has(self.trie.items.place_N[rows[known]])
+        found[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
         return found
 
     def filters(self, chosen: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
@@ -122,7 +122,7 @@ class RowMap:
         found = self.trie.find(ids_T) if len(ids_T) else np.empty(0, np.int64)
         known = found >= 0
         if known.any():
-            mapped = patched(mapped, self.trie.items.place_N[found[known]], chosen[rows_T[known]] == 1, self.trie)
+            mapped = patched(mapped, self.trie.items.ordinal_N[found[known]], chosen[rows_T[known]] == 1, self.trie)
         return tuple(
             mapped if segment.trie is self.trie else self._beside(segment.trie, mapped, chosen) for segment in version.segments
         )
@@ -164,7 +164,7 @@ class RowMap:
         mask_D[rest[at >= 0]] = chosen[self.stray_rows[at[at >= 0]]] == 1
         rest = rest[at < 0]
         rows = self.trie.find(ids_D[rest])
-        mask_D[rest[rows >= 0]] = mapped.places.has(self.trie.items.place_N[rows[rows >= 0]])
+        mask_D[rest[rows >= 0]] = mapped.ordinals.has(self.trie.items.ordinal_N[rows[rows >= 0]])
         return trie.filter(mask_D)
 
 

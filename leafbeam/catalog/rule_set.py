@@ -147,7 +147,7 @@ def moved(
             rows = trie.find(touched)
             mine = segment.is_live(rows)
             if mine.any():
-                places = trie.items.place_N[rows[mine]]
+                places = trie.items.ordinal_N[rows[mine]]
                 part = {name: patched(one, places, bits[name][mine], trie) for name, one in part.items()}
         parts.append(part)
     return {name: tuple(part[name] for part in parts) for name in chosen}

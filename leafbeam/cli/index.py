@@ -174,9 +174,9 @@ def inspect(
     if plan is not None:
         num_items, sizes = parse_plan(plan)
         from leafbeam.cli.plan import show_plan
-        from leafbeam.index.memory_estimate import Plan
+        from leafbeam.index.memory_estimate import MemoryEstimate
 
-        estimate = Plan.uniform(num_items, sizes)
+        estimate = MemoryEstimate.uniform(num_items, sizes)
         if as_json:
             print(json.dumps(estimate.as_json()))
         else:

@@ -12,7 +12,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError
 from leafbeam.extras import require
 from leafbeam.index import Trie
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 __all__ = ["print_trie", "show_directory", "show_table", "show_trie"]
 
@@ -21,13 +21,13 @@ def print_trie(path: Path) -> None:
     """An index as one JSON object."""
     trie = Trie.load(path)
     file = {"path": str(path), "version": trie.version, "file_bytes": path.stat().st_size}
-    print(json.dumps({**file, **Plan.of(trie).as_json()}))
+    print(json.dumps({**file, **MemoryEstimate.of(trie).as_json()}))
 
 
 def show_trie(console: Console, path: Path) -> None:
     """An index: bytes by part, nodes of each level, STATIC's memory for the same nodes, and the entropy bound."""
     trie = Trie.load(path)
-    plan = Plan.of(trie)
+    plan = MemoryEstimate.of(trie)
     console.print(bytes_table(f"{path}  ·  index version {trie.version}", plan, path.stat().st_size))
     console.print(f"{len(trie):,} items on {trie.num_leaves:,} leaves; a search reads the levels alone")
     show_bounds(console, plan, "its own")

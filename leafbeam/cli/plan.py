@@ -3,12 +3,12 @@
 from rich.console import Console
 from rich.table import Table
 
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 __all__ = ["bytes_table", "show_bounds", "show_plan"]
 
 
-def show_plan(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: MemoryEstimate) -> None:
     """The estimate for uniform Semantic IDs: bytes by part, and the bounds."""
     sizes = [level.size for level in plan.levels]
     shape = f"{len(sizes)} levels of {sizes[0]:,} codes" if len(set(sizes)) == 1 else " x ".join(f"{size:,}" for size in sizes)
@@ -18,7 +18,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     show_bounds(console, plan, "expected")
 
 
-def bytes_table(title: str, plan: Plan, file_bytes: int | None = None) -> Table:
+def bytes_table(title: str, plan: MemoryEstimate, file_bytes: int | None = None) -> Table:
     """Nodes, layout and bytes of each level, of the item table, and of the file where there is one."""
     table = Table(title=title, title_justify="left")
     for name in ("part", "codebook", "nodes", "layout", "codes", "first leaves", "boundary", "bytes", "bytes/item"):
@@ -35,7 +35,7 @@ def bytes_table(title: str, plan: Plan, file_bytes: int | None = None) -> Table:
     return table
 
 
-def show_bounds(console: Console, plan: Plan, counts: str) -> None:
+def show_bounds(console: Console, plan: MemoryEstimate, counts: str) -> None:
     """leafbeam, STATIC and the entropy bound, side by side. counts: the node counts of STATIC's estimate, in words."""
     static = plan.static
     parameters = f"K1={static.bytes_per_node}, K2={static.bytes_per_state}, d={static.dense_levels}"

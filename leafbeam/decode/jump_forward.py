@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton
 from leafbeam.decode.forced_suffix import SuffixFn, SuffixReplay
 from leafbeam.decode.results import StepFn
 from leafbeam.ops.backend import to_kind_of, to_numpy
@@ -155,5 +155,5 @@ def _walk(
         forced_n = states_n < ended
         forced_n[forced_n] = chains.token_S[states_n[forced_n]] >= 0
         codes_nT[forced_n, t] = chains.token_S[states_n[forced_n]]
-        states_n = np.where(forced_n, chains.then_S[np.where(forced_n, states_n, 0)], ended)
+        states_n = np.where(forced_n, chains.next_S[np.where(forced_n, states_n, 0)], ended)
     return codes_nT, states_n

@@ -166,10 +166,10 @@ def _places(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(request, slot, place) of every allowed item on the live leaves of one segment."""
     rows, slots = live
-    if trie.items.first_M1 is None:  # a leaf is an item, and a legal leaf is an allowed one
+    if trie.items.leaf_indptr is None:  # a leaf is an item, and a legal leaf is an allowed one
         return rows, slots, leaves_BK[rows, slots]
     lists = [
-        filters[row].allowed_places(*trie.items.places_of_leaf(int(leaves_BK[row, slot])))
+        filters[row].allowed_places(*trie.items.ordinals_of_leaf(int(leaves_BK[row, slot])))
         for row, slot in zip(rows, slots, strict=True)
     ]
     sizes = [len(one) for one in lists]

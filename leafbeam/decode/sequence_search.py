@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton
 from leafbeam.decode.forced_suffix import SuffixFn
 from leafbeam.decode.jump_forward import Jump, ModelCalls
 from leafbeam.decode.results import StepFn

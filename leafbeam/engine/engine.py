@@ -448,7 +448,7 @@ def _some_item(version: Version) -> tuple[ItemId, ...]:
     """The id of a live item, if there is one."""
     for segment in version.segments:
         if segment.num_items:
-            place = 0 if segment.live is None else int(segment.live.places.positions()[0])
+            place = 0 if segment.live is None else int(segment.live.ordinals.positions()[0])
             items = segment.trie.items
             return tuple(items.ids_of(items.order_N[place : place + 1]).tolist())
     return ()

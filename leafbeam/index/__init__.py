@@ -1,11 +1,27 @@
-"""What may be returned: tries of Semantic IDs, filters over their items, automata over tokens. numpy and numba alone."""
+"""Tries of Semantic IDs, filters over their items, and versions of both."""
 
-from leafbeam.automata.automaton import Automaton
-from leafbeam.automata.token_trie import TokenTrie
-from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.filters import Filter
-from leafbeam.index.trie import Trie
-from leafbeam.index.version import Segment, Version, VersionFilter
+from typing import TYPE_CHECKING
 
-__all__ = ["Automaton", "Bitmap", "Filter", "Segment", "TokenTrie", "Trie", "TrieBuilder", "Version", "VersionFilter"]
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:
+    from leafbeam.index.bitmap import Bitmap
+    from leafbeam.index.builder import TrieBuilder
+    from leafbeam.index.filters import Filter
+    from leafbeam.index.memory_estimate import MemoryEstimate
+    from leafbeam.index.trie import Trie
+    from leafbeam.index.version import Segment, Version, VersionFilter
+
+__all__ = ["Bitmap", "Filter", "MemoryEstimate", "Segment", "Trie", "TrieBuilder", "Version", "VersionFilter"]
+
+_EXPORTS = {
+    "Bitmap": ".bitmap",
+    "Filter": ".filters",
+    "MemoryEstimate": ".memory_estimate",
+    "Segment": ".version",
+    "Trie": ".trie",
+    "TrieBuilder": ".builder",
+    "Version": ".version",
+    "VersionFilter": ".version",
+}
+__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

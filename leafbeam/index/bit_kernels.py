@@ -21,11 +21,11 @@ from numba.np import arrayobj
 from leafbeam.jit import njit
 
 __all__ = [
+    "any_by_group",
     "bits_float",
     "bits_from",
     "float32_at",
     "float_bits",
-    "groups_of",
     "int64_at",
     "leading_zeros",
     "next_set",
@@ -230,7 +230,7 @@ def pack_bits_ordered(mask_N, order_N, words_W):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def pack_codes(codes_M, width, words_W):
+def pack_code_bits(codes_M, width, words_W):
     """Write the codes one behind the other, `width` bits each, from the lowest bit of the first word on."""
     filled, word = 0, np.uint64(0)
     at = 0
@@ -278,28 +278,28 @@ def bits_from(words_W, position):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def groups_of(words_W, first_M1, out_W, before_W):
-    """Set bit g of `out_W` iff one of the positions first_M1[g] to first_M1[g + 1] - 1 is set; fill the rank directory too.
+def any_by_group(words_W, indptr, out_W, before_W):
+    """Set bit g of `out_W` iff one of the positions indptr[g] to indptr[g + 1] - 1 is set; fill the rank directory too.
 
     No group is empty. Returns how many are set. 64 groups of one position each are one unaligned read.
     """
-    count = first_M1.size - 1
+    count = indptr.size - 1
     total = np.int64(0)
     for word in range(out_W.size):
         group = word << 6
         end = min(group + 64, count)
         bits = np.uint64(0)
-        if end == group + 64 and first_M1[end] - first_M1[group] == 64:
-            bits = bits_from(words_W, np.int64(first_M1[group]))
+        if end == group + 64 and indptr[end] - indptr[group] == 64:
+            bits = bits_from(words_W, np.int64(indptr[group]))
         else:
-            start = np.int64(first_M1[group])
-            for one in range(group, end):
-                stop = np.int64(first_M1[one + 1])
+            start = np.int64(indptr[group])
+            for g in range(group, end):
+                stop = np.int64(indptr[g + 1])
                 found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
                 while stop - start > 64 and found == np.uint64(0):
                     start += 64
                     found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
-                bits |= np.uint64(found != np.uint64(0)) << np.uint64(one - group)
+                bits |= np.uint64(found != np.uint64(0)) << np.uint64(g - group)
                 start = stop
         before_W[word] = total
         total += np.int64(popcount(bits))

@@ -1,4 +1,4 @@
-"""Bitmaps over leaves, with rank: the one primitive of the index.
+"""Bitmaps over leaves, with rank: the set type of the index.
 
 Shapes: W words of 64 positions, N positions, M of them set.
 """
@@ -15,15 +15,14 @@ from leafbeam.index import bit_kernels as bits
 __all__ = ["Bitmap"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Bitmap:
-    """A set of positions that can count how many of them lie before any position.
+    """A set of positions that counts how many of them lie before any position.
 
-    Think of it as a sorted array of leaf numbers that costs 1.5 bits a leaf of the catalog, whatever the set.
-    `rank` reads two words; `&`, `|`, `-` and `~` read each word once.
+    Memory: 1.5 bits for each position, whatever the set. `rank` reads two words; `&`, `|`, `-` and `~` read each word once.
 
     words_W: uint64, `size // 64 + 1` of them; position i is bit `i % 64` of word `i // 64`; bits beyond `size` are 0.
-    before_W: uint32, how many positions of the set lie before each word.
+    before_W: uint32, the rank directory: how many positions of the set lie before each word.
 
     >>> Bitmap.from_mask(np.array([True, False, True])).rank(2)
     1
@@ -51,26 +50,26 @@ class Bitmap:
 
     @classmethod
     def from_positions(cls, positions_M: NDArray[np.integer], size: int) -> Bitmap:
-        """The given positions, in any order, each below `size`; the same one twice counts once."""
+        """These positions, each below `size`, in any order; repeated ones count once."""
         words_W = np.zeros(size // 64 + 1, np.uint64)
-        positions = positions_M.astype(np.uint64, copy=False)
-        np.bitwise_or.at(words_W, (positions >> np.uint64(6)).astype(np.int64), np.uint64(1) << (positions & np.uint64(63)))
+        np.bitwise_or.at(words_W, *_word_and_bit(positions_M))
         return cls.from_words(words_W, size)
-
-    def groups(self, first_M1: NDArray[np.uint32]) -> Bitmap:
-        """Which groups of positions hold one of the set; group g is first_M1[g] to first_M1[g + 1] - 1, and none is empty.
-
-        Cost: one read of `first_M1` and the words.
-        """
-        words_W = np.empty((len(first_M1) - 1) // 64 + 1, np.uint64)
-        before_W = np.empty(words_W.shape, np.uint32)
-        count = int(bits.groups_of(self.words_W, first_M1, words_W, before_W))
-        return Bitmap(words_W=words_W, before_W=before_W, size=len(first_M1) - 1, count=count)
 
     @classmethod
     def full(cls, size: int) -> Bitmap:
         """Every position below `size`."""
         return ~cls.from_words(np.zeros(size // 64 + 1, np.uint64), size)
+
+    def any_by_group(self, group_indptr: NDArray[np.uint32]) -> Bitmap:
+        """The groups that hold one of the set; group g is positions indptr[g] to indptr[g + 1] - 1, and none is empty.
+
+        Cost: one read of `group_indptr` and the words.
+        """
+        size = len(group_indptr) - 1
+        words_W = np.empty(size // 64 + 1, np.uint64)
+        before_W = np.empty(words_W.shape, np.uint32)
+        count = int(bits.any_by_group(self.words_W, group_indptr, words_W, before_W))
+        return Bitmap(words_W=words_W, before_W=before_W, size=size, count=count)
 
     def rank(self, position: int) -> int:
         """How many positions of the set are smaller than `position` (0 <= position <= size). Two reads, no search."""
@@ -78,16 +77,22 @@ class Bitmap:
         word = int(self.words_W[position >> 6]) & ((1 << (position & 63)) - 1)
         return int(self.before_W[position >> 6]) + word.bit_count()
 
+    def ranks(self, positions_n: NDArray[np.integer]) -> NDArray[np.int64]:
+        """`rank` of many positions."""
+        out_n = np.empty(len(positions_n), np.int64)
+        bits.rank_many(self.words_W, self.before_W, positions_n, out_n)
+        return out_n
+
     def has(self, positions_n: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which of the positions, each below `size`, are in the set."""
-        positions = positions_n.astype(np.int64)
-        return (self.words_W[positions >> 6] >> (positions & 63).astype(np.uint64)) & np.uint64(1) == 1
+        words_n, bits_n = _word_and_bit(positions_n)
+        return (self.words_W[words_n] & bits_n) != 0
 
     def without(self, positions_n: NDArray[np.integer]) -> Bitmap:
         """The set less some positions. Cost: one copy of the words and one pass for the directory."""
         words_W = self.words_W.copy()
-        positions = positions_n.astype(np.int64)
-        np.bitwise_and.at(words_W, positions >> 6, ~(np.uint64(1) << (positions & 63).astype(np.uint64)))
+        words_n, bits_n = _word_and_bit(positions_n)
+        np.bitwise_and.at(words_W, words_n, ~bits_n)
         return Bitmap.from_words(words_W, self.size)
 
     def positions(self) -> NDArray[np.int64]:
@@ -124,6 +129,15 @@ class Bitmap:
         words_W[-1] &= np.uint64((1 << (self.size & 63)) - 1)
         return Bitmap.from_words(words_W, self.size)
 
+    def __repr__(self) -> str:
+        return f"Bitmap({self.count:,} of {self.size:,} positions)"
+
     def _same_size(self, other: Bitmap) -> Bitmap:
         assert self.size == other.size, (self.size, other.size)
         return other
+
+
+def _word_and_bit(positions_n: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The word that holds each position, and the position's bit in it."""
+    positions = positions_n.astype(np.int64, copy=False)
+    return positions >> 6, np.uint64(1) << (positions & 63).astype(np.uint64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import CodesError
 from leafbeam.index.level_builder import LevelBuilder, SortedTable
-from leafbeam.index.radix_sort import Table, WordLayout, pack_codes, sort_rows, threads_for
+from leafbeam.index.radix_sort import Table, WordLayout, pack_sort_keys, sort_rows, threads_for
 
 __all__ = [
     "MAX_CODEBOOK",
@@ -74,7 +74,7 @@ def build_levels(codes_NL: Table, sizes: tuple[int, ...], num_threads: int | Non
     """Sort a checked table and lay out its levels. Cost: O(N), about 37 bytes a row at 8 x 2,048, the result included."""
     threads = threads_for(len(codes_NL), num_threads)
     layout = WordLayout.of(sizes)
-    return build_from_words(pack_codes(codes_NL, sizes, layout, threads), layout, sizes, threads)
+    return build_from_words(pack_sort_keys(codes_NL, sizes, layout, threads), layout, sizes, threads)
 
 
 def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, sizes: Sequence[int], threads: int) -> SortedTable:

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, CodesError, ItemIdError
 from leafbeam.index.build import MAX_ITEMS, build_from_words, check_codes, check_sizes
 from leafbeam.index.external_sort import Runs
-from leafbeam.index.id_hash import check_distinct
+from leafbeam.index.id_hash import check_unique
 from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
 from leafbeam.index.level import code_dtype
 from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable
-from leafbeam.index.radix_sort import WordLayout, pack_codes, sort_rows, threads_for
-from leafbeam.index.sequences import check_ends
+from leafbeam.index.radix_sort import WordLayout, pack_sort_keys, sort_rows, threads_for
+from leafbeam.index.sequences import check_end_codes
 from leafbeam.index.spill_file import SpillFile
 from leafbeam.index.trie import Trie, fingerprint
 
@@ -85,12 +85,12 @@ class TrieBuilder:
         table_nL, sizes = check_codes(codes, self.sizes)
         size = len(table_nL)
         if self.end_code is not None:
-            check_ends(table_nL, sizes, self.end_code)
+            check_end_codes(table_nL, sizes, self.end_code)
         if self.num_items + size > MAX_ITEMS:
             raise CodesError(f"{self.num_items + size:,} rows: one index holds at most {MAX_ITEMS:,} items")
         ids = None if item_ids is None else check_item_ids(item_ids, size)
         self._ids.check(ids, size, self.num_items)
-        words_Pn = pack_codes(table_nL, self.sizes, self._layout, threads_for(size, self._threads), self.num_items)
+        words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._threads), self.num_items)
         self._ids.add(ids, size, self.num_items, self._scratch)
         begin = 0
         while begin < size:
@@ -114,7 +114,7 @@ class TrieBuilder:
         allocate = self._allocator()
         ids = self._ids.whole(num_items, self._scratch, allocate)
         if ids is not None:
-            check_distinct(ids, self.memory_limit)
+            check_unique(ids, self.memory_limit)
         if self._runs is None:
             tell("sorting", 0.1)
             table = build_from_words(self._take_chunks(), self._layout, self.sizes, threads)
@@ -123,7 +123,7 @@ class TrieBuilder:
                 self._spill(num_items)
             table = self._merge(allocate, threads, tell)
         tell("computing the version", 0.9)
-        items = ItemTable(ids=ids, order_N=table.order_N, first_M1=table.first_M1)
+        items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
         levels = tuple(level.packed() for level in table.levels) if self.packed else table.levels
         version = fingerprint(levels, items, self.end_code)
         self.close()

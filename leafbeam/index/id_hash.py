@@ -1,7 +1,6 @@
-"""Hashes of item ids, and whether ids are distinct: in little memory, by one pass for each part of them that fits.
+"""Hashes of item ids, and the check that ids are unique in bounded memory.
 
-    a hash of each id says which part it belongs to; equal ids are in one part, where a sort brings them together
-
+Each id's hash assigns it to a part; equal ids are in one part, where a sort brings them together.
 Shapes: N ids, w bytes of a string.
 """
 
@@ -14,53 +13,50 @@ from numpy.typing import NDArray
 from leafbeam.errors import ItemIdError
 from leafbeam.jit import njit
 
-__all__ = ["ascends", "check_distinct", "hash_ids", "raise_repeated"]
+__all__ = ["check_unique", "hash_ids", "is_ascending", "raise_duplicates"]
 
 _SLICE = 1 << 20
 
 
-def check_distinct(ids_N: NDArray[np.generic], memory_limit: int) -> None:
+def check_unique(ids_N: NDArray[np.generic], memory_limit: int) -> None:
     """Raise ItemIdError where an id occurs twice. ids_N: int64, or UTF-8 bytes of fixed width.
 
-    Cost: one read where they ascend already; else a read for each `memory_limit` of 16 bytes an id, and their sorts.
+    Cost: one read where they ascend; else a read for each `memory_limit` of 16 bytes an id, and their sorts.
     """
-    size = len(ids_N)
-    if ascends(ids_N):
+    if is_ascending(ids_N):
         return
-    parts = -(-size * 16 // max(1, memory_limit))
-    suspects: list[NDArray[np.uint64]] = []
-    for part in range(parts):
-        hashes = np.concatenate(
-            [_of_part(hash_ids(ids_N[begin : begin + _SLICE]), part, parts) for begin in range(0, size, _SLICE)]
-        )
+    num_parts = -(-len(ids_N) * 16 // max(1, memory_limit))
+    slices = [ids_N[begin : begin + _SLICE] for begin in range(0, len(ids_N), _SLICE)]
+    repeated: list[NDArray[np.uint64]] = []
+    for part in range(num_parts):
+        hashes = np.concatenate([_of_part(hash_ids(ids), part, num_parts) for ids in slices])
         hashes.sort()
-        suspects.append(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
-    suspect_S = np.sort(np.concatenate(suspects))
-    if suspect_S.size == 0:
+        repeated.append(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
+    repeated_H = np.sort(np.concatenate(repeated))
+    if repeated_H.size == 0:
         return
-    # Equal hashes are nearly always equal ids; look at the ids themselves.
-    found: list[NDArray[np.generic]] = []
-    for begin in range(0, size, _SLICE):
-        ids = ids_N[begin : begin + _SLICE]
+    # Equal hashes are nearly always equal ids: compare the ids themselves.
+    candidates: list[NDArray[np.generic]] = []
+    for ids in slices:
         hashes = hash_ids(ids)
-        at = np.minimum(np.searchsorted(suspect_S, hashes), suspect_S.size - 1)
-        found.append(ids[suspect_S[at] == hashes])
-    raise_repeated(np.sort(np.concatenate(found)))
+        at = np.minimum(np.searchsorted(repeated_H, hashes), repeated_H.size - 1)
+        candidates.append(ids[repeated_H[at] == hashes])
+    raise_duplicates(np.sort(np.concatenate(candidates)))
 
 
-def raise_repeated(sorted_ids: NDArray[np.generic]) -> None:
+def raise_duplicates(sorted_ids: NDArray[np.generic]) -> None:
     """Raise ItemIdError where neighbours of an ascending array are equal."""
     same = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])
     if same.size:
-        one = sorted_ids[same[0]].item()
-        name = one.decode() if isinstance(one, bytes) else one
+        item_id = sorted_ids[same[0]].item()
+        name = item_id.decode() if isinstance(item_id, bytes) else item_id
         raise ItemIdError(
             f"{same.size:,} item ids occur more than once, {name!r} among them: each row needs its own id "
             f"(several items may share one Semantic ID, but not one item id)"
         )
 
 
-def ascends(ids_N: NDArray[np.generic]) -> bool:
+def is_ascending(ids_N: NDArray[np.generic]) -> bool:
     """Whether each id is larger than the one before. Cost: one read, up to the first that is not."""
     for begin in range(0, len(ids_N) - 1, _SLICE):
         ids = ids_N[begin : begin + _SLICE + 1]
@@ -75,13 +71,13 @@ def hash_ids(ids_n: NDArray[np.generic]) -> NDArray[np.uint64]:
     hashes_n = np.empty(len(ids_n), np.uint64)
     if ids_n.dtype.kind == "i":
         _hash_numbers(ids_n.view(np.uint64), hashes_n)
-        return hashes_n
-    _hash_bytes(ids_n.view(np.uint8).reshape(len(ids_n), ids_n.dtype.itemsize), hashes_n)
+    else:
+        _hash_bytes(ids_n.view(np.uint8).reshape(len(ids_n), ids_n.dtype.itemsize), hashes_n)
     return hashes_n
 
 
-def _of_part(hashes_n: NDArray[np.uint64], part: int, parts: int) -> NDArray[np.uint64]:
-    return hashes_n if parts == 1 else hashes_n[hashes_n % np.uint64(parts) == part]
+def _of_part(hashes_n: NDArray[np.uint64], part: int, num_parts: int) -> NDArray[np.uint64]:
+    return hashes_n if num_parts == 1 else hashes_n[hashes_n % np.uint64(num_parts) == part]
 
 
 @njit(cache=True, nogil=True)

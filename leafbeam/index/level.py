@@ -109,7 +109,7 @@ class Level:
         if self.width or width == 8 * self.codes.dtype.itemsize:
             return self
         words_W = np.empty(packed_words(self.num_codes, width), np.uint64)
-        bits.pack_codes(self.codes, width, words_W)
+        bits.pack_code_bits(self.codes, width, words_W)
         return replace(self, codes=words_W, width=width)
 
     @property

@@ -34,13 +34,13 @@ class SortedTable:
     """What the sort leaves behind: the levels, and which of the caller's rows stand on which leaf.
 
     order_N: uint32, the caller's row at each place of the sorted table.
-    first_M1: uint32, the place of each leaf's first item and, last, N; None where every SID occurs once.
+    leaf_indptr: uint32, the place of each leaf's first item and, last, N; None where every SID occurs once.
     """
 
     levels: tuple[Level, ...]
     num_leaves: int
     order_N: NDArray[np.uint32]
-    first_M1: NDArray[np.uint32] | None
+    leaf_indptr: NDArray[np.uint32] | None
 
 
 def layout_of(num_nodes: int, num_leaves: int) -> str:
@@ -127,14 +127,14 @@ class LevelBuilder:
         """The levels of all rows that were appended."""
         assert self.num_rows == len(self.differs_N) == len(order_N)
         num_levels, num_leaves = len(self.sizes), self.num_leaves
-        first_M1, differs_M = None, self.differs_N
+        leaf_indptr, differs_M = None, self.differs_N
         if num_leaves < self.num_rows:
-            first_M1 = self._allocate(num_leaves + 1, np.uint32)
+            leaf_indptr = self._allocate(num_leaves + 1, np.uint32)
             differs_M = self._allocate(num_leaves, np.uint8)
-            _first_places(self.differs_N, num_levels, first_M1, differs_M)
+            _first_places(self.differs_N, num_levels, leaf_indptr, differs_M)
         nodes_L = np.cumsum(self._count_L1[:-1]).tolist()
         levels = tuple(self._lay_out(level, nodes_L[level], differs_M) for level in range(num_levels))
-        return SortedTable(levels=levels, num_leaves=num_leaves, order_N=order_N, first_M1=first_M1)
+        return SortedTable(levels=levels, num_leaves=num_leaves, order_N=order_N, leaf_indptr=leaf_indptr)
 
     def _lay_out(self, level: int, num_nodes: int, differs_M: NDArray[np.uint8]) -> Level:
         """One level's column (and boundary), or its listing where it has at most a quarter as many nodes as leaves."""
@@ -221,15 +221,15 @@ def _extract(word_B, shift, mask, codes_B):
 
 
 @njit(cache=True, nogil=True)
-def _first_places(differs_N, num_levels, first_M1, differs_M):
+def _first_places(differs_N, num_levels, leaf_indptr, differs_M):
     """The places that start a leaf and, last, N; and where each leaf differs from the one before."""
     leaf = 0
     for place in range(differs_N.size):
         if differs_N[place] < num_levels:
-            first_M1[leaf] = place
+            leaf_indptr[leaf] = place
             differs_M[leaf] = differs_N[place]
             leaf += 1
-    first_M1[leaf] = differs_N.size
+    leaf_indptr[leaf] = differs_N.size
 
 
 @njit(cache=True, nogil=True)

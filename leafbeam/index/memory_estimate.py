@@ -25,13 +25,13 @@ from leafbeam.index.level import code_dtype, code_width, packed_words
 from leafbeam.index.level_builder import layout_of
 from leafbeam.index.trie import Trie
 
-__all__ = ["LevelPlan", "Plan", "StaticPlan", "entropy_bits", "expected_nodes"]
+__all__ = ["LevelEstimate", "MemoryEstimate", "StaticEstimate", "entropy_bits", "expected_nodes"]
 
 _VAST = 2**200  # beyond, no two of 2^32 draws are equal, and a float may not hold the number
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelPlan:
+class LevelEstimate:
     """One level's share of the index: see `leafbeam.index.level.Level` for the layouts. width: bits of a packed code, or 0."""
 
     size: int
@@ -43,7 +43,7 @@ class LevelPlan:
     boundary: int
 
     @classmethod
-    def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> LevelPlan:
+    def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> LevelEstimate:
         """The bytes that `Trie.build` lays out for a level with so many nodes."""
         layout = layout_of(num_nodes, num_leaves)
         entries = num_nodes if layout == "listing" else num_leaves
@@ -65,7 +65,7 @@ class LevelPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticPlan:
+class StaticEstimate:
     """STATIC's memory (Appendix B.1) with its parameters by name.
 
     bytes_per_node: K1, 12 in the paper (three arrays of the CSR matrix). bytes_per_state: K2, 4 in the paper.
@@ -83,7 +83,7 @@ class StaticPlan:
     @classmethod
     def of(
         cls, codebook_sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], dense_levels: int | None = None
-    ) -> StaticPlan:
+    ) -> StaticEstimate:
         """U_max with |V|^level generalised to the product of the codebooks, for levels of different sizes."""
         levels = len(codebook_sizes)
         deep = min(2, levels) if dense_levels is None else dense_levels
@@ -102,7 +102,7 @@ class StaticPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MemoryEstimate:
     """What an index costs, part by part, beside STATIC's bound and the least that any index can cost.
 
     Think of it as the quotation before the work: for uniform SIDs the node counts are expectations, so the bytes are within
@@ -111,16 +111,16 @@ class Plan:
 
     items: bytes of the item table (order, first places, ids), which a search does not read. entropy_bits: of the whole set.
 
-    >>> plan = Plan.uniform(10_000_000, [2048] * 8)
+    >>> plan = MemoryEstimate.uniform(10_000_000, [2048] * 8)
     >>> round(plan.nbytes / 1e7, 2), round(plan.static.upper_bound / 1e7, 1), round(plan.entropy_bits / 8e7, 2)
     (14.75, 73.7, 8.27)
     """
 
     num_items: int
     num_leaves: int
-    levels: tuple[LevelPlan, ...]
+    levels: tuple[LevelEstimate, ...]
     items: int
-    static: StaticPlan
+    static: StaticEstimate
     entropy_bits: float
 
     @classmethod
@@ -132,7 +132,7 @@ class Plan:
         packed: bool = False,
         id_bytes: int = 0,
         dense_levels: int | None = None,
-    ) -> Plan:
+    ) -> MemoryEstimate:
         """N items whose codes are independent and uniform; ids of `id_bytes` each (0: items are their rows).
 
         Raises CodesError for codebooks that no index can have, ArgumentError for a number of items that none can hold.
@@ -144,7 +144,7 @@ class Plan:
         return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, packed, dense_levels)
 
     @classmethod
-    def of(cls, trie: Trie, dense_levels: int | None = None) -> Plan:
+    def of(cls, trie: Trie, dense_levels: int | None = None) -> MemoryEstimate:
         """The same figures for an index that exists, from its real node counts."""
         ids = 0 if trie.items.ids is None else trie.items.ids.nbytes
         nodes_L = [level.num_nodes for level in trie.levels]
@@ -154,15 +154,15 @@ class Plan:
     @classmethod
     def _of(
         cls, sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], ids: int, packed: bool, dense_levels: int | None
-    ) -> Plan:
+    ) -> MemoryEstimate:
         num_leaves = nodes_L[-1]
         first = 4 * (num_leaves + 1) if num_leaves < num_items else 0
         return cls(
             num_items=num_items,
             num_leaves=num_leaves,
-            levels=tuple(LevelPlan.of(size, nodes, num_leaves, packed) for size, nodes in zip(sizes, nodes_L, strict=True)),
+            levels=tuple(LevelEstimate.of(size, nodes, num_leaves, packed) for size, nodes in zip(sizes, nodes_L, strict=True)),
             items=4 * num_items + first + ids,
-            static=StaticPlan.of(sizes, num_items, nodes_L, dense_levels),
+            static=StaticEstimate.of(sizes, num_items, nodes_L, dense_levels),
             entropy_bits=entropy_bits(math.prod(sizes), num_leaves),
         )
 
@@ -174,7 +174,7 @@ class Plan:
     @property
     def packed_nbytes(self) -> int:
         """The same with packed codes: what `Trie.packed().nbytes` says."""
-        levels = (LevelPlan.of(level.size, level.num_nodes, self.num_leaves, packed=True) for level in self.levels)
+        levels = (LevelEstimate.of(level.size, level.num_nodes, self.num_leaves, packed=True) for level in self.levels)
         return sum(level.nbytes for level in levels)
 
     def per_item(self, nbytes: float) -> float:

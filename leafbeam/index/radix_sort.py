@@ -27,7 +27,7 @@ from leafbeam.errors import CodesError
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
 from leafbeam.jit import njit
 
-__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_codes", "sort_rows", "threads_for"]
+__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_sort_keys", "sort_rows", "threads_for"]
 
 
 class Table(Protocol):
@@ -96,7 +96,7 @@ def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
-def pack_codes(
+def pack_sort_keys(
     codes_NL: Table, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
 ) -> list[NDArray[np.uint64]]:
     """Pack a table of codes into words, checking every code on the way.

@@ -18,21 +18,21 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, CodesError
 from leafbeam.index.build import MAX_CODEBOOK, MAX_LEVELS
 
-__all__ = ["SequenceTable", "check_ends"]
+__all__ = ["SequenceTable", "check_end_codes"]
 
 _SLICE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceTable:
-    """Think of it as the padded (N, L) table, of which only the rows that are being looked at exist.
+    """The padded (N, L) table of codes, whose rows are made when they are read.
 
-    tokens_T: uint32, all sequences one after the other. starts_N1: int64, where each begins and, last, T. `table[a:b]` is a
-    uint32 block of rows; `len` and `shape` are the whole table's. Cost: 4 bytes a token and 8 a sequence.
+    tokens_T: uint32, all sequences joined. sequence_indptr: int64, (N + 1,), where each begins. `table[a:b]` is a uint32 block
+    of rows; `len` and `shape` are the whole table's. Cost: 4 bytes a token and 8 a sequence.
     """
 
     tokens_T: NDArray[np.uint32]
-    starts_N1: NDArray[np.int64]
+    sequence_indptr: NDArray[np.int64]
     vocabulary_size: int
     num_levels: int
 
@@ -59,15 +59,15 @@ class SequenceTable:
         if lengths_N.max(initial=0) > limit:
             place = int(np.argmax(lengths_N > limit))
             raise CodesError(f"sequence {place:,} has {lengths_N[place]:,} tokens: expected at most {limit}")
-        starts_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+        sequence_indptr = np.concatenate([[0], np.cumsum(lengths_N)])
         parts = [
-            _flatten(sequences[begin : begin + _SLICE], starts_N1[begin : begin + _SLICE + 1], begin, vocabulary_size)
+            _flatten(sequences[begin : begin + _SLICE], sequence_indptr[begin : begin + _SLICE + 1], begin, vocabulary_size)
             for begin in range(0, len(sequences), _SLICE)
         ]
         deepest = int(lengths_N.max(initial=0)) if max_length is None else max_length
         return cls(
             tokens_T=np.concatenate([np.empty(0, np.uint32), *parts]),
-            starts_N1=starts_N1,
+            sequence_indptr=sequence_indptr,
             vocabulary_size=vocabulary_size,
             num_levels=deepest + 1,
         )
@@ -85,12 +85,15 @@ class SequenceTable:
         return len(self), self.num_levels
 
     def __len__(self) -> int:
-        return len(self.starts_N1) - 1
+        return len(self.sequence_indptr) - 1
 
     def __getitem__(self, rows: slice) -> NDArray[np.uint32]:
         begin, end, step = rows.indices(len(self))
         assert step == 1
-        starts, tokens = self.starts_N1[begin : end + 1], self.tokens_T[self.starts_N1[begin] : self.starts_N1[end]]
+        starts, tokens = (
+            self.sequence_indptr[begin : end + 1],
+            self.tokens_T[self.sequence_indptr[begin] : self.sequence_indptr[end]],
+        )
         block = np.full((end - begin, self.num_levels), self.end_code, np.uint32)
         lengths = np.diff(starts)
         places = np.arange(len(tokens)) - np.repeat(starts[:-1] - starts[0], lengths)
@@ -98,7 +101,7 @@ class SequenceTable:
         return block
 
 
-def check_ends(codes_NL: NDArray[np.integer], sizes: Sequence[int], end_code: int) -> None:
+def check_end_codes(codes_NL: NDArray[np.integer], sizes: Sequence[int], end_code: int) -> None:
     """Raise CodesError where a table is not one of ended sequences: a code after an end, a row without one, other codebooks."""
     if set(sizes) != {end_code + 1}:
         raise CodesError(f"end_code is {end_code}, the codebooks have {sorted(set(sizes))} codes: expected {end_code + 1} each")

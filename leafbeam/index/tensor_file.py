@@ -1,6 +1,7 @@
-"""One safetensors file of arrays and a JSON header: written in one step, mapped, and refused where it is not what it says.
+"""One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged.
 
-The header is the metadata entry named by `kind`. It carries `format_version`, and `digest`, a hash of all arrays.
+The header is the metadata entry named by the file's kind; it holds `format_version` and, where the arrays are checked at
+loading, `digest`. Readers accept every older format version; a newer one is refused.
 """
 
 from __future__ import annotations
@@ -8,21 +9,37 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from leafbeam.errors import IndexFileError
 from leafbeam.index import bit_kernels as bits
 
-__all__ = ["digest", "read", "write"]
+__all__ = ["FileKind", "Tensors", "digest", "expect", "read", "write"]
 
-_DTYPES = {"U8": np.uint8, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
+_DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "I32": np.int32, "U16": np.uint16, "U8": np.uint8}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_ORDER = list(_DTYPES)  # the order of the arrays in a file, then by name
 
 Tensors = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind:
+    """key: the metadata entry. noun, writer: for messages. newest: the newest format version that is read.
+
+    has_digest: whether the arrays are hashed when they are written and when they are read.
+    """
+
+    key: str
+    noun: str
+    writer: str
+    newest: int
+    has_digest: bool
 
 
 def digest(tensors: Tensors) -> str:
@@ -32,52 +49,66 @@ def digest(tensors: Tensors) -> str:
         array = tensors[name]
         for raw in (f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).reshape(-1).view(np.uint8)):
             flat = np.frombuffer(raw, np.uint8)
-            padded = np.zeros(-len(flat) % 8, np.uint8)
-            whole = flat[: len(flat) // 8 * 8]
-            tail = np.concatenate([flat[len(whole) :], padded])
-            state = int(bits.word_hash(whole.view(np.uint64), np.uint64(state)))
+            whole = len(flat) // 8 * 8
+            tail = np.concatenate([flat[whole:], np.zeros(-len(flat) % 8, np.uint8)])
+            state = int(bits.word_hash(flat[:whole].view(np.uint64), np.uint64(state)))
             state = int(bits.word_hash(tail.view(np.uint64), np.uint64(state)))
     return f"{state:016x}"
 
 
-def write(path: Path, kind: str, header: dict[str, Any], tensors: Tensors) -> None:
-    """Write the file beside its place, then move it there, so that a reader sees the old one or the new one whole."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) -> None:
+    """Write a temporary file and rename it, so that a reader sees the old file or the new one, complete.
+
+    The bytes are those of `safetensors.numpy.save_file`, without its copy of all arrays.
+    """
+    if kind.has_digest:
+        header = {**header, "digest": digest(tensors)}
+    table: dict[str, Any] = {"__metadata__": {kind.key: json.dumps(header)}}
+    names = sorted(tensors, key=lambda name: (_ORDER.index(_NAMES[tensors[name].dtype]), name))
+    offset = 0
+    for name in names:
+        array, end = tensors[name], offset + tensors[name].nbytes
+        table[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    head += b" " * (-len(head) % 8)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode  # safetensors' own files only their owner may read, but the reader may be somebody else
-        save_file(tensors, beside, metadata={kind: json.dumps({**header, "digest": digest(tensors)})})
-        beside.chmod(mode)
-        os.replace(beside, path)
+        with part.open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            for name in names:
+                file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
+        os.replace(part, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
-def read(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], Tensors]:
-    """(header, arrays), the arrays mapped copy-on-write and equal to those that were written.
+def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:
+    """(header, arrays), the arrays mapped copy-on-write: pages are shared, and numba sees ordinary arrays.
 
-    Raises IndexFileError where the file is missing, of another kind, newer than format version `newest`, truncated or changed.
+    Raises IndexFileError where the file is missing, truncated, of another kind or newer; with a digest, also where it changed.
     """
-    foreign = IndexFileError(f"{path} is not a file of kind {kind}: expected one that leafbeam saved as such")
+    foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         size = path.stat().st_size
         raw = np.memmap(path, np.uint8, "c") if size else np.empty(0, np.uint8)
     except OSError as error:
-        raise IndexFileError(f"cannot open {path}: {error.strerror}") from error
+        raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
     length = int(raw[:8].view(np.uint64)[0]) if size >= 8 else size
     if length > min(size - 8, 1 << 26):
         raise foreign
     try:
         table = json.loads(raw[8 : 8 + length].tobytes())
         metadata = table.pop("__metadata__")
-        header = json.loads(metadata.get(kind) or metadata[kind.replace("leafbeam", "pleach")])  # the project's first name
-        format_version, written = int(header["format_version"]), str(header["digest"])
+        header = json.loads(metadata.get(kind.key) or metadata[kind.key.replace("leafbeam", "pleach")])  # the first name
+        format_version = int(header["format_version"])
+        expected = str(header["digest"]) if kind.has_digest else ""
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise foreign from error
-    if not 1 <= format_version <= newest:
+    if not 1 <= format_version <= kind.newest:
         raise IndexFileError(
-            f"{path} has format version {format_version}, this leafbeam reads up to {newest}: upgrade leafbeam"
+            f"{path} has format version {format_version}, this leafbeam reads up to {kind.newest}: upgrade leafbeam"
         )
     body, tensors = raw[8 + length :], Tensors()
     try:
@@ -88,9 +119,17 @@ def read(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], Tensors]:
                     f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; copy or save it again"
                 )
             tensors[name] = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        found = digest(tensors)
+        found = digest(tensors) if kind.has_digest else ""
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise foreign from error
-    if found != written:
-        raise IndexFileError(f"{path} is damaged: its arrays hash to {found}, and it says {written}; copy or save it again")
+    if found != expected:
+        raise IndexFileError(f"{path} is damaged: its arrays hash to {found}, and it says {expected}; copy or save it again")
     return header, tensors
+
+
+def expect(tensors: Tensors, name: str, dtype: type[np.generic], length: int) -> NDArray[Any]:
+    """The 1-D array of this name; KeyError or ValueError where it is missing or has another dtype or length."""
+    array = tensors[name]
+    if array.dtype != dtype or array.shape != (length,):
+        raise ValueError(f"{name} is {array.dtype} {array.shape}: expected {np.dtype(dtype)} ({length},)")
+    return array

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError
 from leafbeam.index import bit_kernels as bits
-from leafbeam.index import trie_file as store
+from leafbeam.index import trie_file
 from leafbeam.index.build import build_levels, check_codes
 from leafbeam.index.filters import Filter
 from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
 from leafbeam.index.level import Level
-from leafbeam.index.sequences import SequenceTable, check_ends
+from leafbeam.index.sequences import SequenceTable, check_end_codes
 
 __all__ = ["Trie", "fingerprint"]
 
@@ -71,7 +71,7 @@ class Trie:
         """
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:
-            check_ends(table_NL, sizes, end_code)
+            check_end_codes(table_NL, sizes, end_code)
         return cls._of_table(table_NL, sizes, item_ids, end_code, packed, num_threads)
 
     @classmethod
@@ -118,7 +118,7 @@ class Trie:
         """Sort a checked table."""
         ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL))
         table = build_levels(table_NL, sizes, num_threads)
-        items = ItemTable(ids=ids, order_N=table.order_N, first_M1=table.first_M1)
+        items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
         items.check_unique()
         levels = tuple(level.packed() for level in table.levels) if packed else table.levels
         version = fingerprint(levels, items, end_code)
@@ -134,7 +134,7 @@ class Trie:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file (docs/format.md), replacing the old one in a single step."""
-        store.save(Path(path), self.levels, self.items, self.num_leaves, self.version, self.end_code)
+        trie_file.save(Path(path), (self.levels, self.items, self.num_leaves, self.version, self.end_code))
 
     @classmethod
     def load(cls, path: str | Path) -> Trie:
@@ -142,7 +142,7 @@ class Trie:
 
         Raises IndexFileError where the file is missing, truncated, of another kind or of a newer format.
         """
-        levels, items, num_leaves, version, end_code = store.load(Path(path))
+        levels, items, num_leaves, version, end_code = trie_file.load(Path(path))
         return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
     def verify(self) -> None:
@@ -168,11 +168,11 @@ class Trie:
             return Filter.from_item_ids(item_ids, self.items, self.version)
         return Filter.from_mask(np.asarray(mask), self.items, self.version)
 
-    def own_filter(self, candidate: Filter) -> Filter:
+    def check_filter(self, candidate: Filter) -> Filter:
         """The same filter if it was made for this index, else ForeignFilterError."""
         if candidate.index_version != self.version:
             raise ForeignFilterError(
-                f"this filter covers {candidate.places.size:,} items of index {candidate.index_version}, but the index is "
+                f"this filter covers {candidate.ordinals.size:,} items of index {candidate.index_version}, but the index is "
                 f"{self.version} with {self.num_items:,}: make it again with index.filter(...)"
             )
         return candidate
@@ -255,7 +255,7 @@ class Trie:
 def fingerprint(levels: Sequence[Level], items: ItemTable, end_code: int | None = None) -> str:
     """Sixteen hex digits that change with any SID, order, id or end code. Cost: one read of all arrays."""
     state = 0
-    arrays: list[NDArray[np.generic] | None] = [items.order_N, items.first_M1, items.ids]
+    arrays: list[NDArray[np.generic] | None] = [items.order_N, items.leaf_indptr, items.ids]
     for level in levels:
         arrays += [level.codes, level.firsts]
         arrays += [] if level.boundary is None else [level.boundary.words_W, level.boundary.before_W]

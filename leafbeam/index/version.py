@@ -1,20 +1,20 @@
-"""A catalog at one moment: segments that never change, and which of their items are alive.
+"""A catalog at one moment: immutable segments, and which of their items are alive.
 
-Shapes: S segments, N items.
+Shapes: N items, n items of one call, L levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ForeignFilterError, ItemIdError
+from leafbeam.errors import ArgumentError, ForeignFilterError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
-from leafbeam.index.items import ItemIds
+from leafbeam.index.items import ItemIds, check_known
 from leafbeam.index.trie import Trie
 
 __all__ = ["Segment", "Version", "VersionFilter"]
@@ -22,7 +22,7 @@ __all__ = ["Segment", "Version", "VersionFilter"]
 MAX_SEGMENTS = 2
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Segment:
     """A trie and which of its items are alive; `live` None: all of them."""
 
@@ -31,37 +31,32 @@ class Segment:
 
     def __post_init__(self) -> None:
         if self.live is not None:
-            self.trie.own_filter(self.live)
+            self.trie.check_filter(self.live)
 
     @property
     def num_items(self) -> int:
-        """The items that are alive."""
+        """The number of live items."""
         return self.trie.num_items if self.live is None else len(self.live)
-
-    @property
-    def everything(self) -> Filter:
-        """All live items as a filter. Cost: one bitmap where nothing was deleted."""
-        return self.trie.filter(np.ones(self.trie.num_items, np.bool_)) if self.live is None else self.live
 
     def is_live(self, rows_n: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these rows are alive; -1 is not."""
-        if self.live is None:
-            return rows_n >= 0
-        alive = np.zeros(len(rows_n), np.bool_)
-        known = np.flatnonzero(rows_n >= 0)
-        alive[known] = self.live.places.has(self.trie.items.place_N[rows_n[known]])
+        alive = rows_n >= 0
+        if self.live is not None:
+            alive[alive] = self.live.ordinals.has(self.trie.items.ordinal_N[rows_n[alive]])
         return alive
 
+    def __repr__(self) -> str:
+        return f"Segment({self.num_items:,} live of {self.trie.num_items:,} items, {self.trie.version})"
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Version:
-    """What may be decoded at one moment: a big *base* segment and, after changes, a small *delta* one (Lucene's shape).
+    """An immutable snapshot: a large *base* segment and, after changes, a small *delta* one (as Lucene's segments).
 
-    Think of it as a photograph of the catalog. Holding the object pins it: a search that runs on it sees one state from its
-    first round to its last, whatever is inserted or deleted meanwhile; it is freed with its last reader. An item id is alive in
-    one segment at most; a SID may stand in both, and is one child there. (DESIGN §1.5.)
+    A reference keeps the snapshot alive: a search on it sees one state from its first level to its last, whatever changes
+    meanwhile. An item id is alive in one segment at most; a SID may be in both, and is one child there.
 
-    segments: one or two, of equal codebook sizes. number: counts the changes that made it.
+    segments: one or two, of equal codebook sizes. number: how many changes led to it.
 
     >>> version = Version.of(trie); version.num_items, len(version.filter(item_ids=["a"]))
     (3, 1)
@@ -76,13 +71,13 @@ class Version:
         sizes = {segment.trie.codebook_sizes for segment in self.segments}
         if len(sizes) > 1:
             raise ArgumentError(f"the segments of a version have different codebooks: {sorted(sizes)}")
-        ends = {segment.trie.end_code for segment in self.segments}
-        if len(ends) > 1:
-            raise ArgumentError(f"the segments of a version end their sequences by different codes: {ends}")
+        end_codes = {segment.trie.end_code for segment in self.segments}
+        if len(end_codes) > 1:
+            raise ArgumentError(f"the segments of a version end their sequences by different codes: {end_codes}")
 
     @classmethod
     def of(cls, index: Trie | Version) -> Version:
-        """A trie as the version that it is by itself; a version as it is."""
+        """A trie as a version of one segment; a version as it is."""
         return index if isinstance(index, Version) else cls(segments=(Segment(trie=index),))
 
     @property
@@ -95,7 +90,7 @@ class Version:
 
     @property
     def num_items(self) -> int:
-        """Live items."""
+        """The number of live items."""
         return sum(segment.num_items for segment in self.segments)
 
     @property
@@ -104,7 +99,7 @@ class Version:
         return sum(one.trie.nbytes + (0 if one.live is None else one.live.nbytes) for one in self.segments)
 
     def num_nodes(self, level: int) -> int:
-        """At most so many different prefixes of `level + 1` codes exist, dead ones included."""
+        """An upper bound on the distinct prefixes of `level + 1` codes; prefixes of dead items count."""
         return sum(segment.trie.levels[level].num_nodes for segment in self.segments)
 
     def filter(self, *, item_ids: ItemIds) -> VersionFilter:
@@ -113,41 +108,45 @@ class Version:
         parts: list[Filter] = []
         for number, segment in enumerate(self.segments):
             items = segment.trie.items
-            places = Bitmap.from_positions(items.place_N[row_n[segment_n == number]], items.num_items)
-            parts.append(Filter.from_places(places, items, segment.trie.version))
+            ordinals = Bitmap.from_positions(items.ordinal_N[row_n[segment_n == number]], items.num_items)
+            parts.append(Filter(ordinals=ordinals, items=items, index_version=segment.trie.version))
         return VersionFilter(parts=tuple(parts), version=self)
 
     def filter_of(self, parts: Sequence[Filter | None]) -> VersionFilter:
         """One filter for each segment (None: all of it), less what is dead. Cost: one AND a segment."""
         if len(parts) != len(self.segments):
             raise ForeignFilterError(f"{len(parts)} filters for {len(self.segments)} segments: expected one for each")
-        met: list[Filter] = []
+        live: list[Filter] = []
         for segment, part in zip(self.segments, parts, strict=True):
-            if part is not None:
-                segment.trie.own_filter(part)
-            met.append(segment.everything if part is None else part if segment.live is None else part & segment.live)
-        return VersionFilter(parts=tuple(met), version=self)
+            if part is None:
+                trie = segment.trie
+                full = Filter(ordinals=Bitmap.full(trie.num_items), items=trie.items, index_version=trie.version)
+                live.append(full if segment.live is None else segment.live)
+            else:
+                segment.trie.check_filter(part)
+                live.append(part if segment.live is None else part & segment.live)
+        return VersionFilter(parts=tuple(live), version=self)
 
-    def own_parts(self, candidate: Filter | VersionFilter | None) -> tuple[Filter | None, ...]:
+    def segment_filters(self, item_filter: Filter | VersionFilter | None) -> tuple[Filter | None, ...]:
         """A request's filter as one filter for each segment (None: nothing is filtered), else ForeignFilterError.
 
-        A plain Filter of the trie will do where the trie is all there is.
+        A plain Filter is accepted where the version is one trie.
         """
-        if candidate is None:
+        if item_filter is None:
             return tuple(segment.live for segment in self.segments)
-        if isinstance(candidate, VersionFilter):
-            if candidate.version is self:
-                return candidate.parts
+        if isinstance(item_filter, VersionFilter):
+            if item_filter.version is self:
+                return item_filter.parts
             raise ForeignFilterError(
-                f"this filter belongs to version {candidate.version.number} of {candidate.version.num_items:,} items, but the "
-                f"search runs on version {self.number} with {self.num_items:,}: make it again with version.filter(...)"
+                f"this filter belongs to version {item_filter.version.number} of {item_filter.version.num_items:,} items, but "
+                f"the search runs on version {self.number} with {self.num_items:,}: make it again with version.filter(...)"
             )
         if len(self.segments) > 1:
             raise ForeignFilterError(
-                f"this filter covers one trie of {candidate.places.size:,} items, but the search runs on a base and a "
+                f"this filter covers one trie of {item_filter.ordinals.size:,} items, but the search runs on a base and a "
                 f"delta: make it with version.filter(...) or version.filter_of(...)"
             )
-        return self.filter_of([candidate]).parts
+        return self.filter_of([item_filter]).parts
 
     def locate(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(segment_n, row_n) of each live item, -1 and -1 where it is unknown. Cost: a binary search an id and segment."""
@@ -155,8 +154,8 @@ class Version:
         row_n = np.full(len(item_ids), -1, np.int64)
         for number, segment in enumerate(self.segments):
             rows = segment.trie.find(item_ids)
-            found = segment.is_live(rows)
-            segment_n[found], row_n[found] = number, rows[found]
+            live = segment.is_live(rows)
+            segment_n[live], row_n[live] = number, rows[live]
         return segment_n, row_n
 
     def knows(self, item_ids: ItemIds) -> NDArray[np.bool_]:
@@ -171,8 +170,8 @@ class Version:
         """The SID of each item that `locate` has found, (n, L)."""
         codes_nL = np.empty((len(segment_n), self.num_levels), np.int64)
         for number, segment in enumerate(self.segments):
-            mine = segment_n == number
-            codes_nL[mine] = segment.trie.codes_at(segment.trie.items.leaves_of(row_n[mine]))
+            own = segment_n == number
+            codes_nL[own] = segment.trie.codes_at(segment.trie.items.leaves_of(row_n[own]))
         return codes_nL
 
     def __len__(self) -> int:
@@ -185,23 +184,20 @@ class Version:
                 return True
         return False
 
+    def __repr__(self) -> str:
+        return f"Version({self.number}: {self.num_items:,} live items in {len(self.segments)} segments)"
+
     def _locate_all(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         segment_n, row_n = self.locate(item_ids)
-        unknown = np.flatnonzero(segment_n < 0)
-        if unknown.size:
-            first = list(item_ids)[unknown[0]]
-            raise ItemIdError(
-                f"{unknown.size:,} of {len(segment_n):,} item ids are unknown, {first!r} among them: version {self.number} has "
-                f"{self.num_items:,} items"
-            )
+        check_known(item_ids, row_n, f"version {self.number} has {self.num_items:,} items")
         return segment_n, row_n
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VersionFilter:
-    """A set of live items of one version: what `Filter` is to a trie, with one part for each segment.
+    """A set of live items of one version: a `Filter` for each segment.
 
-    `&`, `|`, `-`, `~`, `len` and `in` mean what they mean for Python's sets; `~` is every other live item.
+    `&`, `|`, `-`, `~`, `len` and `in` work as for a Python set of item ids; `~` is every other live item.
     """
 
     parts: tuple[Filter, ...]
@@ -232,25 +228,27 @@ class VersionFilter:
         return hash(self.parts)
 
     def __and__(self, other: VersionFilter) -> VersionFilter:
-        return self._with(other, lambda mine, its: mine & its)
+        return self._with([part & theirs for part, theirs in self._pairs(other)])
 
     def __or__(self, other: VersionFilter) -> VersionFilter:
-        return self._with(other, lambda mine, its: mine | its)
+        return self._with([part | theirs for part, theirs in self._pairs(other)])
 
     def __sub__(self, other: VersionFilter) -> VersionFilter:
-        return self._with(other, lambda mine, its: mine - its)
+        return self._with([part - theirs for part, theirs in self._pairs(other)])
 
     def __invert__(self) -> VersionFilter:
-        parts = tuple(
-            ~part if segment.live is None else segment.live - part
-            for part, segment in zip(self.parts, self.version.segments, strict=True)
-        )
-        return VersionFilter(parts=parts, version=self.version)
+        segments = self.version.segments
+        return self._with([~part if of.live is None else of.live - part for part, of in zip(self.parts, segments, strict=True)])
 
-    def _with(self, other: VersionFilter, join: Callable[[Filter, Filter], Filter]) -> VersionFilter:
+    def __repr__(self) -> str:
+        return f"VersionFilter({len(self):,} of {self.version.num_items:,} live items)"
+
+    def _with(self, parts: list[Filter]) -> VersionFilter:
+        return VersionFilter(parts=tuple(parts), version=self.version)
+
+    def _pairs(self, other: VersionFilter) -> zip[tuple[Filter, Filter]]:
         if self.version is not other.version:
             raise ForeignFilterError(
                 f"the filters belong to versions {self.version.number} and {other.version.number}: make both with the same one"
             )
-        parts = tuple(join(mine, its) for mine, its in zip(self.parts, other.parts, strict=True))
-        return VersionFilter(parts=parts, version=self.version)
+        return zip(self.parts, other.parts, strict=True)

@@ -40,7 +40,7 @@ class Snapshot:
     @classmethod
     def from_trie(cls, trie: Trie, number: int = 0) -> Snapshot:
         """A trie without changes. Cost: the sort for id look-ups, done here so that the first change is not slow."""
-        _ = trie.items.place_N
+        _ = trie.items.ordinal_N
         if trie.num_items:
             trie.find(trie.items.ids_of(np.zeros(1, np.int64)))
         return cls(
@@ -128,8 +128,8 @@ def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
         return segment
     items, live = segment.trie.items, segment.live
     if live is None:
-        live = Filter.from_places(Bitmap.full(items.num_items), items, segment.trie.version)
-    return Segment(trie=segment.trie, live=live.without(items.place_N[rows]))
+        live = Filter(ordinals=Bitmap.full(items.num_items), items=items, index_version=segment.trie.version)
+    return Segment(trie=segment.trie, live=live.without(items.ordinal_N[rows]))
 
 
 def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:
@@ -139,5 +139,5 @@ def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:
     if segment.live is None:
         return np.ones(segment.trie.num_items, np.bool_)
     live_N = np.zeros(segment.trie.num_items, np.bool_)
-    live_N[segment.trie.items.order_N[segment.live.places.positions()]] = True
+    live_N[segment.trie.items.order_N[segment.live.ordinals.positions()]] = True
     return live_N

@@ -18,7 +18,7 @@ from leafbeam.index import Version
 from leafbeam.index.build import check_codes
 from leafbeam.index.items import ItemIds, as_id_array, check_item_ids
 from leafbeam.index.level import code_dtype
-from leafbeam.index.sequences import SequenceTable, check_ends
+from leafbeam.index.sequences import SequenceTable, check_end_codes
 
 __all__ = ["Codes", "Transaction", "WriteSet", "codes_dtype", "concat_ids", "id_kind", "version_id_kind"]
 
@@ -229,7 +229,7 @@ class Transaction:
             codes = SequenceTable.of(codes, self._end_code, len(self._sizes) - 1)[:]
         table, sizes = check_codes(codes, self._sizes)
         if self._end_code is not None:
-            check_ends(table, sizes, self._end_code)
+            check_end_codes(table, sizes, self._end_code)
         for level, size in enumerate(sizes):
             bad = np.flatnonzero((table[:, level] < 0) | (table[:, level] >= size))
             if bad.size:

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton
 
 # Letters, pieces of words, the two halves of é and the whole, a token twice, one with an end inside é, and one that is no text.
 LETTERS = [None, b"a", b"b", b"c", b"ab", b"bc", b"\xc3", b"\xa9", b"\xc3\xa9", b"ab", b"a\xc3"]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leafbeam import Trie
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton
 from leafbeam.errors import IndexFileError
 from tests.automata.languages import LETTERS, same
 
@@ -48,13 +48,13 @@ def test_load_gives_back_what_was_saved(tmp_path: Path, share: float) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     Trie.build([[0]], [1]).save(tmp_path / "trie")
     fixture_automaton().save(tmp_path / "automaton")
-    with pytest.raises(IndexFileError, match="not a file of kind"):
+    with pytest.raises(IndexFileError, match="not a leafbeam automaton"):
         Automaton.load(tmp_path / "trie")
     with pytest.raises(IndexFileError, match="not a leafbeam index"):
         Trie.load(tmp_path / "automaton")
     for content in (b"", b"abc", bytes(64), b"\xff" * 64, (2).to_bytes(8, "little") + b"{}", b"\x05\0\0\0\0\0\0\0[[[[["):
         (tmp_path / "x").write_bytes(content)
-        with pytest.raises(IndexFileError, match="not a file of kind"):
+        with pytest.raises(IndexFileError, match="not a leafbeam automaton"):
             Automaton.load(tmp_path / "x")
     with pytest.raises(IndexFileError, match="cannot open"):
         Automaton.load(tmp_path / "none")
@@ -82,9 +82,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, data: st.DataObject) -> None:
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_arrays_that_point_outside_are_refused_though_the_digest_is_right(tmp_path: Path, data: st.DataObject) -> None:
+    from leafbeam.automata.automaton_file import KIND
     from leafbeam.index.tensor_file import read, write
 
-    header, tensors = read(FIXTURE, "leafbeam-automaton", 1)
+    header, tensors = read(FIXTURE, KIND)
     name = data.draw(st.sampled_from(sorted(tensors)))
     array = tensors[name].copy()
     change = data.draw(st.sampled_from(["number", "shorter", "wider", "gone"]))
@@ -100,7 +101,7 @@ def test_arrays_that_point_outside_are_refused_though_the_digest_is_right(tmp_pa
     changed = {**tensors, name: array}
     if change == "gone":
         del changed[name]
-    write(tmp_path / "x", "leafbeam-automaton", header, changed)
+    write(tmp_path / "x", KIND, header, changed)
     try:
         loaded = Automaton.load(tmp_path / "x")
     except IndexFileError:

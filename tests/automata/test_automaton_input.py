@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.automata.automaton import Automaton
-from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, CodesError, LeafbeamError, MissingExtraError
 from tests.automata.languages import LETTERS, distances
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.json_schema import schema_pattern
 from leafbeam.automata.json_text import integers
 from leafbeam.automata.regex import compile_pattern
-from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, LeafbeamError
 
 BYTES = TokenTrie.of([bytes([byte]) for byte in range(256)])

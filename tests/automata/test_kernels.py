@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leafbeam.automata.automaton import Automaton
-from leafbeam.automata.token_trie import TokenTrie
+from leafbeam.automata import Automaton, TokenTrie
 from tests.automata.languages import LETTERS, same
 
 

@@ -9,7 +9,7 @@ import torch
 from benchmarks.micro import attention, forced, head, kernel_report, language
 from benchmarks.rows import append_row
 from leafbeam import Trie
-from leafbeam.index import Automaton
+from leafbeam.automata import Automaton
 from leafbeam.ops.head import HeadCosts
 
 

@@ -21,7 +21,7 @@ from benchmarks.papers.experiments import experiment as named
 from benchmarks.papers.methods import LABELS, LineUp, Method
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import ArgumentError
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 
 SMALL = {"num_items": 3000, "num_codes": 300, "num_levels": 3}
 # The whole line-up needs no more than this at the small shape, a hash bitmap of 128 MiB included.
@@ -65,7 +65,7 @@ def test_a_catalog_comes_from_its_seed_whatever_the_chunks(distribution: str, mo
 def test_what_a_catalog_needs_grows_with_it() -> None:
     small, large = Shape(distribution="uniform", num_items=10**6), Shape(distribution="uniform", num_items=10**8)
     assert 60 * small.needs < large.needs < 105 * small.needs
-    assert large.needs > Plan.uniform(10**8, [2048] * 8).nbytes
+    assert large.needs > MemoryEstimate.uniform(10**8, [2048] * 8).nbytes
 
 
 def test_every_method_is_in_the_line_up(line_up: tuple[Catalog, LineUp]) -> None:
@@ -263,7 +263,7 @@ def test_the_papers_numbers_are_consistent() -> None:
     table_1_of_the_paper = paper.TABLE_4A[20_000_000]
     assert round(table_1_of_the_paper["ppv_exact"][0] / table_1_of_the_paper["static"][0]) == 1034  # the paper says 1033
     assert "cpu_trie" not in paper.TABLE_4A[100_000_000]
-    plan = Plan.uniform(20_000_000, [2048] * 8)
+    plan = MemoryEstimate.uniform(20_000_000, [2048] * 8)
     assert plan.static.upper_bound == pytest.approx(1.46e9, rel=0.01)
 
 

@@ -19,7 +19,7 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.memory_estimate import Plan
+from leafbeam.index.memory_estimate import MemoryEstimate
 from leafbeam.live import LiveIndex
 from leafbeam.semid import SidTable
 
@@ -213,7 +213,7 @@ def test_plans_that_are_none_are_refused(text: str) -> None:
 @given(st.text(alphabet="0123456789,x^e_ .-", max_size=20))
 def test_any_plan_is_read_or_refused(text: str) -> None:
     try:
-        Plan.uniform(*parse_plan(text)).as_json()
+        MemoryEstimate.uniform(*parse_plan(text)).as_json()
     except LeafbeamError:
         return
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Trie
+from leafbeam.automata import Automaton
 from leafbeam.decode.sequence_search import SequenceSearch
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Automaton
 from leafbeam.ops.constrain.cpu import automaton as automata
 
 LETTERS = [bytes([letter]) for letter in b'ab"01-']

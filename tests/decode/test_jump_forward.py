@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Trie
+from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceResult, SequenceSearch
 from leafbeam.errors import LogitsError
-from leafbeam.index import Automaton
 from tests.decode.test_automata import END, SIZE, VOCABULARY, Model
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceResult, SequenceSearch
 from leafbeam.decode.sequence_rounds import DeviceRounds
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Automaton
 from tests.decode.test_automata import END, SIZE
 from tests.decode.test_jump_forward import SINGLES, Forecaster
 

@@ -72,9 +72,9 @@ def test_full_has_every_position_and_none_beyond(size: int) -> None:
     st.integers(0, 2**32),
 )
 def test_a_group_is_set_iff_one_of_its_positions_is(sizes: list[int], share: float, seed: int) -> None:
-    first_M1 = np.cumsum([0, *sizes]).astype(np.uint32)
-    mask = np.random.default_rng(seed).random(int(first_M1[-1])) < share
-    groups = Bitmap.from_mask(mask).groups(first_M1)
-    expected = [bool(mask[begin:end].any()) for begin, end in pairwise(first_M1)]
+    leaf_indptr = np.cumsum([0, *sizes]).astype(np.uint32)
+    mask = np.random.default_rng(seed).random(int(leaf_indptr[-1])) < share
+    groups = Bitmap.from_mask(mask).any_by_group(leaf_indptr)
+    expected = [bool(mask[begin:end].any()) for begin, end in pairwise(leaf_indptr)]
     assert groups == Bitmap.from_mask(np.array(expected, np.bool_))
     assert [groups.rank(one) for one in range(len(sizes) + 1)] == np.cumsum([0, *expected]).tolist()

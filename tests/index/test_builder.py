@@ -17,7 +17,7 @@ from leafbeam import Trie
 from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
 from leafbeam.index import spill_file as scratch_module
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.id_hash import check_distinct
+from leafbeam.index.id_hash import check_unique
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
@@ -156,10 +156,10 @@ def test_an_id_that_comes_twice_is_refused_wherever_it_stands(limit: int, ids: s
 def test_distinct_or_not(ids: list[int], limit: int) -> None:
     for array in (np.array(ids, np.int64), np.array([f"{one}" for one in ids], np.bytes_)):
         if len(set(ids)) == len(ids):
-            check_distinct(array, limit)
+            check_unique(array, limit)
         else:
             with pytest.raises(ItemIdError, match=f"^{len(ids) - len(set(ids))} item ids"):
-                check_distinct(array, limit)
+                check_unique(array, limit)
 
 
 def files_below(folder: Path) -> list[str]:

@@ -83,4 +83,4 @@ def test_filters_of_two_indexes_do_not_mix() -> None:
     with pytest.raises(ForeignFilterError, match="two indexes"):
         _ = one.filter(np.ones(20, np.bool_)) & other.filter(np.ones(20, np.bool_))
     with pytest.raises(ForeignFilterError, match="make it again with"):
-        one.own_filter(other.filter(np.ones(20, np.bool_)))
+        one.check_filter(other.filter(np.ones(20, np.bool_)))

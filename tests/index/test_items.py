@@ -12,7 +12,7 @@ from leafbeam.index.items import ItemTable
 
 
 def table_of(ids: np.ndarray) -> ItemTable:
-    return ItemTable(ids=ids, order_N=np.arange(len(ids), dtype=np.uint32), first_M1=None)
+    return ItemTable(ids=ids, order_N=np.arange(len(ids), dtype=np.uint32), leaf_indptr=None)
 
 
 numbers = st.lists(st.integers(-9, 40) | st.integers(-(2**63), 2**63 - 1), max_size=40, unique=True)

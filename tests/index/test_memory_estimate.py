@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import ArgumentError, CodesError
-from leafbeam.index.memory_estimate import Plan, entropy_bits, expected_nodes
+from leafbeam.index.memory_estimate import MemoryEstimate, entropy_bits, expected_nodes
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from leafbeam.index.memory_estimate import Plan, entropy_bits, expected_nodes
 def test_a_plan_for_uniform_codes_is_within_a_percent_of_what_is_built(num_items: int, sizes: list[int]) -> None:
     rng = np.random.default_rng(11)
     trie = Trie.build(np.stack([rng.integers(0, size, num_items) for size in sizes], axis=1), sizes)
-    plan = Plan.uniform(num_items, sizes)
+    plan = MemoryEstimate.uniform(num_items, sizes)
     assert plan.nbytes == pytest.approx(trie.nbytes, rel=0.01)
     assert plan.items == pytest.approx(trie.items.nbytes, rel=0.01)
     assert plan.num_leaves == pytest.approx(trie.num_leaves, rel=0.01)
@@ -43,39 +43,41 @@ def test_a_plan_of_an_index_is_its_bytes_exactly(seed: int, sizes: list[int]) ->
     num_items = int(rng.integers(0, 400))
     codes = np.stack([np.minimum(rng.geometric(0.1, num_items) - 1, size - 1) for size in sizes], axis=1)
     trie = Trie.build(codes, sizes, [f"{row}" for row in range(num_items)] if seed % 2 else None)
-    plan = Plan.of(trie)
+    plan = MemoryEstimate.of(trie)
     assert plan.nbytes == trie.nbytes
     assert plan.items == trie.items.nbytes
     assert [(one.layout, one.nbytes) for one in plan.levels] == [(one.layout, one.nbytes) for one in trie.levels]
     packed = trie.packed()
-    assert plan.packed_nbytes == Plan.of(packed).packed_nbytes == Plan.of(packed).nbytes == packed.nbytes
-    assert [(one.width, one.nbytes) for one in Plan.of(packed).levels] == [(one.width, one.nbytes) for one in packed.levels]
+    assert plan.packed_nbytes == MemoryEstimate.of(packed).packed_nbytes == MemoryEstimate.of(packed).nbytes == packed.nbytes
+    assert [(one.width, one.nbytes) for one in MemoryEstimate.of(packed).levels] == [
+        (one.width, one.nbytes) for one in packed.levels
+    ]
 
 
 def test_u_max_is_the_papers_at_its_own_settings() -> None:
-    twenty = Plan.uniform(20_000_000, [2048] * 8).static
+    twenty = MemoryEstimate.uniform(20_000_000, [2048] * 8).static
     assert twenty.dense == 17_301_504
     assert twenty.upper_bound == 17_301_504 + 6 * 20_000_000 * 12
-    one = Plan.uniform(1_000_000, [2048] * 8).static
+    one = MemoryEstimate.uniform(1_000_000, [2048] * 8).static
     assert one.upper_bound == 17_301_504 + 72_000_000
 
 
 def test_u_max_bounds_the_estimate_from_real_node_counts() -> None:
     rng = np.random.default_rng(3)
     codes = np.minimum(rng.geometric(0.05, (20_000, 6)) - 1, 63)
-    static = Plan.of(Trie.build(codes, [64] * 6)).static
+    static = MemoryEstimate.of(Trie.build(codes, [64] * 6)).static
     assert static.dense < static.estimate < static.upper_bound
     nodes = [len(np.unique(codes[:, : level + 1], axis=0)) for level in range(6)]
     assert static.estimate == static.dense + 12 * sum(nodes[2:])
 
 
 def test_dense_levels_may_be_chosen() -> None:
-    none, all_ = (Plan.uniform(1000, [8, 8], dense_levels=dense).static for dense in (0, 2))
+    none, all_ = (MemoryEstimate.uniform(1000, [8, 8], dense_levels=dense).static for dense in (0, 2))
     assert none.upper_bound == 1 + 4 + 12 * (8 + 64)
     assert all_.upper_bound == 8 + 4 * 64
-    assert Plan.uniform(1000, [8]).static.dense_levels == 1
+    assert MemoryEstimate.uniform(1000, [8]).static.dense_levels == 1
     with pytest.raises(ArgumentError, match="3 dense levels: expected 0 to 2"):
-        Plan.uniform(1000, [8, 8], dense_levels=3)
+        MemoryEstimate.uniform(1000, [8, 8], dense_levels=3)
 
 
 @given(st.integers(1, 3000), st.data())
@@ -89,11 +91,11 @@ def test_the_entropy_bound_holds_for_astronomic_numbers_of_codes() -> None:
     # ln binomial(P, M) = M ln P - ln M! where M^2 / P is nothing
     exact = 88 * 10_000_000 - math.lgamma(10_000_001) / math.log(2)
     assert entropy_bits(2**88, 10_000_000) == pytest.approx(exact, rel=1e-9)
-    assert Plan.uniform(10_000_000, [2048] * 8).entropy_bits / 8e7 == pytest.approx(8.27, abs=0.01)
+    assert MemoryEstimate.uniform(10_000_000, [2048] * 8).entropy_bits / 8e7 == pytest.approx(8.27, abs=0.01)
 
 
 def test_the_deepest_index_of_the_largest_codebooks_can_be_planned() -> None:
-    plan = Plan.uniform(2**32 - 1, [2**31] * 65)
+    plan = MemoryEstimate.uniform(2**32 - 1, [2**31] * 65)
     assert plan.num_leaves == 2**32 - 1
     assert plan.entropy_bits == pytest.approx((2**32 - 1) * (65 * 31 - 32 + 1 / math.log(2)), rel=1e-6)
     assert entropy_bits(2**200, 10**6) == pytest.approx(entropy_bits(2**200 + 1, 10**6), rel=1e-9)
@@ -110,12 +112,12 @@ def test_expected_nodes_at_its_ends() -> None:
 
 def test_no_index_costs_less_than_the_entropy_bound() -> None:
     for num_items, sizes in [(10**6, [2048] * 8), (10**5, [16] * 5), (10**8, [32_768] * 3), (3, [2])]:
-        plan = Plan.uniform(num_items, sizes)
+        plan = MemoryEstimate.uniform(num_items, sizes)
         assert 8 * plan.nbytes > plan.entropy_bits
 
 
 def test_a_plan_is_json() -> None:
-    plan = json.loads(json.dumps(Plan.uniform(10**8, [2048] * 8, id_bytes=8).as_json()))
+    plan = json.loads(json.dumps(MemoryEstimate.uniform(10**8, [2048] * 8, id_bytes=8).as_json()))
     assert plan["static"]["U_max"] == 17_301_504 + 6 * 12 * 10**8
     assert plan["item_table_bytes"] == 12 * 10**8
     assert plan["bytes"] == sum(level["bytes"] for level in plan["levels"])
@@ -123,8 +125,8 @@ def test_a_plan_is_json() -> None:
 
 def test_plans_that_no_index_can_hold_are_refused() -> None:
     with pytest.raises(ArgumentError, match="4,294,967,295"):
-        Plan.uniform(2**32, [10])
+        MemoryEstimate.uniform(2**32, [10])
     with pytest.raises(ArgumentError, match="expected 0 to"):
-        Plan.uniform(-1, [10])
+        MemoryEstimate.uniform(-1, [10])
     with pytest.raises(CodesError, match="0 levels"):
-        Plan.uniform(10, [])
+        MemoryEstimate.uniform(10, [])

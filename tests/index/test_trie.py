@@ -33,9 +33,9 @@ def test_build_equals_numpy(table: tuple[np.ndarray, tuple[int, ...]], threads: 
     assert np.array_equal(built.order_N, order)
     distinct, counts = np.unique(codes, axis=0, return_counts=True) if len(codes) else (codes, np.empty(0, np.int64))
     assert built.num_leaves == len(distinct)
-    assert (built.first_M1 is None) == (len(distinct) == len(codes))
-    if built.first_M1 is not None:
-        assert np.array_equal(built.first_M1, np.concatenate([[0], np.cumsum(counts)]))
+    assert (built.leaf_indptr is None) == (len(distinct) == len(codes))
+    if built.leaf_indptr is not None:
+        assert np.array_equal(built.leaf_indptr, np.concatenate([[0], np.cumsum(counts)]))
     starts = np.zeros(len(distinct), np.bool_)
     starts[:1] = True
     for number, level in enumerate(built.levels):

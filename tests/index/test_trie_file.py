@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import IndexFileError, LeafbeamError
-from leafbeam.index import trie_file as store
+from leafbeam.index import trie_file
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "index-v1.pleach"
 
@@ -177,7 +177,7 @@ def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
         save_file({**without, name: tensors[name][:-1]}, tmp_path / "x", metadata)
         with pytest.raises(IndexFileError, match="damaged"):
             Trie.load(tmp_path / "x")
-    header = json.loads(metadata["leafbeam"])
+    header = json.loads(metadata["pleach"])
     for key in header:
         without_key = {other: value for other, value in header.items() if other != key}
         save_file(tensors, tmp_path / "x", {"leafbeam": json.dumps(without_key)})
@@ -198,4 +198,4 @@ def test_verify_finds_a_changed_array(tmp_path: Path) -> None:
 
 
 def test_the_format_version_is_what_the_fixture_proves() -> None:
-    assert store.FORMAT_VERSION == 2
+    assert trie_file.KIND.newest == 2

@@ -81,19 +81,19 @@ def test_a_filter_of_another_version_is_refused() -> None:
     with pytest.raises(ForeignFilterError, match="versions 7 and 8"):
         _ = ours & theirs
     with pytest.raises(ForeignFilterError, match=r"belongs to version 8 .* runs on version 7"):
-        version.own_parts(theirs)
+        version.segment_filters(theirs)
     with pytest.raises(ForeignFilterError, match="runs on a base and a delta"):
-        version.own_parts(version.segments[0].live)
-    assert version.own_parts(ours) == ours.parts
+        version.segment_filters(version.segments[0].live)
+    assert version.segment_filters(ours) == ours.parts
 
 
 def test_a_trie_is_a_version_by_itself() -> None:
     trie = Trie.build([[0, 1], [1, 0], [1, 1]], [2, 2], ["a", "b", "c"])
     version = Version.of(trie)
     assert Version.of(version) is version
-    assert version.own_parts(None) == (None,)
+    assert version.segment_filters(None) == (None,)
     chosen = trie.filter(item_ids=["b"])
-    assert version.own_parts(chosen) == (chosen,)
+    assert version.segment_filters(chosen) == (chosen,)
     assert version.num_nodes(0) == 2
     assert isinstance(version.filter(item_ids=["a"]), VersionFilter)
     with pytest.raises(ArgumentError, match="3 segments"):
@@ -112,7 +112,7 @@ def test_without_equals_difference(seed: int, shared: bool) -> None:
     before = trie.filter(rng.random(num_items) < 0.7)
     gone = np.unique(rng.integers(0, num_items, int(rng.integers(0, 9))))
     after = before.without(gone)
-    expected = before - Filter.from_places(Bitmap.from_positions(gone, num_items), trie.items, trie.version)
+    expected = before - Filter(ordinals=Bitmap.from_positions(gone, num_items), items=trie.items, index_version=trie.version)
     assert after == expected
     assert after.leaves == expected.leaves
     assert after.leaves.count == expected.leaves.count

@@ -75,7 +75,7 @@ def constrain() -> None:
 
 
 def automata() -> None:
-    from leafbeam.index import Automaton
+    from leafbeam.automata import Automaton
     from leafbeam.ops.constrain.cpu import automaton as automata
     from leafbeam.ops.constrain.triton import automaton as triton_automata
 

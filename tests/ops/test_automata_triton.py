@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.timing import poisoned
+from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Automaton
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.constrain.triton import automaton as triton_automata
 

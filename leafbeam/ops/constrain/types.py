@@ -62,18 +62,18 @@ class RequestFilter:
         An unknown denied id changes nothing: an item that is not there cannot be shown.
         """
         rows = np.empty(0, np.int64) if deny is None else trie.find(deny)
-        places = np.unique(trie.items.place_N[rows[rows >= 0]].astype(np.int64)) if len(rows) else rows
+        places = np.unique(trie.items.ordinal_N[rows[rows >= 0]].astype(np.int64)) if len(rows) else rows
         if allowed is not None and len(places):
-            places = np.array([place for place in places if int(place) in allowed.places], np.int64)
-        first_M1 = trie.items.first_M1
+            places = np.array([place for place in places if int(place) in allowed.ordinals], np.int64)
+        leaf_indptr = trie.items.leaf_indptr
         denied = places
-        if first_M1 is not None and len(places):
-            leaves, counts = np.unique(np.searchsorted(first_M1, places, side="right") - 1, return_counts=True)
+        if leaf_indptr is not None and len(places):
+            leaves, counts = np.unique(np.searchsorted(leaf_indptr, places, side="right") - 1, return_counts=True)
             denied = np.array(
                 [
                     leaf
                     for leaf, count in zip(leaves, counts, strict=True)
-                    if count == _items_on(allowed, int(first_M1[leaf]), int(first_M1[leaf + 1]))
+                    if count == _items_on(allowed, int(leaf_indptr[leaf]), int(leaf_indptr[leaf + 1]))
                 ],
                 np.int64,
             )
@@ -102,13 +102,12 @@ class RequestFilter:
     def allowed_places(self, begin: int, end: int) -> list[int]:
         """The allowed places among [begin, end)."""
         denied = set(self.denied_places[(self.denied_places >= begin) & (self.denied_places < end)].tolist())
-        return [
-            place for place in range(begin, end) if place not in denied and (self.filter is None or place in self.filter.places)
-        ]
+        allowed = None if self.filter is None else self.filter.ordinals
+        return [place for place in range(begin, end) if place not in denied and (allowed is None or place in allowed)]
 
 
 def _items_on(allowed: Filter | None, begin: int, end: int) -> int:
-    return end - begin if allowed is None else allowed.places.rank(end) - allowed.places.rank(begin)
+    return end - begin if allowed is None else allowed.ordinals.rank(end) - allowed.ordinals.rank(begin)
 
 
 def request_filters(
@@ -124,7 +123,7 @@ def request_filters(
     version = Version.of(index)
     shared: list[Any] = list(filters) if isinstance(filters, Sequence) else [filters] * batch_size
     denied: list[Any] = [None] * batch_size if deny is None else list(deny)
-    parts_of = {id(one): version.own_parts(one) for one in shared}
+    parts_of = {id(one): version.segment_filters(one) for one in shared}
     return [
         tuple(
             RequestFilter.of(segment.trie, part, ids) for segment, part in zip(version.segments, parts_of[id(one)], strict=True)

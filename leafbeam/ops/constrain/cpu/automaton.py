@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.automaton import Automaton
+from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
@@ -60,7 +60,7 @@ def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> Aut
                 f"the automaton is over {automaton.vocabulary_size:,} tokens, the model has {num_codes:,} codes: expected at "
                 f"most as many; build it with the model's own vocabulary"
             )
-        rows = automaton.rows
+        rows = automaton.arrays
         in_masks = end_code < automaton.vocabulary_size and (
             (rows.mask_MW[:, end_code >> 6] >> np.uint64(end_code & 63)) & np.uint64(1)
         )
@@ -238,8 +238,8 @@ def _next_states(
 
 
 def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
-    rows = automaton.rows
-    return rows.row_ptr_S1, rows.code_E, rows.mask_S, rows.mask_MW, rows.accepting.words_W
+    rows = automaton.arrays
+    return rows.row_indptr, rows.code_E, rows.mask_S, rows.mask_MW, rows.accepting.words_W
 
 
 def _check(languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
@@ -252,14 +252,14 @@ def _check(languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
 @njit(cache=True, nogil=True)
 def _legal_codes(table, state, end_code, out_C):
     """Write the legal codes of a state, ascending, the end code among them where a sequence may end; returns how many."""
-    row_ptr_S1, code_E, mask_S, mask_MW, accepting_W = table
+    row_indptr, code_E, mask_S, mask_MW, accepting_W = table
     if state == mask_S.size:  # ended
         out_C[0] = end_code
         return 1
     ends = (accepting_W[state >> 6] >> np.uint64(state & 63)) & np.uint64(1) != 0
     count = 0
     if mask_S[state] < 0:
-        for entry in range(row_ptr_S1[state], row_ptr_S1[state + 1]):
+        for entry in range(row_indptr[state], row_indptr[state + 1]):
             if ends and code_E[entry] > end_code:
                 out_C[count] = end_code
                 count += 1

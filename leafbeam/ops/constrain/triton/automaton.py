@@ -41,9 +41,9 @@ class DeviceAutomatonBatch:
     """The automata of a batch on a device, and what the rounds of one search share: one search at a time uses it.
 
     tables: row_ptr (S + A), code_E, next_E, mask_S (-1: a row), masks (M x W), accepting_S, then of the byte automata class
-    (A x 256), first (X + A), label_F, target_F, and the vocabulary's bytes_T, start_V1. requests_B5: int64, for each request
-    where its states begin in row_ptr and in mask_S, where those of its byte automaton do in first, where its classes do, and
-    its S.
+    (A x 256), first (X + A), label_F, target_F, and the vocabulary's bytes_T, token_indptr. requests_B5: int64, for each
+    request where its states begin in row_ptr and in mask_S, where those of its byte automaton do in first, where its classes
+    do, and its S.
     """
 
     tables: tuple[Tensor, ...]
@@ -59,11 +59,14 @@ def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomat
     """Copy the automata of a batch to a device, each different one once. They must be over one vocabulary (ArgumentError)."""
     different = list({id(one): one for one in languages.automata}.values())
     tokens = different[0].vocabulary_size
-    texts = [one.rows for one in different if len(one.rows.mask_MW)] or [different[0].rows]
+    texts = [one.arrays for one in different if len(one.arrays.mask_MW)] or [different[0].arrays]
     for one in different:
         same = one.vocabulary_size == tokens and (
-            not len(one.rows.mask_MW)
-            or (np.array_equal(one.rows.start_V1, texts[0].start_V1) and np.array_equal(one.rows.bytes_T, texts[0].bytes_T))
+            not len(one.arrays.mask_MW)
+            or (
+                np.array_equal(one.arrays.token_indptr, texts[0].token_indptr)
+                and np.array_equal(one.arrays.bytes_T, texts[0].bytes_T)
+            )
         )
         if not same:
             raise ArgumentError("the automata of one batch are over different vocabularies: expected one, on a GPU")
@@ -71,18 +74,18 @@ def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomat
     places: dict[int, list[int]] = {}
     at = dict.fromkeys(("pointer", "state", "first", "class", "entry", "mask", "edge"), 0)
     for one in different:
-        rows, dfa = one.rows, one.rows.dfa
+        rows, dfa = one.arrays, one.arrays.dfa
         states = np.arange(one.num_states)
         mask_S = np.where(rows.mask_S < 0, -1, rows.mask_S + at["mask"])
-        own = (rows.row_ptr_S1 + at["entry"], rows.code_E, rows.next_E, mask_S, rows.mask_MW.reshape(-1))
-        own += (rows.accepting.has(states), dfa.class_256, dfa.first_X1 + at["edge"], dfa.label_E, dfa.next_E)
+        own = (rows.row_indptr + at["entry"], rows.code_E, rows.next_E, mask_S, rows.mask_MW.reshape(-1))
+        own += (rows.accepting.has(states), dfa.class_256, dfa.edge_indptr + at["edge"], dfa.label_E, dfa.next_E)
         for part, array in zip(parts, own, strict=True):
             part.append(array)
         places[id(one)] = [at["pointer"], at["state"], at["first"], at["class"], one.num_states]
         sizes = (
-            len(rows.row_ptr_S1),
+            len(rows.row_indptr),
             one.num_states,
-            len(dfa.first_X1),
+            len(dfa.edge_indptr),
             256,
             len(rows.code_E),
             len(rows.mask_MW),
@@ -94,12 +97,12 @@ def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomat
         np.concatenate([*(array.astype(kind) for array in part), np.zeros(1, kind)])  # one more: nothing is empty
         for part, kind in zip(parts, kinds, strict=True)
     ]
-    arrays += [np.append(texts[0].bytes_T, np.uint8(0)), texts[0].start_V1]
+    arrays += [np.append(texts[0].bytes_T, np.uint8(0)), texts[0].token_indptr]
     size = len(languages.automata)
     return DeviceAutomatonBatch(
         tables=tuple(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays),
         requests_B5=torch.tensor([places[id(one)] for one in languages.automata], device=device),
-        words=different[0].rows.mask_MW.shape[1],
+        words=different[0].arrays.mask_MW.shape[1],
         tokens=tokens,
         end_code=languages.end_code,
         num_codes=languages.num_codes,

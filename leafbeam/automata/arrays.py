@@ -1,0 +1,108 @@
+"""The arrays of an automaton, and the limits of its size.
+
+Shapes: S states, E entries of rows, M masks of W words, V tokens, T bytes of all tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.index.bitmap import Bitmap
+
+__all__ = ["AutomatonArrays", "AutomatonLimits", "TransitionTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomatonLimits:
+    """How large an automaton may become, and the share of the vocabulary above which a state gets a mask instead of a row."""
+
+    max_states: int
+    max_bytes: int
+    dense_share: float
+
+    def __post_init__(self) -> None:
+        if self.max_states < 1 or self.max_bytes < 1:
+            raise ArgumentError(f"max_states is {self.max_states} and max_bytes {self.max_bytes}: expected 1 or more of each")
+        if not (0 <= self.dense_share <= 1 and math.isfinite(self.dense_share)):
+            raise ArgumentError(f"dense_share is {self.dense_share}: expected 0 (masks only) to 1 (rows only)")
+
+    def check_states(self, num_states: int) -> None:
+        """Raise AutomatonError above `max_states`."""
+        if num_states > self.max_states:
+            raise AutomatonError(
+                f"the automaton has {num_states:,} states: expected at most max_states={self.max_states:,}; raise it"
+            )
+
+
+class TransitionTable(NamedTuple):
+    """The legal tokens of each state, as numba kernels read them.
+
+    row_indptr: int64; code_E, next_E: int32: the legal tokens of state s, ascending, and their next states are the entries
+    row_indptr[s] to row_indptr[s + 1] - 1; none in states with a mask.
+    mask_S: int32, the mask of a state, -1 where it has a row. mask_MW: uint64, bit v % 64 of word v // 64 is token v.
+    """
+
+    row_indptr: NDArray[np.int64]
+    code_E: NDArray[np.int32]
+    next_E: NDArray[np.int32]
+    mask_S: NDArray[np.int32]
+    mask_MW: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class AutomatonArrays:
+    """The arrays of an automaton: those of `TransitionTable`, and what walks bytes under masks.
+
+    dfa: the byte automaton, whose states below S are those of the automaton; without states where there is none.
+    bytes_T, token_indptr: token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
+    """
+
+    vocabulary_size: int
+    row_indptr: NDArray[np.int64]
+    code_E: NDArray[np.int32]
+    next_E: NDArray[np.int32]
+    accepting: Bitmap
+    mask_S: NDArray[np.int32]
+    mask_MW: NDArray[np.uint64]
+    dfa: ByteDFA
+    bytes_T: NDArray[np.uint8]
+    token_indptr: NDArray[np.int32]
+
+    @property
+    def table(self) -> TransitionTable:
+        return TransitionTable(self.row_indptr, self.code_E, self.next_E, self.mask_S, self.mask_MW)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by part."""
+        return {
+            "rows": self.row_indptr.nbytes + self.code_E.nbytes + self.next_E.nbytes,
+            "masks": self.mask_S.nbytes + self.mask_MW.nbytes,
+            "accepting": self.accepting.nbytes,
+            "walk": self.dfa.nbytes + self.bytes_T.nbytes + self.token_indptr.nbytes,
+        }
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All arrays by their names in a file."""
+        return {
+            "row_ptr": self.row_indptr,
+            "code": self.code_E,
+            "next": self.next_E,
+            "accepting": self.accepting.words_W,
+            "mask_of": self.mask_S,
+            "masks": self.mask_MW,
+            "dfa.class": self.dfa.class_256,
+            "dfa.first": self.dfa.edge_indptr,
+            "dfa.label": self.dfa.label_E,
+            "dfa.next": self.dfa.next_E,
+            "dfa.accepting": self.dfa.accepting_X.view(np.uint8),
+            "token.bytes": self.bytes_T,
+            "token.start": self.token_indptr,
+        }
