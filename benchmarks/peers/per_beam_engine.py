@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from leafbeam.model import DecodeSession, Transformer, Workspace
-from leafbeam.model import cpu_kernels as loops
+from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.chunk import Chunk
 from leafbeam.model.cpu_runner import CpuRunner, Tile
 
@@ -59,7 +59,7 @@ class PerBeamRunner(CpuRunner):
             layers, _, groups, tokens, size = slots.shape
             sides: list[Tensor] = []
             for side, name in enumerate(("keys", "values")):
-                copy, _ = self._space.take(f"copied {name} of {request}", layers, beams, groups, tokens, size)
+                copy, _ = self._space.buffer(f"copied {name} of {request}", layers, beams, groups, tokens, size)
                 sides.append(copy.copy_(slots[:, side, None].expand_as(copy)))
             copies.append((sides[0], sides[1]))
         return copies
@@ -75,8 +75,8 @@ class PerBeamRunner(CpuRunner):
             rows = tile.query.shape[1] // ratio
             keys, values = self._copies[tile.request]
             beams = keys.shape[1]
-            place = tile.place - tile.request * beams * codes
-            beam_N = torch.arange(place, place + rows) // codes
+            row = tile.row - tile.request * beams * codes
+            beam_N = torch.arange(row, row + rows) // codes
             first, last = int(beam_N[0]), int(beam_N[-1]) + 1
             key_NGTE, value_NGTE = keys[layer, first:last], values[layer, first:last]
             if codes > 1:  # codes of one beam read one copy
@@ -86,12 +86,14 @@ class PerBeamRunner(CpuRunner):
             tokens = key_NGTE.shape[2]
             scores = self._scores[0][: rows * groups * ratio * tokens].view(rows * groups, ratio, tokens)
             torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
-            top, top_array = self._space.take("copied top", rows * groups, ratio)
-            total, total_array = self._space.take("copied total", rows * groups, ratio)
+            top, top_array = self._space.buffer("copied top", rows * groups, ratio)
+            total, total_array = self._space.buffer("copied total", rows * groups, ratio)
             bound = self._layers[layer].bound
-            loops.exponentials(self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0)
-            sums = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
-            tile.sums.copy_(sums.transpose(0, 1).flatten(1, 2))
+            kernels.softmax_weights(
+                self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0
+            )
+            weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
+            tile.weighted_values.copy_(weighted.transpose(0, 1).flatten(1, 2))
             columns = slice(tile.first, tile.first + rows * ratio)
             chunk.top_GX[:, columns] = top.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
             chunk.total_GX[:, columns] = total.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()

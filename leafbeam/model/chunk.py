@@ -1,11 +1,10 @@
-"""The activations of a few rows on their way through the layers.
+"""The activations of the rows that go through the layers together.
 
 Shapes: X rows at most, D hidden, F inner values of a feed-forward block, Q = H x E values of all query heads, G key heads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,87 +19,42 @@ __all__ = ["Chunk"]
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Activations of so many rows: tensors cut to them for products, whole arrays (X rows) for loops."""
+    """Workspace buffers for `rows` rows: as tensors cut to the rows (for products) and as whole arrays (for kernels)."""
 
-    rows: int
-    hidden: Tensor
-    normed: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    turned: Tensor
-    sums: Tensor
-    seen: Tensor
-    gate: Tensor
-    up: Tensor
-    hidden_XD: Array
-    normed_XD: Array
-    query_XQ: Array
-    key_XG: Array
-    value_XG: Array
-    turned_X: Array
-    sums_X: Array
-    seen_XQ: Array
-    gate_XF: Array
-    up_XF: Array
-    top_GX: Array
-    total_GX: Array
-    positions_X: Array
-    space: Workspace
-    config: ModelConfig
+    def __init__(self, space: Workspace, config: ModelConfig, rows: int) -> None:
+        self.space, self.config, self.rows = space, config, rows
+        capacity = max(rows, space.rows)
 
-    @classmethod
-    def of(cls, space: Workspace, config: ModelConfig, rows: int) -> Chunk:
-        heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        room = max(rows, space.rows)
-        hidden, hidden_XD = space.take("hidden", room, config.hidden_size)
-        normed, normed_XD = space.take("normed", room, config.hidden_size)
-        query, query_XQ = space.take("query", room, heads * size)
-        key, key_XG = space.take("key", room, groups * size)
-        value, value_XG = space.take("value", room, groups * size)
-        turned, turned_X = space.take("turned", room * heads * size)
-        sums, sums_X = space.take("sums", room * heads * size)
-        seen, seen_XQ = space.take("seen", room, heads * size)
-        gate, gate_XF = space.take("gate", room, config.intermediate_size)
-        up, up_XF = space.take("up", room, config.intermediate_size)
-        return cls(
-            rows=rows,
-            hidden=hidden[:rows],
-            normed=normed[:rows],
-            query=query[:rows],
-            key=key[:rows],
-            value=value[:rows],
-            turned=turned[: rows * heads * size],
-            sums=sums[: rows * heads * size],
-            seen=seen[:rows],
-            gate=gate[:rows],
-            up=up[:rows],
-            hidden_XD=hidden_XD,
-            normed_XD=normed_XD,
-            query_XQ=query_XQ,
-            key_XG=key_XG,
-            value_XG=value_XG,
-            turned_X=turned_X,
-            sums_X=sums_X,
-            seen_XQ=seen_XQ,
-            gate_XF=gate_XF,
-            up_XF=up_XF,
-            top_GX=space.take("top", groups, room * config.group_size)[1],
-            total_GX=space.take("total", groups, room * config.group_size)[1],
-            positions_X=space.take("positions", room, dtype=torch.int64)[1],
-            space=space,
-            config=config,
-        )
+        def buffer(name: str, width: int) -> tuple[Tensor, Array]:
+            tensor, array = space.buffer(name, capacity, width)
+            return tensor[:rows], array
+
+        groups, size = config.num_key_value_heads, config.head_dim
+        queries = config.num_attention_heads * size
+        self.hidden, self.hidden_XD = buffer("hidden", config.hidden_size)
+        self.normed, self.normed_XD = buffer("normed", config.hidden_size)
+        self.query, self.query_XQ = buffer("query", queries)
+        self.key, self.key_XG = buffer("key", groups * size)
+        self.value, self.value_XG = buffer("value", groups * size)
+        # The next two hold (G, rows x R, E) at their front.
+        self.rotated_query, self.rotated_query_XQ = buffer("rotated query", queries)
+        self.weighted_values, self.weighted_values_XQ = buffer("weighted values", queries)
+        self.attention_output, self.attention_output_XQ = buffer("attention output", queries)
+        self.gate, self.gate_XF = buffer("gate", config.intermediate_size)
+        self.up, self.up_XF = buffer("up", config.intermediate_size)
+        self.top_GX = space.buffer("top", groups, capacity * config.group_size)[1]
+        self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
+        self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
 
     def load(self, embedding_VD: Tensor, tokens_N: Array, positions_N: Array) -> None:
+        """Start with the embeddings of these tokens."""
         self.positions_X[: self.rows] = positions_N
         torch.index_select(embedding_VD, 0, torch.from_numpy(tokens_N), out=self.hidden)
 
-    def only(self, rows_N: Array) -> Chunk:
-        """Go on with these rows alone, their norms included."""
-        chunk = Chunk.of(self.space, self.config, len(rows_N))
+    def select(self, rows_N: Array) -> Chunk:
+        """Continue with these rows alone, their norms included."""
+        chunk = Chunk(self.space, self.config, len(rows_N))
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
             part[: len(rows_N)] = whole[rows_N]
         self.positions_X[: len(rows_N)] = self.positions_X[rows_N]

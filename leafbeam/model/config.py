@@ -1,18 +1,22 @@
-"""The shape of a transformer, in the words of Hugging Face's config.json for Qwen3."""
+"""The configuration of a Qwen3 decoder, and the checks that both architectures' configurations share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from leafbeam.errors import ArgumentError, CheckpointError
+
+__all__ = ["ModelConfig", "check_fields", "config_from", "refuse"]
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a Qwen3 decoder; the defaults are the small model that learns a shop's catalog on a CPU.
+    """Sizes of a Qwen3 decoder; the defaults are a small model for training on a CPU.
 
-    Field names and meanings are those of Qwen3's config.json, save `dropout`: the share of values dropped after the
-    embedding and after every attention and feed-forward block while training, for which that file has no word.
+    Fields are those of Qwen3's config.json, except `dropout`: the share of values dropped in training after the embedding and
+    after every attention and feed-forward block.
 
     >>> ModelConfig(vocab_size=779).head_dim
     32
@@ -33,22 +37,14 @@ class ModelConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            allowed = {int: int, float: int | float, bool: bool}[field.type]  # pyright: ignore[reportArgumentType]
-            if not isinstance(value, allowed) or (isinstance(value, bool) and field.type is not bool):
-                raise ArgumentError(f"{field.name} must be {getattr(field.type, '__name__', field.type)}, not {value!r}")
-            if field.name != "dropout" and field.type is not bool and not 0 < value < float("inf"):
-                raise ArgumentError(f"{field.name} must be above 0, not {value}")
+        check_fields(self, may_be_zero={"dropout"})
         if self.num_attention_heads % self.num_key_value_heads:
             raise ArgumentError(
                 f"num_attention_heads={self.num_attention_heads} must be a multiple of "
                 f"num_key_value_heads={self.num_key_value_heads}: every key head serves the same number of queries"
             )
         if self.head_dim % 2:
-            raise ArgumentError(f"head_dim={self.head_dim} must be even: rotary positions turn pairs of values")
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+            raise ArgumentError(f"head_dim={self.head_dim} must be even: rotary positions rotate pairs of values")
 
     @property
     def group_size(self) -> int:
@@ -56,7 +52,7 @@ class ModelConfig:
         return self.num_attention_heads // self.num_key_value_heads
 
     def to_hf(self) -> dict[str, Any]:
-        """The fields of config.json, readable by transformers 4.51 and later (it names rope_theta both ways)."""
+        """The fields of config.json; transformers 4.51 and later reads them (rope_theta is written in both of its forms)."""
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "dropout"}
         return named | {
             "architectures": ["Qwen3ForCausalLM"],
@@ -72,64 +68,84 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
-        """The config of a parsed config.json.
-
-        What changes the model's computation is either understood or refused: CheckpointError names the field.
-        """
+        """The config of a parsed config.json; CheckpointError names a field that is missing or not implemented."""
         if hf.get("model_type") != "qwen3":
             raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; leafbeam runs 'qwen3' models only")
-        _refuse(hf, "attention_bias", (None, False))
-        _refuse(hf, "attention_dropout", (None, 0, 0.0))
-        _refuse(hf, "auto_map", (None,))
-        _refuse(hf, "hidden_act", (None, "silu"))
-        _refuse(hf, "quantization_config", (None,))
-        _refuse(hf, "rope_scaling", (None, {"rope_type": "default"}))
-        _refuse(hf, "use_sliding_window", (None, False))
+        refuse(hf, "attention_bias", (None, False))
+        refuse(hf, "attention_dropout", (None, 0, 0.0))
+        refuse(hf, "auto_map", (None,))
+        refuse(hf, "hidden_act", (None, "silu"))
+        refuse(hf, "quantization_config", (None,))
+        refuse(hf, "rope_scaling", (None, {"rope_type": "default"}))
+        refuse(hf, "use_sliding_window", (None, False))
         kinds = hf.get("layer_types")
         if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
             raise CheckpointError(f"config.json has layer_types={kinds!r}; leafbeam implements full_attention only")
 
-        # Left out of config.json, these have the value that transformers' Qwen3Config gives them, not leafbeam's default.
-        absent: dict[str, Any] = {
+        # The defaults of transformers' Qwen3Config for fields that config.json may omit.
+        values: dict[str, Any] = {
             "head_dim": 128,
             "max_position_embeddings": 32_768,
             "rms_norm_eps": 1e-6,
             "initializer_range": 0.02,
+            "tie_word_embeddings": False,
         }
-        absent |= {"tie_word_embeddings": False}
-        given: dict[str, Any] = absent | {name: hf[name] for name in (field.name for field in fields(cls)) if name in hf}
+        values |= {field.name: hf[field.name] for field in fields(cls) if field.name in hf}
+        if "num_key_value_heads" in values and values["num_key_value_heads"] is None:  # plain multi-head attention
+            values["num_key_value_heads"] = values.get("num_attention_heads")
+        values |= {"rope_theta": _rope_theta(hf), "dropout": dropout}
         required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"}
-        required |= {"num_attention_heads", "num_key_value_heads"}
-        if missing := sorted(required - given.keys()):
-            raise CheckpointError(f"config.json lacks {', '.join(missing)}: it is not a whole Qwen3 config")
-        if given["num_key_value_heads"] is None:  # written so for plain multi-head attention
-            given["num_key_value_heads"] = given["num_attention_heads"]
-        given |= {"rope_theta": _rope_theta(hf), "dropout": dropout}
-        try:
-            return cls(**given)
-        except ArgumentError as error:
-            raise CheckpointError(f"config.json cannot be used: {error}") from error
+        return config_from(cls, values, required | {"num_attention_heads", "num_key_value_heads"})
 
 
-def _refuse(hf: Mapping[str, Any], name: str, understood: tuple[Any, ...]) -> None:
-    if hf.get(name) not in understood:
+def check_fields(config: Any, may_be_zero: Collection[str]) -> None:
+    """ArgumentError unless a config's fields have their declared types and its numbers are positive and finite.
+
+    may_be_zero: fields that may be 0 too; `dropout` must be below 1.
+    """
+    types: dict[Any, Any] = {int: int, float: int | float, bool: bool}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if not isinstance(value, types.get(field.type, str)) or (isinstance(value, bool) and field.type is not bool):
+            expected = field.type.__name__ if isinstance(field.type, type) else "a string"
+            raise ArgumentError(f"{field.name} must be {expected}, not {value!r}")
+        zero = field.name in may_be_zero
+        if field.type in (int, float) and not (0 < value < float("inf") or (zero and value == 0)):
+            raise ArgumentError(f"{field.name} must be {'at least' if zero else 'above'} 0 and finite, not {value}")
+    if config.dropout >= 1:
+        raise ArgumentError(f"dropout must be below 1, not {config.dropout}")
+
+
+def refuse(hf: Mapping[str, Any], name: str, implemented: tuple[Any, ...]) -> None:
+    """CheckpointError unless a field of config.json has an implemented value."""
+    if hf.get(name) not in implemented:
         raise CheckpointError(f"config.json has {name}={hf[name]!r}, which leafbeam does not implement: use a model without it")
+
+
+def config_from(kind: type[Config], values: Mapping[str, Any], required: Collection[str]) -> Config:
+    """The config with these values of a config.json; CheckpointError for missing or impossible ones."""
+    if missing := sorted(set(required) - values.keys()):
+        raise CheckpointError(f"config.json lacks {', '.join(missing)}: copy the model's complete config.json")
+    try:
+        return kind(**values)
+    except ArgumentError as error:
+        raise CheckpointError(f"config.json cannot be used: {error}") from error
 
 
 def _rope_theta(hf: Mapping[str, Any]) -> Any:
     """The base of the rotary frequencies: `rope_theta` up to transformers 4, inside `rope_parameters` since 5."""
     parameters = hf.get("rope_parameters") or {}
     plain = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0}
-    given = plain | parameters if isinstance(parameters, dict) else {"": parameters}
-    inside = given.get("rope_theta")
-    if given != plain | {"rope_theta": inside}:
+    merged = plain | parameters if isinstance(parameters, dict) else {"": parameters}
+    inside = merged.get("rope_theta")
+    if merged != plain | {"rope_theta": inside}:
         raise CheckpointError(
             f"config.json has rope_parameters={parameters!r}; leafbeam implements rope_type 'default' over whole heads only"
         )
-    found = [theta for theta in (hf.get("rope_theta"), inside) if theta is not None]
-    if len(found) == 2 and found[0] != found[1]:
+    values = [theta for theta in (hf.get("rope_theta"), inside) if theta is not None]
+    if len(values) == 2 and values[0] != values[1]:
         raise CheckpointError(
-            f"config.json has rope_theta={found[0]!r} and, in rope_parameters, {found[1]!r}: "
-            "keep the one that the model was trained with"
+            f"config.json has rope_theta={values[0]!r} and, in rope_parameters, {values[1]!r}: "
+            "keep the value that the model was trained with"
         )
-    return found[0] if found else 10_000.0
+    return values[0] if values else 10_000.0

@@ -1,9 +1,9 @@
-"""Keys and values of a search: the prompt's once per request, the codes' once per beam, and attention over both.
+"""Keys and values of a search: the prompt's once per request, the codes' once per beam.
 
-Reading the prompt's per beam would move K times as much memory (xGR, section 5, splits them for the same reason).
+Reading the prompt's once for all beams saves a factor of K in memory traffic (xGR, section 5).
 
-Shapes: B requests, T tokens of a prompt or new codes of a beam, K beams, S codes of a beam so far, H query heads, G key heads,
-R query heads per key head (H = G x R), E values of a head.
+Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N = K x C, S codes of a beam so far, H query heads,
+G key heads, E values of a head.
 """
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.qwen3 import causal
-from leafbeam.ops.attention.reference import causal_suffix_attention, merge, prefix_attention, suffix_attention
+from leafbeam.ops.attention.reference import prefix_attention
+
+__all__ = ["BeamCache", "PromptCache", "search_bytes", "token_bytes"]
 
 
 def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
@@ -22,10 +24,10 @@ def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
 def search_bytes(
     config: ModelConfig, *, prompt_tokens: int, beams: int, rounds: int, inflight: int = 1, itemsize: int = 4
 ) -> int:
-    """Bytes of keys and values of so many requests at once: the prompt one time each, and beams x rounds codes.
+    """Bytes of the keys and values of `inflight` concurrent requests: each prompt once, plus beams x rounds codes.
 
-    rounds: of codes that are run through the model, one fewer than a SID has levels, for nothing follows the last. A whole
-    process holds the weights and activations too; those do not depend on the beams (see `Workspace`).
+    rounds: codes of a beam that run through the model, one fewer than a SID has levels. Weights and activations come on top;
+    they do not depend on the number of beams (see `Workspace`).
 
     >>> search_bytes(ModelConfig(vocab_size=779), prompt_tokens=1000, beams=512, rounds=3) / 2**20
     4.953125
@@ -34,39 +36,43 @@ def search_bytes(
 
 
 class PromptCache:
-    """Keys and values of the prompts, per layer: written by the prefill, then only read.
+    """Keys and values of the prompts, per layer: written by the prefill, then read-only.
 
-    lengths_B: tokens of each prompt that count; the padding behind them is never seen.
+    lengths_B: tokens of each prompt that count; None: all of them.
     """
 
-    def __init__(self, lengths_B: Tensor, num_tokens: int) -> None:
-        self.keys: list[Tensor] = []  # per layer, (B, G, E, T): ready to be multiplied from the left
+    def __init__(self, lengths_B: Tensor | None) -> None:
+        self.keys: list[Tensor] = []  # per layer, (B, G, E, T): multiplied from the left without a copy
         self.values: list[Tensor] = []  # per layer, (B, G, T, E)
-        self.lengths_B = lengths_B if bool((lengths_B < num_tokens).any()) else None
+        self.lengths_B = lengths_B
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values; no number of beams enters."""
+        """Bytes of keys and values; independent of the number of beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
-    def attend(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-        """Causal attention of the prefill, which keeps what it sees."""
+    def append(self, key_BTGE: Tensor, value_BTGE: Tensor) -> None:
+        """Add the next layer."""
         self.keys.append(key_BTGE.permute(0, 2, 3, 1).contiguous())
         self.values.append(value_BTGE.transpose(1, 2).contiguous())
+
+    def prefill(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
+        """Causal attention among the prompt's tokens; adds the layer."""
+        self.append(key_BTGE, value_BTGE)
         return causal(layer, query_BTHE, key_BTGE, value_BTGE)
+
+    def attend(self, layer: int, query_BNHE: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of all beams over their prompt: see `prefix_attention`."""
+        return prefix_attention(query_BNHE, self.keys[layer], self.values[layer], self.lengths_B)
 
 
 class BeamCache:
-    """Keys and values of the codes that each beam has taken, per layer; it follows the beams from round to round.
+    """Keys and values of the beams' codes, per layer; `extend` copies the parents' slots and adds the new ones."""
 
-    Think of it as [B x K, S] slots that `follow` points at new parents; the rows move while `attend` adds the next slot,
-    once per layer, which touches a few hundred bytes a beam.
-    """
-
-    def __init__(self, prompt: PromptCache) -> None:
-        self.prompt = prompt
-        self.keys: list[Tensor | None] = [None] * len(prompt.keys)  # per layer, (B, K, S, G, E)
-        self.values: list[Tensor | None] = [None] * len(prompt.keys)
+    def __init__(self, num_layers: int) -> None:
+        self.keys: list[Tensor | None] = [None] * num_layers  # per layer, (B, K, S, G, E)
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.shape = (1, 1)  # beams and new codes of each
         self._parents_BK: Tensor | None = None
 
     @property
@@ -74,52 +80,22 @@ class BeamCache:
         """Bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
-    def follow(self, parents_BK: Tensor) -> None:
-        """From the next `attend` on, beam k is the child of beam parents_BK[:, k]; K may change."""
-        self._parents_BK = parents_BK
+    def follow(self, parents_BK: Tensor, num_codes: int) -> None:
+        """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change."""
+        self._parents_BK, self.shape = parents_BK, (parents_BK.shape[1], num_codes)
 
-    def attend(self, layer: int, query_BKHE: Tensor, key_BKGE: Tensor, value_BKGE: Tensor) -> Tensor:
-        """Every beam sees its prompt, its own codes and the one it takes now; equal to one softmax over all of them."""
-        self.keys[layer] = keys_BKSGE = self._extended(self.keys[layer], key_BKGE)
-        self.values[layer] = values_BKSGE = self._extended(self.values[layer], value_BKGE)
-        return merge(
-            *prefix_attention(query_BKHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B),
-            *suffix_attention(query_BKHE, keys_BKSGE, values_BKSGE),
-        )
+    def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
+        """Add C codes of every beam (a beam's are adjacent) -> keys and values (B, K, S, G, E) of all codes so far."""
+        self.keys[layer] = keys = self._extended(self.keys[layer], key_BNGE)
+        self.values[layer] = values = self._extended(self.values[layer], value_BNGE)
+        return keys, values
 
-    def attend_suffixes(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
-        """As `attend`, for T codes of every beam at once (N = K x T, a beam's codes side by side): each sees those before it.
-
-        The new slots are not kept: nothing follows a suffix.
-        """
-        assert self._parents_BK is not None, "follow() comes before attend_suffixes()"
-        beams = self._parents_BK.shape[1]
-        query_BKTHE, key_BKTGE, value_BKTGE = (one.unflatten(1, (beams, -1)) for one in (query_BNHE, key_BNGE, value_BNGE))
-        keys_BKSGE, values_BKSGE = key_BKTGE, value_BKTGE
-        before = self.keys[layer], self.values[layer]
-        if before[0] is not None and before[1] is not None:
-            keys_BKSGE = torch.cat((self._followed(before[0]), key_BKTGE), 2)
-            values_BKSGE = torch.cat((self._followed(before[1]), value_BKTGE), 2)
-        values, lse = causal_suffix_attention(query_BKTHE, keys_BKSGE, values_BKSGE)
-        return merge(
-            *prefix_attention(query_BNHE, self.prompt.keys[layer], self.prompt.values[layer], self.prompt.lengths_B),
-            values.flatten(1, 2),
-            lse.flatten(1, 2),
-        )
-
-    def _extended(self, slots_BKSGE: Tensor | None, new_BKGE: Tensor) -> Tensor:
+    def _extended(self, slots_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
+        new_BKCGE, parents_BK = new_BNGE.unflatten(1, self.shape), self._parents_BK
         if slots_BKSGE is None:
-            return new_BKGE[:, :, None]
-        return torch.cat((self._followed(slots_BKSGE), new_BKGE[:, :, None]), 2)
-
-    def _followed(self, slots_BKSGE: Tensor) -> Tensor:
-        assert self._parents_BK is not None, "follow() comes before the second attend()"
-        return followed(slots_BKSGE, self._parents_BK)
-
-
-def followed(slots_BKSGE: Tensor, parents_BK: Tensor) -> Tensor:
-    """The slots of the parents, in the order of their children, whose number may differ."""
-    requests, beams = slots_BKSGE.shape[:2]
-    first_row_B = torch.arange(requests, device=slots_BKSGE.device) * beams
-    rows = (parents_BK + first_row_B[:, None]).flatten()
-    return slots_BKSGE.flatten(0, 1).index_select(0, rows).unflatten(0, parents_BK.shape)
+            return new_BKCGE
+        assert parents_BK is not None, "follow() comes before the second extend()"
+        requests, before = slots_BKSGE.shape[:2]
+        rows_BK = parents_BK + torch.arange(requests, device=parents_BK.device)[:, None] * before
+        parents_BKSGE = slots_BKSGE.flatten(0, 1).index_select(0, rows_BK.flatten()).unflatten(0, parents_BK.shape)
+        return torch.cat((parents_BKSGE, new_BKCGE), 2)

@@ -1,4 +1,4 @@
-"""Models by their configs: one name for both architectures, and the way from a directory to whichever it holds."""
+"""Making a model from its config, and loading one from a directory of either architecture."""
 
 from os import PathLike
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Prompts that come again, longer: their keys and values, kept from one search to the next.
+"""A cache of prompts' keys and values across searches, by longest common prefix.
 
 Shapes: G key heads, E values of a head, T tokens.
 """
@@ -21,24 +21,22 @@ __all__ = ["CachedPrompt", "PromptStore"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrompt:
-    """Keys and values of one prompt, (layers, 2, G, T, E), as another search left them; num_tokens: of them to be used."""
+    """Keys and values (layers, 2, G, T, E) of a stored prompt, of which the first num_tokens are valid for the new one."""
 
     slots: Tensor
     num_tokens: int
 
 
 class PromptStore:
-    """The prompts seen last, so that a user who comes back with a longer history is read from where the last one ended.
+    """A least-recently-used cache from token sequences to keys and values, so that a longer history runs its new tokens only.
 
-    Think of it as a cache from token sequences to keys and values: `find` gives the longest kept sequence that a new prompt
-    begins with (the prompt's last token is always run, since somebody has to answer), `keep` puts a prompt in and throws out
-    the one that it continues, and those that were used least recently, until all fit into max_bytes. A history that was cut at
-    its old end to fit the model begins with other items, so nothing is found for it.
+    `find` returns the longest stored sequence that starts a new prompt; `put` stores a prompt and drops the one that it
+    extends. A history truncated at its old end starts with other items, so it is a miss.
 
-    A store belongs to one model with its present weights: after training make another. Threads may share it. Cost: a copy of
-    the keys and values a prompt, and a look-up for each length that is kept.
+    A store belongs to one model and its current weights: after training make another. Thread-safe. Cost: a copy of the keys
+    and values per prompt, and one look-up per stored length.
 
-    hits, misses, tokens_saved: since it was made.
+    hits, misses, tokens_saved: counted since construction.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -54,13 +52,16 @@ class PromptStore:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __repr__(self) -> str:
+        return f"PromptStore(prompts={len(self)}, nbytes={self._nbytes}, max_bytes={self.max_bytes})"
+
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values now."""
+        """Bytes of the stored keys and values."""
         return self._nbytes
 
     def find(self, tokens_T: NDArray[np.int64]) -> CachedPrompt | None:
-        """What is known of the beginning of this prompt."""
+        """The longest stored prefix; never the whole prompt, because its last token must run to give logits."""
         whole = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
             for length in sorted((length for length in self._lengths if length <= len(tokens_T)), reverse=True):
@@ -74,19 +75,19 @@ class PromptStore:
             self.misses += 1
             return None
 
-    def keep(self, tokens_T: NDArray[np.int64], slots: Tensor, continues: CachedPrompt | None = None) -> None:
-        """Copy a prompt's keys and values, which continue another's; one that is larger than the whole store is not kept."""
+    def put(self, tokens_T: NDArray[np.int64], slots: Tensor, extends: CachedPrompt | None = None) -> None:
+        """Copy a prompt's keys and values, dropping the prompt that it extends; one larger than max_bytes is not stored."""
         key = np.ascontiguousarray(tokens_T, np.int64).tobytes()
         with self._lock:
             if key in self._slots:
                 self._slots.move_to_end(key)
                 return
-            if slots.nbytes > self.max_bytes:
-                return
+        if slots.nbytes > self.max_bytes:
+            return
         own = slots.clone(memory_format=torch.contiguous_format)
         with self._lock:
-            if continues is not None:
-                self._drop(key[: 8 * continues.num_tokens])
+            if extends is not None:
+                self._drop(key[: 8 * extends.num_tokens])
             while self._slots and self._nbytes + own.nbytes > self.max_bytes:
                 self._drop(next(iter(self._slots)))
             if key not in self._slots:

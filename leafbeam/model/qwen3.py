@@ -1,48 +1,62 @@
-"""The body of Qwen3, with Hugging Face's parameter names: tokens in, hidden states out.
+"""The layers of Qwen3 as torch modules, with Hugging Face's parameter names.
 
-How positions see each other is left to an `Attend`, so that training, prefill and the rounds of a search run the same
-layers.
+Attention is a parameter (`Attend`), so that training, prefill and decoding steps run the same layers.
 
 Shapes: B requests, T tokens of each (or K beams in their place), D hidden, H query heads, G key heads, E values of a
 head.
 """
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
+
+__all__ = ["Attend", "Dropout", "Layer", "Qwen3", "RMSNorm", "Rotary", "causal", "linear", "make_dropout"]
 
 Dropout = Callable[[Tensor], Tensor]
 
 
-class Attend(Protocol):
-    """What the tokens of one layer see: from queries, keys (both turned to their positions) and values to an answer."""
+def make_dropout(rate: float, generator: torch.Generator | None) -> Dropout:
+    """Dropout drawn from `generator`; ArgumentError if the rate is above 0 and there is none."""
+    if rate == 0:
+        return lambda x: x
+    if generator is None:
+        raise ArgumentError(f"this model drops {rate:.0%} in training: pass dropout=torch.Generator(), or call model.eval()")
 
-    def __call__(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor: ...
+    def drop(x: Tensor) -> Tensor:
+        kept = torch.rand(x.shape, generator=generator, device=x.device) >= rate
+        return x * kept / (1 - rate)
+
+    return drop
+
+
+# Attention of one layer: (layer, query_BTHE, key_BTGE, value_BTGE) -> weighted values of the queries' shape.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-    """Every token sees itself and those before it; padding on the right is thereby seen by padding alone."""
+    """Causal attention; padding on the right is seen by padding only."""
     query_BHTE, key_BGTE, value_BGTE = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
     grouped = key_BGTE.shape[1] != query_BHTE.shape[1]
     return F.scaled_dot_product_attention(query_BHTE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 class Rotary:
-    """Rotary positions: turns each pair (i, i + E/2) of a head by an angle that grows with the position.
+    """Rotary positions: rotates each pair (i, i + E/2) of a head by an angle proportional to the position.
 
-    positions: (T,) where all rows count alike, or (B, 1) for beams that all stand at their request's next position.
+    positions: (T,) shared by all rows, or (B, 1) for the beams of a request.
     """
 
     def __init__(self, config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> None:
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
         angles = positions[..., None].float() * (1.0 / config.rope_theta**half)
         cos, sin = angles.cos(), angles.sin()
-        # The pair's other half arrives by a roll; the sign of the turn is kept in the sine.
+        # A roll brings the other half of each pair; the sine holds the rotation's sign.
         self.cos = torch.cat((cos, cos), -1).to(dtype)[..., None, :]
         self.sin = torch.cat((-sin, sin), -1).to(dtype)[..., None, :]
 
@@ -51,7 +65,7 @@ class Rotary:
 
 
 class RMSNorm(nn.Module):
-    """Scales the last axis to a root mean square of 1, in float32 whatever comes in."""
+    """Scales the last axis to a root mean square of 1; computed in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -70,10 +84,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = _linear(config.hidden_size, config.num_attention_heads * config.head_dim)
-        self.k_proj = _linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
-        self.v_proj = _linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
-        self.o_proj = _linear(config.num_attention_heads * config.head_dim, config.hidden_size)
+        self.q_proj = linear(config.hidden_size, config.num_attention_heads * config.head_dim)
+        self.k_proj = linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
+        self.v_proj = linear(config.hidden_size, config.num_key_value_heads * config.head_dim)
+        self.o_proj = linear(config.num_attention_heads * config.head_dim, config.hidden_size)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
@@ -86,23 +100,23 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: one projection gates the other."""
+    """SwiGLU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = _linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = _linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = _linear(config.intermediate_size, config.hidden_size)
+        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         gate, up = self.gate_proj(hidden_BTD), self.up_proj(hidden_BTD)
-        if torch.is_inference_mode_enabled():  # the same values, without two more buffers as wide as the layer
+        if torch.is_inference_mode_enabled():  # in place: saves two buffers of the layer's width
             return self.down_proj(F.silu(gate, inplace=True).mul_(up))
         return self.down_proj(F.silu(gate) * up)
 
 
 class Layer(nn.Module):
-    """One block: attention, then feed-forward, each behind a norm and added to what came in."""
+    """One block: attention, then feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -117,7 +131,7 @@ class Layer(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """The stack: embedding, layers, final norm. Parameters are made without storage; `Transformer` fills them."""
+    """Embedding, layers, final norm. Parameters are on the meta device; `Transformer` allocates them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -127,7 +141,7 @@ class Qwen3(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, tokens_BT: Tensor, positions: Tensor, attend: Attend, dropout: Dropout = lambda x: x) -> Tensor:
-        """Hidden states (B, T, D) after the final norm of tokens that stand at `positions` (see `Rotary`)."""
+        """Hidden states (B, T, D) after the final norm, of tokens at `positions` (see `Rotary`)."""
         hidden_BTD = dropout(self.embed_tokens(tokens_BT))
         rotary = Rotary(self.config, positions, hidden_BTD.dtype)
         for number, layer in enumerate(self.layers):
@@ -135,5 +149,5 @@ class Qwen3(nn.Module):
         return self.norm(hidden_BTD)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False, device="meta")

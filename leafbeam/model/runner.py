@@ -1,6 +1,6 @@
-"""Running the layers for a search: the prompts once, then one or more codes of every beam. By torch's modules, on any device.
+"""Running a model's layers for a search: the prompts once, then one or more codes of every beam.
 
-Shapes: B requests, T tokens of a prompt, K beams, C codes of each beam that come at once, V codes of a level, D hidden.
+Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N = K x C, V codes of a level, D hidden.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leafbeam.model.kv_cache import BeamCache, PromptCache
 from leafbeam.model.qwen3 import Qwen3
+from leafbeam.ops.attention.reference import causal_suffix_attention, merge, suffix_attention
 
 __all__ = ["KVCache", "Runner", "TorchRunner"]
 
@@ -25,7 +26,7 @@ class KVCache(Protocol):
 
 
 class Runner(Protocol):
-    """What a search runs through the layers. `codes` may follow itself, level after level, or be left for `restart`."""
+    """Runs the layers for one batch of prompts, which its constructor has prefilled."""
 
     @property
     def prompt(self) -> KVCache: ...
@@ -34,43 +35,54 @@ class Runner(Protocol):
     def beams(self) -> KVCache: ...
 
     def root_logits(self) -> Tensor:
-        """Logits (B, V) of level 0; the prompts have been run."""
+        """Logits (B, V) of level 0."""
         ...
 
     def restart(self) -> None:
-        """Forget the beams and keep the prompts."""
+        """Drop the beams and keep the prompts."""
         ...
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
-        """Logits (B, K, V) of level + 1, ..., level + C, after each code of every beam; parents: beams of the call before."""
+        """Logits (B, K, V) of levels level + 1 to level + C, after each new code of every beam.
+
+        parents_BK: the beam of the last call that each beam continues.
+        """
         ...
 
 
 class TorchRunner:
-    """The model's own modules, with caches that grow as they go."""
+    """The model's torch modules, on any device and in any dtype."""
 
     def __init__(self, body: Qwen3, head: Callable[[Tensor, int], Tensor], tokens_BT: Tensor, lengths_B: Tensor) -> None:
         self._body, self._head, self._lengths_B = body, head, lengths_B
-        self.prompt = PromptCache(lengths_B, tokens_BT.shape[1])
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        hidden_BTD = body(tokens_BT, positions_T, self.prompt.attend)
+        num_tokens = tokens_BT.shape[1]
+        self.prompt = PromptCache(lengths_B if bool((lengths_B < num_tokens).any()) else None)
+        hidden_BTD = body(tokens_BT, torch.arange(num_tokens, device=tokens_BT.device), self.prompt.prefill)
         self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
         self.restart()
 
     def restart(self) -> None:
-        self.beams = BeamCache(self.prompt)
+        self.beams = BeamCache(len(self.prompt.keys))
 
     def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
-        self.beams.follow(parents_BK)
-        num_codes = tokens_BKC.shape[2]
-        if num_codes == 1:
-            hidden_BKD = self._body(tokens_BKC[:, :, 0], (self._lengths_B + level)[:, None], self.beams.attend)
-            return [self._head(hidden_BKD, level + 1)]
-        steps_N = torch.arange(num_codes, device=tokens_BKC.device).repeat(tokens_BKC.shape[1])
-        positions_BN = (self._lengths_B + level)[:, None] + steps_N
-        hidden_BND = self._body(tokens_BKC.flatten(1, 2), positions_BN, self.beams.attend_suffixes)
-        hidden_BKCD = hidden_BND.unflatten(1, (-1, num_codes))
-        return [self._head(hidden_BKCD[:, :, step], level + 1 + step) for step in range(num_codes)]
+        _, num_beams, num_codes = tokens_BKC.shape
+        self.beams.follow(parents_BK, num_codes)
+        positions_BN = (self._lengths_B + level)[:, None]
+        if num_codes > 1:
+            positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BKC.device).repeat(num_beams)
+        hidden_BND = self._body(tokens_BKC.flatten(1, 2), positions_BN, self._attend)
+        hidden_BKCD = hidden_BND.unflatten(1, (num_beams, num_codes))
+        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
+        """One softmax over the prompt and the beam's own codes, up to each new one."""
+        keys_BKSGE, values_BKSGE = self.beams.extend(layer, key_BNGE, value_BNGE)
+        prefix = self.prompt.attend(layer, query_BNHE)
+        if self.beams.shape[1] == 1:
+            return merge(*prefix, *suffix_attention(query_BNHE, keys_BKSGE, values_BKSGE))
+        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
+        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE)
+        return merge(*prefix, values.flatten(1, 2), lse.flatten(1, 2))

@@ -1,53 +1,48 @@
-"""The body of T5, with Hugging Face's parameter names: an encoder over the prompt, a decoder over the codes.
+"""The layers of T5 as torch modules, with Hugging Face's parameter names: an encoder over the prompt, a decoder over the codes.
 
-How a decoder layer sees other codes and the prompt is left to an `AttendCodes` and an `AttendPrompt`, so that training and the
-rounds of a search run the same layers.
+The decoder's self-attention (`Attend`) and cross-attention (`AttendPrompt`) are parameters, so that training and decoding
+steps run the same layers.
 
-Shapes: B requests, T tokens of a prompt, S codes (or K beams in their place), D hidden, H heads, E values of a head.
+Shapes: B requests, T tokens of a prompt, S codes (or all new codes of K beams), M new codes of a beam, D hidden, H heads,
+E values of a head.
 """
 
 from collections.abc import Callable
 from math import log
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.model.experts import Experts, activation
-from leafbeam.model.qwen3 import Dropout, RMSNorm
+from leafbeam.model.qwen3 import Attend, Dropout, RMSNorm, linear
 from leafbeam.model.t5_config import EncoderDecoderConfig, FeedForwardKind
 
-__all__ = ["AttendCodes", "AttendPrompt", "RelativeBias", "T5Decoder", "T5Encoder"]
+__all__ = ["AttendPrompt", "RelativeBias", "T5Decoder", "T5Encoder", "attend_codes"]
 
-AttendPrompt = Callable[[int, Tensor], Tensor]  # (layer, query_BSHE) -> what the queries see in the prompt, of their shape
-
-
-class AttendCodes(Protocol):
-    """What the codes of one layer see of each other: from queries, keys and values (B, S, H, E) to an answer of that shape."""
-
-    def __call__(self, layer: int, query_BSHE: Tensor, key_BSHE: Tensor, value_BSHE: Tensor) -> Tensor: ...
+AttendPrompt = Callable[[int, Tensor], Tensor]  # (layer, query_BSHE) -> weighted values of the prompt, of the queries' shape
 
 
 class RelativeBias(nn.Module):
-    """T5's positions: a learned number for each head and each distance between query and key, added to the score.
+    """T5's relative positions: a learned bias for each head and bucket of distances, added to the attention scores.
 
-    Near distances have a bucket each, far ones share buckets that widen logarithmically up to max_distance. Both directions
-    split the buckets in the encoder; in the decoder nothing lies ahead. Only the first layer holds one; the others use it too.
+    Near distances have a bucket each; far ones share buckets that widen logarithmically up to max_distance. In the encoder
+    half of the buckets are for keys after the query. Only the first layer holds the weights; all layers use them.
     """
 
-    def __init__(self, config: EncoderDecoderConfig, *, both_ways: bool) -> None:
+    def __init__(self, config: EncoderDecoderConfig, *, bidirectional: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.relative_attention_num_buckets, config.num_heads, device="meta"))
-        self.max_distance, self.both_ways = config.relative_attention_max_distance, both_ways
+        self.max_distance, self.bidirectional = config.relative_attention_max_distance, bidirectional
 
     def forward(self, query_Q: Tensor, key_K: Tensor) -> Tensor:
-        """(H, Q, K) for positions of queries and keys."""
+        """The bias (H, Q, K) for positions of queries and keys."""
         return self.weight[self._buckets(key_K - query_Q[:, None])].permute(2, 0, 1)
 
     def _buckets(self, ahead_QK: Tensor) -> Tensor:
         count = self.weight.shape[0]
-        if self.both_ways:
+        if self.bidirectional:
             count //= 2
             offset, distance = (ahead_QK > 0).long() * count, ahead_QK.abs()
         else:
@@ -58,15 +53,15 @@ class RelativeBias(nn.Module):
 
 
 class T5Attention(nn.Module):
-    """Projections to heads and back; scores are not divided by anything (the initial weights see to that)."""
+    """Projections to heads and back; attention scores are not scaled (T5 scales the initial weights instead)."""
 
     def __init__(self, config: EncoderDecoderConfig, bias: RelativeBias | None = None) -> None:
         super().__init__()
         self.head_dim = config.d_kv
-        self.q = _linear(config.d_model, config.inner_size)
-        self.k = _linear(config.d_model, config.inner_size)
-        self.v = _linear(config.d_model, config.inner_size)
-        self.o = _linear(config.inner_size, config.d_model)
+        self.q = linear(config.d_model, config.inner_size)
+        self.k = linear(config.d_model, config.inner_size)
+        self.v = linear(config.d_model, config.inner_size)
+        self.o = linear(config.inner_size, config.d_model)
         self.relative_attention_bias = bias
 
     def queries(self, hidden_BSD: Tensor) -> Tensor:
@@ -76,21 +71,21 @@ class T5Attention(nn.Module):
         heads = (-1, self.head_dim)
         return self.k(hidden_BSD).unflatten(-1, heads), self.v(hidden_BSD).unflatten(-1, heads)
 
-    def answer(self, values_BSHE: Tensor) -> Tensor:
+    def output(self, values_BSHE: Tensor) -> Tensor:
         return self.o(values_BSHE.flatten(-2))
 
 
 class T5FeedForward(nn.Module):
-    """One hidden layer; gated, the product of two."""
+    """Feed-forward network with one hidden layer, gated or not."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.kind: FeedForwardKind = config.feed_forward_proj
         if config.is_gated:
-            self.wi_0, self.wi_1 = _linear(config.d_model, config.d_ff), _linear(config.d_model, config.d_ff)
+            self.wi_0, self.wi_1 = linear(config.d_model, config.d_ff), linear(config.d_model, config.d_ff)
         else:
-            self.wi = _linear(config.d_model, config.d_ff)
-        self.wo = _linear(config.d_ff, config.d_model)
+            self.wi = linear(config.d_model, config.d_ff)
+        self.wo = linear(config.d_ff, config.d_model)
 
     def forward(self, hidden_BSD: Tensor) -> Tensor:
         if self.kind == "relu":
@@ -128,7 +123,7 @@ class _FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """The sublayers of one layer, numbered as in T5's files: self-attention, in the decoder cross-attention, feed-forward."""
+    """The sublayers of one layer, numbered as in T5's files: self-attention, cross-attention (decoder), feed-forward."""
 
     def __init__(self, *sublayers: nn.Module) -> None:
         super().__init__()
@@ -136,13 +131,13 @@ class _Block(nn.Module):
 
 
 class T5Encoder(nn.Module):
-    """Every token of the prompt sees every other."""
+    """Bidirectional attention over the prompt."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.block = nn.ModuleList(
             _Block(
-                _SelfAttention(config, RelativeBias(config, both_ways=True) if number == 0 else None),
+                _SelfAttention(config, RelativeBias(config, bidirectional=True) if number == 0 else None),
                 _FeedForward(config, experts=False),
             )
             for number in range(config.num_layers)
@@ -150,33 +145,33 @@ class T5Encoder(nn.Module):
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor | None, dropout: Dropout) -> Tensor:
-        """lengths_B: tokens of each prompt that count, the padding behind them is seen by nobody; None: all count."""
-        places_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-        seen = cast(_SelfAttention, cast(_Block, self.block[0]).layer[0]).SelfAttention.relative_attention_bias
-        assert seen is not None
-        bias = seen(places_T, places_T)[None].to(hidden_BTD.dtype)
+        """lengths_B: tokens of each prompt that count, the padding behind them is masked; None: all count."""
+        positions_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+        relative = cast(_SelfAttention, cast(_Block, self.block[0]).layer[0]).SelfAttention.relative_attention_bias
+        assert relative is not None
+        bias = relative(positions_T, positions_T)[None].to(hidden_BTD.dtype)
         if lengths_B is not None:
-            bias = bias.masked_fill((places_T >= lengths_B[:, None])[:, None, None], -torch.inf)
+            bias = bias.masked_fill((positions_T >= lengths_B[:, None])[:, None, None], -torch.inf)
         hidden_BTD = dropout(hidden_BTD)
         for block in self.block:
             attention, feed_forward = (sub for sub in cast(_Block, block).layer)
             assert isinstance(attention, _SelfAttention)
             heads, normed = attention.SelfAttention, attention.layer_norm(hidden_BTD)
             query, key, value = (x.transpose(1, 2) for x in (heads.queries(normed), *heads.keys_values(normed)))
-            found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0).transpose(1, 2)
-            hidden_BTD = hidden_BTD + dropout(heads.answer(found))
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0).transpose(1, 2)
+            hidden_BTD = hidden_BTD + dropout(heads.output(attended))
             hidden_BTD = hidden_BTD + dropout(feed_forward(hidden_BTD))
         return dropout(self.final_layer_norm(hidden_BTD))
 
 
 class T5Decoder(nn.Module):
-    """Every code sees those before it and the whole prompt."""
+    """Causal attention over the codes and cross-attention to the prompt."""
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.block = nn.ModuleList(
             _Block(
-                _SelfAttention(config, RelativeBias(config, both_ways=False) if number == 0 else None),
+                _SelfAttention(config, RelativeBias(config, bidirectional=False) if number == 0 else None),
                 _CrossAttention(config),
                 _FeedForward(config, experts=config.num_experts > 0),
             )
@@ -187,40 +182,47 @@ class T5Decoder(nn.Module):
 
     @property
     def bias(self) -> RelativeBias:
-        """The positions, the first layer's."""
+        """The relative positions, which the first layer holds."""
         bias = self._parts(0)[0].SelfAttention.relative_attention_bias
         assert bias is not None
         return bias
 
     def prompt_keys_values(self, encoded_BTD: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each layer, the keys and values (B, T, H, E) of the cross-attention: all that a search keeps of the prompt."""
+        """For each layer, the keys and values (B, T, H, E) of the cross-attention."""
         return [self._parts(layer)[1].EncDecAttention.keys_values(encoded_BTD) for layer in range(len(self.block))]
 
     def forward(
         self,
         hidden_BSD: Tensor,
-        codes: AttendCodes,
-        prompt: AttendPrompt,
+        self_attention: Attend,
+        cross_attention: AttendPrompt,
         dropout: Dropout = lambda x: x,
         balance: list[Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states (B, S, D) after the final norm, scaled as the head expects them."""
+        """Hidden states (B, S, D) after the final norm, scaled for the head."""
         hidden_BSD = dropout(hidden_BSD)
         for layer in range(len(self.block)):
-            itself, crossed, feed_forward = self._parts(layer)
-            heads, normed = itself.SelfAttention, itself.layer_norm(hidden_BSD)
-            found = codes(layer, heads.queries(normed), *heads.keys_values(normed))
-            hidden_BSD = hidden_BSD + dropout(heads.answer(found))
-            heads = crossed.EncDecAttention
-            found = prompt(layer, heads.queries(crossed.layer_norm(hidden_BSD)))
-            hidden_BSD = hidden_BSD + dropout(heads.answer(found))
+            own, cross, feed_forward = self._parts(layer)
+            heads, normed = own.SelfAttention, own.layer_norm(hidden_BSD)
+            attended = self_attention(layer, heads.queries(normed), *heads.keys_values(normed))
+            hidden_BSD = hidden_BSD + dropout(heads.output(attended))
+            heads = cross.EncDecAttention
+            attended = cross_attention(layer, heads.queries(cross.layer_norm(hidden_BSD)))
+            hidden_BSD = hidden_BSD + dropout(heads.output(attended))
             hidden_BSD = hidden_BSD + dropout(feed_forward(hidden_BSD, balance))
         return dropout(self.final_layer_norm(hidden_BSD)) * self.scale
 
     def _parts(self, layer: int) -> tuple[_SelfAttention, _CrossAttention, _FeedForward]:
-        itself, crossed, feed_forward = cast(_Block, self.block[layer]).layer
-        return cast(_SelfAttention, itself), cast(_CrossAttention, crossed), cast(_FeedForward, feed_forward)
+        own, cross, feed_forward = cast(_Block, self.block[layer]).layer
+        return cast(_SelfAttention, own), cast(_CrossAttention, cross), cast(_FeedForward, feed_forward)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False, device="meta")
+def attend_codes(bias: RelativeBias, query_BKMHE: Tensor, key_BKSHE: Tensor, value_BKSHE: Tensor) -> Tensor:
+    """Causal attention of a beam's last M codes over its S -> (B, K, M, H, E); the softmax in float32."""
+    num_new, num_slots = query_BKMHE.shape[2], key_BKSHE.shape[2]
+    slot_S = torch.arange(num_slots, device=query_BKMHE.device)
+    query_M = slot_S[num_slots - num_new :]
+    bias_HMS = bias(query_M, slot_S).masked_fill(slot_S > query_M[:, None], -torch.inf)
+    query, key, value = (x.transpose(2, 3) for x in (query_BKMHE, key_BKSHE, value_BKSHE))
+    weights = (torch.matmul(query, key.transpose(3, 4)).float() + bias_HMS).softmax(-1)
+    return torch.matmul(weights.to(value.dtype), value).transpose(2, 3)

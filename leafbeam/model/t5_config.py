@@ -1,11 +1,11 @@
-"""The shape of an encoder-decoder, in the words of Hugging Face's config.json for T5, and of its experts, if it has any."""
+"""The configuration of a T5 encoder-decoder, with or without a mixture of experts in the decoder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Any, Literal, get_args
 
 from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.model.config import check_fields, config_from, refuse
 
 __all__ = ["EncoderDecoderConfig", "FeedForwardKind"]
 
@@ -14,16 +14,15 @@ FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig:
-    """Sizes of an encoder-decoder: T5's, which is TIGER's too; with experts in the decoder, OneRec's.
+    """Sizes of an encoder-decoder: T5's and TIGER's; with experts in the decoder, OneRec's.
 
-    Field names and meanings are those of T5's config.json, save the last five. Positions are T5's relative biases, so that its
-    checkpoints load; rotary positions would not.
+    Fields are those of T5's config.json, except the last six.
 
-    max_position_embeddings: the longest prompt and one SID, as in `ModelConfig`. A relative bias has no end; the number says
-    what the model was trained on, for whoever cuts histories to it.
-    num_experts: feed-forward networks of each decoder layer, 0 for T5's single one. num_experts_per_tok: how many of them a
-    token goes to. norm_topk_prob: whether their shares are made to add up to 1 (OneRec does not). router_aux_loss_coef: the
-    weight of the load-balancing loss in training. The four have the names that Mixtral and Qwen3-MoE gave them.
+    max_position_embeddings: the longest prompt plus one SID, as in `ModelConfig`; T5's relative positions have no limit of
+    their own, so this is the length that the model was trained on.
+    num_experts: feed-forward networks of each decoder layer, 0 for a dense layer. num_experts_per_tok: experts per token.
+    norm_topk_prob: whether their weights are normalised to sum to 1 (not in OneRec). router_aux_loss_coef: the weight of the
+    load-balancing loss in training. The four are named as in Mixtral and Qwen3-MoE.
 
     >>> EncoderDecoderConfig(vocab_size=1027).inner_size
     384
@@ -52,15 +51,7 @@ class EncoderDecoderConfig:
     router_aux_loss_coef: float = 0.01
 
     def __post_init__(self) -> None:
-        may_be_0 = {"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef"}
-        kinds: dict[Any, Any] = {int: int, float: int | float, bool: bool, FeedForwardKind: str}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, kinds[field.type]) or (isinstance(value, bool) and field.type is not bool):
-                raise ArgumentError(f"{field.name} must be {getattr(field.type, '__name__', 'a word')}, not {value!r}")
-            if field.type in (int, float) and not (0 < value < inf or (value == 0 and field.name in may_be_0)):
-                bound = "at least 0" if field.name in may_be_0 else "above 0"
-                raise ArgumentError(f"{field.name} must be {bound} and finite, not {value}")
+        check_fields(self, may_be_zero={"dropout", "num_experts", "decoder_start_token_id", "router_aux_loss_coef"})
         if self.feed_forward_proj not in get_args(FeedForwardKind):
             raise ArgumentError(
                 f"feed_forward_proj={self.feed_forward_proj!r}: choose one of {', '.join(get_args(FeedForwardKind))}"
@@ -71,8 +62,6 @@ class EncoderDecoderConfig:
                 f"relative_attention_num_buckets={buckets} must be a multiple of 4 (two directions, near and far) and "
                 f"relative_attention_max_distance={distance} above half of it"
             )
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.decoder_start_token_id >= self.vocab_size:
             raise ArgumentError(
                 f"decoder_start_token_id={self.decoder_start_token_id} is outside the vocabulary of {self.vocab_size:,} tokens"
@@ -84,7 +73,7 @@ class EncoderDecoderConfig:
 
     @property
     def inner_size(self) -> int:
-        """Values of all heads together, which T5 does not tie to d_model."""
+        """Values of all heads together; T5 does not tie them to d_model."""
         return self.num_heads * self.d_kv
 
     @property
@@ -93,7 +82,7 @@ class EncoderDecoderConfig:
         return self.feed_forward_proj.startswith("gated-")
 
     def to_hf(self) -> dict[str, Any]:
-        """The fields of config.json; without experts transformers' T5ForConditionalGeneration reads it."""
+        """The fields of config.json; without experts, transformers' T5ForConditionalGeneration reads them."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         own = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "router_aux_loss_coef")
         experts = {name: named.pop(name) for name in own}
@@ -112,26 +101,20 @@ class EncoderDecoderConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float | None = None) -> "EncoderDecoderConfig":
-        """The config of a parsed config.json; CheckpointError names what leafbeam does not implement or what is missing.
+        """The config of a parsed config.json; CheckpointError names a field that is missing or not implemented.
 
         dropout: None takes the file's dropout_rate.
         """
         if hf.get("model_type") not in ("t5", "leafbeam_t5_moe"):
             raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; leafbeam's encoder-decoder reads 't5'")
-        for name in ("auto_map", "quantization_config"):
-            if hf.get(name) is not None:
-                raise CheckpointError(f"config.json has {name}={hf[name]!r}, which leafbeam does not implement")
-        given: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
-        required = {"vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"}
-        if missing := sorted(required - given.keys()):
-            raise CheckpointError(f"config.json lacks {', '.join(missing)}: it is not a whole T5 config")
-        tied = given.setdefault("tie_word_embeddings", True)
-        given.setdefault("num_decoder_layers", given["num_layers"])
-        given.setdefault("scale_decoder_outputs", tied)  # T5 v1.1 is known by its untied head: its outputs are not scaled
-        given["decoder_start_token_id"] = given.get("decoder_start_token_id", hf.get("pad_token_id") or 0)
-        given["max_position_embeddings"] = hf.get("n_positions", 512)
-        given["dropout"] = hf.get("dropout_rate", 0.1) if dropout is None else dropout
-        try:
-            return cls(**given)
-        except ArgumentError as error:
-            raise CheckpointError(f"config.json cannot be used: {error}") from error
+        refuse(hf, "auto_map", (None,))
+        refuse(hf, "quantization_config", (None,))
+        values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
+        tied = values.setdefault("tie_word_embeddings", True)
+        if "num_layers" in values:
+            values.setdefault("num_decoder_layers", values["num_layers"])
+        values.setdefault("scale_decoder_outputs", tied)  # T5 v1.1, with an untied head, does not scale its outputs
+        values["decoder_start_token_id"] = values.get("decoder_start_token_id", hf.get("pad_token_id") or 0)
+        values["max_position_embeddings"] = hf.get("n_positions", 512)
+        values["dropout"] = hf.get("dropout_rate", 0.1) if dropout is None else dropout
+        return config_from(cls, values, {"vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads"})

@@ -1,6 +1,6 @@
 """Running an encoder-decoder for a search: the encoder once, then one or more codes of every beam through the decoder.
 
-Shapes: B requests, T tokens of a prompt, K beams, C codes of each beam that come at once, V codes of a level, D hidden.
+Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N = K x C, H heads, E values of a head, D hidden.
 """
 
 from collections.abc import Callable
@@ -8,17 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from leafbeam.model.t5 import T5Decoder
-from leafbeam.model.t5_cache import CodeCache, EncodedPrompt
+from leafbeam.model.kv_cache import BeamCache, PromptCache
+from leafbeam.model.t5 import T5Decoder, attend_codes
 
 __all__ = ["EncoderDecoderRunner"]
 
 
 class EncoderDecoderRunner:
-    """The decoder's rounds over prompts that the encoder has read.
+    """A `Runner` over encoded prompts.
 
-    prompt: the keys and values that each decoder layer's cross-attention makes of the encoder's output, kept once per request
-    and read once a round for all its beams. beams: those of the start token and of the codes, for each beam.
+    prompt: the keys and values of the cross-attention, once per request. beams: those of the start token and of the codes.
     """
 
     def __init__(
@@ -32,22 +31,33 @@ class EncoderDecoderRunner:
     ) -> None:
         self._decoder, self._embedding, self._head = decoder, embedding, head
         self._start_B1 = torch.full((len(lengths_B), 1), start_token, device=lengths_B.device)
-        self.prompt = EncodedPrompt(decoder.prompt_keys_values(encoded_BTD), lengths_B)
+        self.prompt = PromptCache(lengths_B if bool((lengths_B < encoded_BTD.shape[1]).any()) else None)
+        for keys_values in decoder.prompt_keys_values(encoded_BTD):
+            self.prompt.append(*keys_values)
         self.restart()
 
     def restart(self) -> None:
-        self.beams = CodeCache(self._decoder.bias, len(self._decoder.block))
+        self.beams = BeamCache(len(self._decoder.block))
 
     def root_logits(self) -> Tensor:
         return self._head(self._run(self._start_B1)[:, 0], 0)
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
-        if self.beams.keys[0] is None:  # whoever knows the logits of level 0 may begin with its codes
+        if self.beams.keys[0] is None:  # a caller that knows the logits of level 0 may start with its codes
             self._run(self._start_B1)
-        self.beams.follow(parents_BK)
-        num_codes = tokens_BKC.shape[2]
-        hidden_BKCD = self._run(tokens_BKC.flatten(1, 2)).unflatten(1, (-1, num_codes))
-        return [self._head(hidden_BKCD[:, :, step], level + 1 + step) for step in range(num_codes)]
+        _, num_beams, num_codes = tokens_BKC.shape
+        self.beams.follow(parents_BK, num_codes)
+        hidden_BKCD = self._run(tokens_BKC.flatten(1, 2)).unflatten(1, (num_beams, num_codes))
+        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 
     def _run(self, tokens_BN: Tensor) -> Tensor:
-        return self._decoder(self._embedding(tokens_BN), self.beams.attend, self.prompt.attend)
+        return self._decoder(self._embedding(tokens_BN), self._attend_codes, self._attend_prompt)
+
+    def _attend_codes(self, layer: int, query_BNHE: Tensor, key_BNHE: Tensor, value_BNHE: Tensor) -> Tensor:
+        keys_BKSHE, values_BKSHE = self.beams.extend(layer, key_BNHE, value_BNHE)
+        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
+        return attend_codes(self._decoder.bias, query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
+
+    def _attend_prompt(self, layer: int, query_BNHE: Tensor) -> Tensor:
+        unscaled = query_BNHE * query_BNHE.shape[-1] ** 0.5  # prefix_attention divides by it, T5 does not
+        return self.prompt.attend(layer, unscaled)[0]

@@ -1,4 +1,4 @@
-"""Two stages: a language model first writes text freely, then the Semantic ID of an item behind it.
+"""Two stages: a language model generates text, then the Semantic ID of an item after it.
 
 Shapes: B requests, T tokens of a prompt, N tokens of text at most, G key heads, H query heads, E values of a head.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model.checks import check_prompts, checked_lengths
 from leafbeam.model.config import ModelConfig
+from leafbeam.model.qwen3 import causal
 from leafbeam.model.session import DecodeSession
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -22,9 +23,9 @@ __all__ = ["GeneratedText", "TwoStage"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GeneratedText:
-    """Prompts with the text behind them.
+    """Prompts followed by their text.
 
-    tokens_BT: padded on the right to lengths_B. texts: for each request the tokens that were written, the marker included.
+    tokens_BT: padded on the right to lengths_B. texts: the generated tokens of each request, the marker included.
     """
 
     tokens_BT: Tensor
@@ -34,20 +35,17 @@ class GeneratedText:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwoStage:
-    """A model that says something before it recommends: reasons, a summary of the user, whatever it was taught.
+    """A model that generates text, such as reasoning, before it recommends; an `Engine` takes it like any model.
 
-    Think of it as the model itself with a longer prompt: `start` lets it write, token by token over its whole vocabulary, and
-    opens the rounds of a search behind the text. It has what an engine asks of a model, so it goes wherever one goes.
+    max_tokens: of the text. marker: the token after which SIDs begin. Generating it ends the text; a text that reaches
+    max_tokens gets it appended. None: every text has max_tokens tokens. temperature: 0 is greedy; above 0 tokens are sampled
+    with `seed`, the same way in each call.
 
-    max_tokens: of the text. marker: the token behind which SIDs begin; writing it ends the text, and a text that reaches
-    max_tokens gets it put behind. None: the text is max_tokens long. temperature: 0 takes the likeliest token each time; above,
-    tokens are drawn by `seed`, anew in each call.
-
-    Costs one pass over the prompts, max_tokens passes over B tokens, and one pass over prompt and text for the search's cache.
+    Cost: one pass over the prompts, max_tokens passes over B tokens, and one pass over prompt and text for the search.
 
     >>> two = TwoStage(model=model, max_tokens=64, marker=tokenizer.convert_tokens_to_ids("<|sid|>"))   # doctest: +SKIP
-    >>> rounds = two.start(tokens_BT, lengths_B)                                                        # doctest: +SKIP
-    >>> BeamSearch(index).run(rounds.step_fn, len(tokens_BT), suffix_fn=rounds.suffix_fn)               # doctest: +SKIP
+    >>> session = two.start(tokens_BT, lengths_B)                                                       # doctest: +SKIP
+    >>> BeamSearch(index).run(session.step_fn, len(tokens_BT), suffix_fn=session.suffix_fn)             # doctest: +SKIP
     """
 
     model: Transformer
@@ -65,7 +63,7 @@ class TwoStage:
         if not 0 <= self.temperature < float("inf"):
             raise ArgumentError(f"temperature must be at least 0 and finite, not {self.temperature}")
         if self.config.max_position_embeddings < self.vocabulary.num_levels + 1:
-            raise ArgumentError(f"max_tokens={self.max_tokens} leaves no room for a SID in the model's positions: write less")
+            raise ArgumentError(f"max_tokens={self.max_tokens} leaves no room for a SID in the model's positions: lower it")
 
     @property
     def vocabulary(self) -> AnyVocabulary:
@@ -79,48 +77,51 @@ class TwoStage:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's, with as many positions as the longest text leaves for prompts."""
-        positions = self.model.config.max_position_embeddings - self.max_tokens - (self.marker is not None)
+        """The model's, with the positions that the longest text leaves for prompts."""
+        positions = self.model.config.max_position_embeddings - self._max_new_tokens
         if positions < 1:
-            raise ArgumentError(f"max_tokens={self.max_tokens} leaves a prompt no room in the model's positions: write less")
+            raise ArgumentError(f"max_tokens={self.max_tokens} leaves a prompt no room in the model's positions: lower it")
         return replace(self.model.config, max_position_embeddings=positions)
 
+    @property
+    def _max_new_tokens(self) -> int:
+        return self.max_tokens + (self.marker is not None)
+
     def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
-        """Let the model write behind prompts (B, T), then open the rounds of a search behind what it wrote."""
-        written = self.write(tokens_BT, lengths_B)
-        return self.model.start(written.tokens_BT, written.lengths_B)
+        """Generate text after prompts (B, T), then open a decoding session after the text."""
+        generated = self.generate(tokens_BT, lengths_B)
+        return self.model.start(generated.tokens_BT, generated.lengths_B)
 
     @torch.inference_mode()
-    def write(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> GeneratedText:
-        """The first stage alone. Prompts that leave no room for text and SID raise ArgumentError."""
-        check_prompts(tokens_BT, lengths_B, self.config, further=self.vocabulary.num_levels - 1)
+    def generate(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> GeneratedText:
+        """The first stage alone. Prompts that leave no positions for text and SID raise ArgumentError."""
+        check_prompts(tokens_BT, lengths_B, self.config, num_new_tokens=self.vocabulary.num_levels - 1)
         lengths_B = checked_lengths(tokens_BT, lengths_B)
-        device = tokens_BT.device
+        device, num_prompt_tokens = tokens_BT.device, tokens_BT.shape[1]
         generator = torch.Generator(device=device).manual_seed(self.seed)
         rows_B = torch.arange(len(tokens_BT), device=device)
-        room = self.max_tokens + (self.marker is not None)
-        tokens_BT = F.pad(tokens_BT.to(torch.int64), (0, room), value=self.vocabulary.pad)
+        tokens_BT = F.pad(tokens_BT.to(torch.int64), (0, self._max_new_tokens), value=self.vocabulary.pad)
         tokens_BT.masked_fill_(torch.arange(tokens_BT.shape[1], device=device) >= lengths_B[:, None], self.vocabulary.pad)
         ends_B = lengths_B.clone()
         cache = _TextCache(tokens_BT.shape[1])
-        body, prompt = self.model.model, tokens_BT[:, :-room]
-        hidden_BTD = body(prompt, torch.arange(prompt.shape[1], device=device), cache.read)
+        body, positions_T = self.model.model, torch.arange(num_prompt_tokens, device=device)
+        hidden_BTD = body(tokens_BT[:, :num_prompt_tokens], positions_T, cache.prefill)
         last_BD = hidden_BTD[rows_B, lengths_B - 1]
-        writing_B = torch.ones_like(lengths_B, dtype=torch.bool)
+        unfinished_B = torch.ones_like(lengths_B, dtype=torch.bool)
         for step in range(self.max_tokens):
             next_B = self._choose(self.model.logits(last_BD), generator)
-            tokens_BT[rows_B[writing_B], ends_B[writing_B]] = next_B[writing_B]
-            ends_B += writing_B
+            tokens_BT[rows_B[unfinished_B], ends_B[unfinished_B]] = next_B[unfinished_B]
+            ends_B += unfinished_B
             if self.marker is not None:
-                writing_B = writing_B & (next_B != self.marker)
-                if not bool(writing_B.any()):
+                unfinished_B = unfinished_B & (next_B != self.marker)
+                if not bool(unfinished_B.any()):
                     break
             if step + 1 < self.max_tokens:
-                cache.position_B = ends_B - 1  # rows that are done write their last token once more: nobody reads what follows
-                last_BD = body(tokens_BT[rows_B, cache.position_B][:, None], cache.position_B[:, None], cache.write)[:, 0]
+                cache.position_B = ends_B - 1  # finished rows repeat their last token; its output is not used
+                last_BD = body(tokens_BT[rows_B, cache.position_B][:, None], cache.position_B[:, None], cache.append)[:, 0]
         if self.marker is not None:
-            tokens_BT[rows_B[writing_B], ends_B[writing_B]] = self.marker
-            ends_B += writing_B
+            tokens_BT[rows_B[unfinished_B], ends_B[unfinished_B]] = self.marker
+            ends_B += unfinished_B
         texts = tuple(
             tuple(row[begin:end])
             for row, begin, end in zip(tokens_BT.tolist(), lengths_B.tolist(), ends_B.tolist(), strict=True)
@@ -131,15 +132,12 @@ class TwoStage:
     def _choose(self, logits_BV: Tensor, generator: torch.Generator) -> Tensor:
         if self.temperature == 0:
             return logits_BV.argmax(-1)
-        shares_BV = (logits_BV.float() / self.temperature).softmax(-1)
-        return torch.multinomial(shares_BV, 1, generator=generator)[:, 0]
+        probabilities_BV = (logits_BV.float() / self.temperature).softmax(-1)
+        return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
 
 
 class _TextCache:
-    """Keys and values of prompts and of what is written behind them, a slot for each place; two ways to attend.
-
-    position_B: where the token of each row stands that `write` takes.
-    """
+    """Keys and values of prompts and text, one slot per position. position_B: of the token that `append` adds to each row."""
 
     def __init__(self, num_slots: int) -> None:
         self.position_B = torch.zeros(0, dtype=torch.int64)
@@ -147,20 +145,19 @@ class _TextCache:
         self._keys: list[Tensor] = []  # per layer, (B, G, T + N, E)
         self._values: list[Tensor] = []
 
-    def read(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-        """The prompts: every token sees itself and those before it."""
-        query, key, value = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
-        free = self._num_slots - key.shape[2]
-        self._keys.append(F.pad(key, (0, 0, 0, free)))
-        self._values.append(F.pad(value, (0, 0, 0, free)))
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
+    def prefill(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
+        """Causal attention among the prompt's tokens."""
+        free = self._num_slots - key_BTGE.shape[1]
+        self._keys.append(F.pad(key_BTGE.transpose(1, 2), (0, 0, 0, free)))
+        self._values.append(F.pad(value_BTGE.transpose(1, 2), (0, 0, 0, free)))
+        return causal(layer, query_BTHE, key_BTGE, value_BTGE)
 
-    def write(self, layer: int, query_B1HE: Tensor, key_B1GE: Tensor, value_B1GE: Tensor) -> Tensor:
-        """One token of each row, into its slot; it sees all slots up to its own."""
+    def append(self, layer: int, query_B1HE: Tensor, key_B1GE: Tensor, value_B1GE: Tensor) -> Tensor:
+        """Attention of one new token of each row over all slots up to its own."""
         keys, values = self._keys[layer], self._values[layer]
         rows_B = torch.arange(len(keys), device=keys.device)
         keys[rows_B, :, self.position_B] = key_B1GE[:, 0]
         values[rows_B, :, self.position_B] = value_B1GE[:, 0]
-        seen = (torch.arange(self._num_slots, device=keys.device) <= self.position_B[:, None])[:, None, None]
+        valid = (torch.arange(self._num_slots, device=keys.device) <= self.position_B[:, None])[:, None, None]
         query = query_B1HE.transpose(1, 2)
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=valid, enable_gqa=True).transpose(1, 2)

@@ -1,10 +1,11 @@
-"""Which token of the model stands for which code of which level.
+"""The mapping between the codes of Semantic IDs and the tokens of a model.
 
 Shapes: N items, L levels, V codes of a level, D hidden, B requests, T tokens of a prompt.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
@@ -17,21 +18,131 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError
 
+__all__ = ["AnyVocabulary", "TokenTable", "UserId", "Vocabulary", "vocabulary_from_dict"]
+
 Int64Array = npt.NDArray[np.int64]
-AnyUser = int | str | np.integer | None
+UserId = int | str | np.integer | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """Specials first, then one contiguous range of tokens per level, then the tokens of users, if any.
+class _SidTokens(ABC):
+    """The interface that `Vocabulary` and `TokenTable` share.
 
-    Think of the levels' codebooks laid end to end behind `pad`, `bos` and `eos`: a level's rows of any [size, D] matrix
-    are then one slice, so the head of a round multiplies a view and copies nothing.
+    codebook_sizes: how many codes each level has. pad, bos, eos: the tokens that fill a prompt on its right, begin it, end a
+    sequence (SIDs have a fixed length, so decoding never needs `eos`). num_users: how many tokens user ids are hashed to.
+    """
 
-    codebook_sizes: how many codes each level has.
+    codebook_sizes: tuple[int, ...] = field(init=False)
+    pad: int = field(init=False, default=0)
+    bos: int = field(init=False, default=1)
+    eos: int = field(init=False, default=2)
+    num_users: int = field(init=False, default=0)
+
+    @property
+    def num_levels(self) -> int:
+        """How many codes a SID has."""
+        return len(self.codebook_sizes)
+
+    @property
+    def num_leading(self) -> int:
+        """How many tokens of a prompt stand before its history: `bos`, and the user's token where users have tokens."""
+        return 2 if self.num_users else 1
+
+    @abstractmethod
+    def level_slice(self, level: int) -> slice | None:
+        """The tokens of a level as a range, or None where they are not consecutive."""
+
+    @abstractmethod
+    def level_tokens(self, level: int) -> Int64Array:
+        """The tokens of a level, in the order of its codes."""
+
+    @abstractmethod
+    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array: ...
+
+    @abstractmethod
+    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        """Codes, and which of the tokens are codes of their level."""
+
+    def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
+        """The rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
+        rows = self.level_slice(level)
+        if rows is not None:
+            return matrix_VD[rows]
+        return matrix_VD.index_select(0, torch.as_tensor(self.level_tokens(level), device=matrix_VD.device))
+
+    def tokens_at(self, codes: Tensor, level: int) -> Tensor:
+        """The tokens of one level's codes, any shape; the codes are not checked."""
+        rows = self.level_slice(level)
+        return codes + rows.start if rows else torch.as_tensor(self.level_tokens(level), device=codes.device)[codes]
+
+    @overload
+    def tokens(self, codes_NL: Tensor) -> Tensor: ...
+    @overload
+    def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
+    def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The int64 tokens of whole SIDs (..., L), as a tensor or an array like the input.
+
+        Raises CodesError for a code outside its level's codebook.
+        """
+        codes = _integers(codes_NL, self.num_levels)
+        wrong = (codes < 0) | (codes >= np.array(self.codebook_sizes, np.int64))
+        if wrong.any():
+            where = _first(wrong)
+            size = self.codebook_sizes[where[-1]]
+            raise CodesError(f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {size:,} codes")
+        return _like(codes_NL, self._codes_to_tokens(codes))
+
+    @overload
+    def codes(self, tokens_NL: Tensor) -> Tensor: ...
+    @overload
+    def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
+    def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
+        """The SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token that is not of its level."""
+        tokens = _integers(tokens_NL, self.num_levels)
+        codes, known = self._tokens_to_codes(tokens)
+        if not known.all():
+            where = _first(~known)
+            raise CodesError(
+                f"token {tokens[where]} at {where} is not a code of level {where[-1]}: give one column per level, "
+                "without special tokens"
+            )
+        return _like(tokens_NL, codes)
+
+    def prompts(
+        self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
+    ) -> tuple[Int64Array, Int64Array]:
+        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
+
+        With user tokens, the user's token follows `bos`: that of `users`, or `no_user` where `users` is None. Raises
+        ArgumentError unless there is one user per history, and for users of a vocabulary without user tokens.
+        """
+        if users is not None and len(users) != len(histories):
+            raise ArgumentError(f"{len(users):,} users for {len(histories):,} histories: give one for each")
+        rows = [self.tokens(history).reshape(-1) for history in histories]
+        begin = self.num_leading
+        lengths_B = np.array([begin + len(row) for row in rows], np.int64)
+        tokens_BT = np.full((len(rows), int(lengths_B.max(initial=begin))), self.pad, np.int64)
+        tokens_BT[:, 0] = self.bos
+        if users is not None or self.num_users:
+            tokens_BT[:, 1:2] = self.user_tokens([None] * len(rows) if users is None else users)[:, None]
+        for row, tokens in enumerate(rows):
+            tokens_BT[row, begin : begin + len(tokens)] = tokens
+        return tokens_BT, lengths_B
+
+    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+        """The token of each user id; ArgumentError without user tokens."""
+        raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary(_SidTokens):
+    """Special tokens first, then one contiguous range of tokens per level, then the tokens of users, if any.
+
+    A level's rows of any [size, D] matrix are one slice, so the head of a level multiplies a view.
+
     num_specials: tokens before level 0; at least 3 (pad=0, bos=1, eos=2), more are the caller's own.
-    num_users: tokens that user ids are hashed to (TIGER has 2,000), behind one that stands for no user in particular; every
-    prompt then has one of them after `bos`. 0: prompts know nothing of users.
+    num_users: tokens that user ids are hashed to (TIGER has 2,000), after one token for an unknown user; every prompt then has
+    one of them after `bos`. 0: prompts carry no user.
 
     >>> Vocabulary(codebook_sizes=(256, 256, 8)).level_slice(1)
     slice(259, 515, None)
@@ -53,26 +164,6 @@ class Vocabulary:
         if self.num_users and self.num_levels < 2:
             raise ArgumentError(f"num_users={self.num_users}: user tokens need SIDs of at least two levels, these have one")
 
-    @property
-    def pad(self) -> int:
-        """The token that fills a prompt up on its right."""
-        return 0
-
-    @property
-    def bos(self) -> int:
-        """The token that every prompt begins with."""
-        return 1
-
-    @property
-    def eos(self) -> int:
-        """The token that ends a sequence; SIDs have a fixed length, so decoding never needs it."""
-        return 2
-
-    @property
-    def num_levels(self) -> int:
-        """How many codes a SID has."""
-        return len(self.codebook_sizes)
-
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """The first token of each level."""
@@ -84,102 +175,52 @@ class Vocabulary:
         return self.num_specials + sum(self.codebook_sizes) + (self.num_users + 1 if self.num_users else 0)
 
     @property
-    def num_leading(self) -> int:
-        """How many tokens of a prompt stand before its history: `bos`, and the user's where there are such."""
-        return 2 if self.num_users else 1
-
-    @property
     def no_user(self) -> int:
-        """The token of a prompt whose user is not given, or not to be told apart; ArgumentError without user tokens."""
-        self._check_has_users()
+        """The token for an unknown user; ArgumentError without user tokens."""
+        if not self.num_users:
+            super().user_tokens([])
         return self.num_specials + sum(self.codebook_sizes)
 
-    def user_tokens(self, users: Sequence[AnyUser] | npt.NDArray[Any]) -> Int64Array:
-        """The token of each user id, int64; None is `no_user`. ArgumentError without user tokens, or for what is no id.
+    def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
+        """The int64 token of each user id; None is `no_user`. Raises ArgumentError without user tokens, or for another type.
 
-        An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), and several users share a token. Of a user that
-        training has not seen, the token says what it says of those who share it. (TIGER, implementation details, after
-        Weinberger et al., 2009.)
+        An id is hashed (BLAKE2b of its text, so that 7 and "7" are one user), so several users share a token, and a user that
+        was not in training gets one too. (TIGER, implementation details, after Weinberger et al., 2009.)
 
         >>> Vocabulary(codebook_sizes=(4, 4), num_users=10).user_tokens(["ann", "bob", None]).tolist()
         [19, 14, 11]
         """
-        self._check_has_users()
-        return np.array([self.no_user if user is None else self._token_of(user) for user in users], np.int64)
-
-    def _token_of(self, user: AnyUser) -> int:
-        if isinstance(user, bool) or not isinstance(user, int | np.integer | str):
-            raise ArgumentError(f"a user id is a whole number, a text or None, not {user!r}")
-        digest = blake2b(str(user).encode(), digest_size=8).digest()
-        return self.no_user + 1 + int.from_bytes(digest, "little") % self.num_users
-
-    def _check_has_users(self) -> None:
-        if not self.num_users:
-            raise ArgumentError("this vocabulary has no user tokens: leave the users out, or train with num_users above 0")
+        first = self.no_user
+        return np.array([first if user is None else first + 1 + _user_hash(user) % self.num_users for user in users], np.int64)
 
     def level_slice(self, level: int) -> slice:
         """The tokens of a level."""
         first = self.offsets[level]
         return slice(first, first + self.codebook_sizes[level])
 
-    def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
-        """The rows of a level's tokens, in the order of the codes: a view, no copy."""
-        return matrix_VD[self.level_slice(level)]
+    def level_tokens(self, level: int) -> Int64Array:
+        """The tokens of a level, in the order of its codes."""
+        return np.arange(self.offsets[level], self.offsets[level] + self.codebook_sizes[level])
 
-    def tokens_at(self, codes: Tensor, level: int) -> Tensor:
-        """The tokens of codes of one level, any shape, unchecked (the decode loop has checked them)."""
-        return codes + self.offsets[level]
+    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array:
+        return codes_NL + np.array(self.offsets, np.int64)
 
-    @overload
-    def tokens(self, codes_NL: Tensor) -> Tensor: ...
-    @overload
-    def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
-    def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The tokens of whole SIDs (..., L), int64, as the kind of array that came; CodesError for codes outside."""
-        return _like(codes_NL, _checked_codes(codes_NL, self.codebook_sizes) + np.array(self.offsets, np.int64))
-
-    @overload
-    def codes(self, tokens_NL: Tensor) -> Tensor: ...
-    @overload
-    def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
-    def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The SIDs of tokens (..., L), the way back of `tokens`; CodesError where a token is not of its level."""
-        codes = _integers(tokens_NL, self.num_levels) - np.array(self.offsets, np.int64)
-        known = (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))
-        if not known.all():
-            raise _foreign_token(known)
-        return _like(tokens_NL, codes)
-
-    def prompts(
-        self, histories: Sequence[npt.ArrayLike], users: Sequence[AnyUser] | npt.NDArray[Any] | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
-
-        With user tokens, the user's stands between the two: that of `users`, or `no_user` for all where none are given.
-        Raises ArgumentError for users that are not one a history, or that the vocabulary has no tokens for.
-        """
-        if users is None and not self.num_users:
-            return _prompts(self, histories)
-        users = [None] * len(histories) if users is None else users
-        if len(users) != len(histories):
-            raise ArgumentError(f"{len(users):,} users for {len(histories):,} histories: give one for each")
-        return _prompts(self, histories, self.user_tokens(users))
+    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        codes = tokens_NL - np.array(self.offsets, np.int64)
+        return codes, (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `vocabulary_from_dict` reads, in JSON's types."""
+        """The JSON object that `vocabulary_from_dict` reads."""
         users = {"num_users": self.num_users} if self.num_users else {}
         return {"kind": "ranges", "codebook_sizes": list(self.codebook_sizes), "num_specials": self.num_specials} | users
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenTable:
-    """SID tokens anywhere inside the vocabulary of a large language model.
-
-    Think of it as `Vocabulary` with a look-up where that one adds an offset: the same verbs, except that the head of a
-    level gathers its rows (V x D values copied a call) instead of slicing them.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TokenTable(_SidTokens):
+    """SID tokens anywhere inside the vocabulary of a large language model: `Vocabulary` with a look-up for the offset.
 
     tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share some.
-    size: the model's vocab_size. pad, bos, eos: the language model's own.
+    size: the model's vocab_size. pad, bos, eos: the language model's own. It has no user tokens.
     """
 
     tokens_per_level: tuple[tuple[int, ...], ...]
@@ -191,6 +232,7 @@ class TokenTable:
     def __post_init__(self) -> None:
         levels = tuple(_whole_numbers("tokens_per_level", level) for level in self.tokens_per_level)
         object.__setattr__(self, "tokens_per_level", levels)
+        object.__setattr__(self, "codebook_sizes", tuple(len(level) for level in levels))
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
         _whole_numbers("size, pad, bos and eos", (self.size, *specials.values()))
         for name, token in specials.items():
@@ -206,108 +248,59 @@ class TokenTable:
             if taken := set(level) & set(specials.values()):
                 raise ArgumentError(f"level {number} uses token {min(taken)}, which is pad, bos or eos")
 
+    def __repr__(self) -> str:
+        return f"TokenTable(codebook_sizes={self.codebook_sizes}, size={self.size})"
+
     @classmethod
     def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> "TokenTable":
-        """Codebooks laid end to end from token `first` on, where a tokenizer puts the tokens that are added to it."""
+        """Codebooks end to end from token `first` on, where a tokenizer puts added tokens."""
         begins = accumulate(codebook_sizes, initial=first)
         levels = tuple(tuple(range(begin, begin + codes)) for begin, codes in zip(begins, codebook_sizes, strict=False))
         return cls(tokens_per_level=levels, size=size, pad=pad, bos=bos, eos=eos)
 
-    @property
-    def codebook_sizes(self) -> tuple[int, ...]:
-        """How many codes each level has."""
-        return tuple(len(level) for level in self.tokens_per_level)
-
-    @property
-    def num_levels(self) -> int:
-        """How many codes a SID has."""
-        return len(self.tokens_per_level)
-
     @cached_property
-    def _tokens(self) -> tuple[Int64Array, ...]:
+    def _tables(self) -> tuple[Int64Array, ...]:
         return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
 
     @cached_property
-    def _side_by_side(self) -> tuple[bool, ...]:
-        return tuple(bool((np.diff(tokens) == 1).all()) for tokens in self._tokens)
+    def _slices(self) -> tuple[slice | None, ...]:
+        consecutive = [bool((np.diff(table) == 1).all()) for table in self._tables]
+        return tuple(
+            slice(int(table[0]), int(table[-1]) + 1) if one else None
+            for table, one in zip(self._tables, consecutive, strict=True)
+        )
+
+    def level_slice(self, level: int) -> slice | None:
+        """The tokens of a level as a range, or None where they are not consecutive."""
+        return self._slices[level]
 
     def level_tokens(self, level: int) -> Int64Array:
         """The tokens of a level, in the order of its codes."""
-        return self._tokens[level]
+        return self._tables[level]
 
-    def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
-        """The rows of a level's tokens, in the order of the codes: a gathered copy, a view where they lie side by side."""
-        tokens = self._tokens[level]
-        if self._side_by_side[level]:
-            return matrix_VD[int(tokens[0]) : int(tokens[-1]) + 1]
-        return matrix_VD.index_select(0, torch.as_tensor(self._tokens[level], device=matrix_VD.device))
+    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array:
+        return np.stack([table[codes_NL[..., t]] for t, table in enumerate(self._tables)], axis=-1)
 
-    def tokens_at(self, codes: Tensor, level: int) -> Tensor:
-        """The tokens of codes of one level, any shape."""
-        return torch.as_tensor(self._tokens[level], device=codes.device)[codes]
-
-    @overload
-    def tokens(self, codes_NL: Tensor) -> Tensor: ...
-    @overload
-    def tokens(self, codes_NL: npt.ArrayLike) -> Int64Array: ...
-    def tokens(self, codes_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The tokens of whole SIDs (..., L), int64, as the kind of array that came; CodesError for codes outside."""
-        codes = _checked_codes(codes_NL, self.codebook_sizes)
-        return _like(codes_NL, np.stack([table[codes[..., t]] for t, table in enumerate(self._tokens)], axis=-1))
-
-    @overload
-    def codes(self, tokens_NL: Tensor) -> Tensor: ...
-    @overload
-    def codes(self, tokens_NL: npt.ArrayLike) -> Int64Array: ...
-    def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
-        """The SIDs of tokens (..., L), the way back of `tokens`; CodesError where a token is not of its level."""
-        tokens = _integers(tokens_NL, self.num_levels)
-        codes = np.empty_like(tokens)
-        for t, table in enumerate(self._tokens):
+    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+        codes = np.empty_like(tokens_NL)
+        for t, table in enumerate(self._tables):
             order = np.argsort(table)
-            place = np.searchsorted(table, tokens[..., t], sorter=order)
-            codes[..., t] = order[np.minimum(place, len(table) - 1)]
-        known = np.stack([table[codes[..., t]] == tokens[..., t] for t, table in enumerate(self._tokens)], axis=-1)
-        if not known.all():
-            raise _foreign_token(known)
-        return _like(tokens_NL, codes)
-
-    @property
-    def num_users(self) -> int:
-        """Language models have no tokens of users."""
-        return 0
-
-    @property
-    def num_leading(self) -> int:
-        """How many tokens of a prompt stand before its history: `bos`."""
-        return 1
-
-    def prompts(
-        self, histories: Sequence[npt.ArrayLike], users: Sequence[AnyUser] | npt.NDArray[Any] | None = None
-    ) -> tuple[Int64Array, Int64Array]:
-        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
-
-        users: for `Vocabulary`; ArgumentError where any are given.
-        """
-        if users is not None:
-            raise ArgumentError("a TokenTable has no user tokens: leave the users out")
-        return _prompts(self, histories)
+            position = np.searchsorted(table, tokens_NL[..., t], sorter=order)
+            codes[..., t] = order[np.minimum(position, len(table) - 1)]
+        return codes, self._codes_to_tokens(codes) == tokens_NL
 
     def to_dict(self) -> dict[str, Any]:
-        """What `vocabulary_from_dict` reads, in JSON's types."""
+        """The JSON object that `vocabulary_from_dict` reads."""
         levels = [list(level) for level in self.tokens_per_level]
-        return {"kind": "table", "tokens_per_level": levels, "size": self.size} | {
-            "pad": self.pad,
-            "bos": self.bos,
-            "eos": self.eos,
-        }
+        specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
+        return {"kind": "table", "tokens_per_level": levels, "size": self.size} | specials
 
 
 AnyVocabulary = Vocabulary | TokenTable
 
 
 def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
-    """The vocabulary that `to_dict` wrote; CheckpointError where the fields are not one."""
+    """The vocabulary that `to_dict` wrote; CheckpointError for anything else."""
     kinds = {"ranges": Vocabulary, "table": TokenTable}
     kind = str(fields.get("kind"))
     if kind not in kinds:
@@ -318,6 +311,12 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
         return kinds[kind](**{name: value for name, value in fields.items() if name != "kind"})
     except (TypeError, ArgumentError) as error:
         raise CheckpointError(f"the vocabulary cannot be read ({error}): save the model again with leafbeam") from error
+
+
+def _user_hash(user: UserId) -> int:
+    if isinstance(user, bool) or not isinstance(user, int | np.integer | str):
+        raise ArgumentError(f"a user id is an integer, a string or None, not {user!r}")
+    return int.from_bytes(blake2b(str(user).encode(), digest_size=8).digest(), "little")
 
 
 def _whole_numbers(name: str, values: Sequence[object]) -> tuple[int, ...]:
@@ -340,35 +339,9 @@ def _integers(table: Tensor | npt.ArrayLike, num_levels: int) -> Int64Array:
     return array.astype(np.int64)
 
 
-def _checked_codes(codes_NL: Tensor | npt.ArrayLike, codebook_sizes: tuple[int, ...]) -> Int64Array:
-    codes = _integers(codes_NL, len(codebook_sizes))
-    wrong = (codes < 0) | (codes >= np.array(codebook_sizes, np.int64))
-    if wrong.any():
-        where = tuple(int(i) for i in np.argwhere(wrong)[0])
-        size = codebook_sizes[where[-1]]
-        raise CodesError(f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {size:,} codes")
-    return codes
+def _first(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(mask)[0])
 
 
-def _foreign_token(known: npt.NDArray[np.bool_]) -> CodesError:
-    where = tuple(int(i) for i in np.argwhere(~known)[0])
-    return CodesError(f"the token at {where} is not a code of level {where[-1]}: columns are levels, specials must be left out")
-
-
-def _like(given: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Array:
-    return torch.from_numpy(array).to(given.device) if isinstance(given, Tensor) else array
-
-
-def _prompts(
-    vocabulary: AnyVocabulary, histories: Sequence[npt.ArrayLike], users_B: Int64Array | None = None
-) -> tuple[Int64Array, Int64Array]:
-    rows = [vocabulary.tokens(history).reshape(-1) for history in histories]
-    begin = vocabulary.num_leading
-    lengths_B = np.array([begin + len(row) for row in rows], np.int64)
-    tokens_BT = np.full((len(rows), int(lengths_B.max(initial=begin))), vocabulary.pad, np.int64)
-    tokens_BT[:, 0] = vocabulary.bos
-    if users_B is not None:
-        tokens_BT[:, 1] = users_B
-    for row, tokens in enumerate(rows):
-        tokens_BT[row, begin : begin + len(tokens)] = tokens
-    return tokens_BT, lengths_B
+def _like(sample: Tensor | npt.ArrayLike, array: Int64Array) -> Tensor | Int64Array:
+    return torch.from_numpy(array).to(sample.device) if isinstance(sample, Tensor) else array

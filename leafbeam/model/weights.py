@@ -1,8 +1,9 @@
-"""Checkpoints on disk: Hugging Face's safetensors and config.json, and leafbeam.json with the vocabulary beside them."""
+"""Checkpoint directories: Hugging Face's model.safetensors and config.json, and leafbeam.json with the vocabulary."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from leafbeam.model.config import ModelConfig
 from leafbeam.model.t5_config import EncoderDecoderConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
+__all__ = ["Config", "TensorNames", "read_config", "read_model_type", "read_tensors", "write_checkpoint"]
+
 Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 
 _FORMAT = 1
@@ -23,13 +26,22 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """Names in a model's files. embedding: the embedding. copies: tensors equal to it. unused: tensors that are not read."""
+
+    embedding: str
+    copies: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
 def read_model_type(directory: Path) -> str:
-    """What config.json says that the model is, "qwen3" or "t5" for instance."""
+    """The model_type of config.json, such as "qwen3" or "t5"."""
     return str(_read_hf(directory).get("model_type"))
 
 
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
-    """The config, of one kind, and the vocabulary of a checkpoint; `vocabulary` stands in where there is no leafbeam.json."""
+    """The config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
     hf = _read_hf(directory)
     if not (directory / "leafbeam.json").exists():
         if vocabulary is None:
@@ -65,28 +77,24 @@ def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Co
 def read_tensors(
     directory: Path,
     shapes: Mapping[str, torch.Size],
+    names: TensorNames,
     *,
     tied: bool,
     dtype: torch.dtype | None,
     device: torch.device,
-    embedding: str = "model.embed_tokens.weight",
-    copies: Sequence[str] = (),
-    unused: Sequence[str] = (),
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, exactly those named in `shapes`; CheckpointError for a missing, foreign or mis-shaped one.
+    """The tensors of a checkpoint named in `shapes`; CheckpointError for a missing, unexpected or mis-shaped one.
 
-    tied: the head is the embedding; a file may then hold `lm_head.weight` too, as long as it is the same matrix.
-    embedding: its name. copies: other names under which a file may hold the same matrix once more.
-    unused: names that a file may hold and no model reads.
-    dtype: what to cast to; None keeps what the file holds, which then must be one dtype throughout.
+    tied: the head is the embedding; a file may then hold `lm_head.weight` too if it is the same matrix.
+    dtype: cast to it; None keeps the file's, which then must be the same for all tensors.
     """
     tensors: dict[str, Tensor] = {}
-    tied_names = (*copies, "lm_head.weight") if tied else tuple(copies)
     copied: dict[str, Tensor] = {}
+    embedding, copies = names.embedding, (*names.copies, *(["lm_head.weight"] if tied else []))
     for path, name, tensor in _stored(directory, device):
-        if name in tied_names:
+        if name in copies:
             copied[name] = tensor
-        elif name in unused:
+        elif name in names.unused:
             continue
         elif name not in shapes:
             raise CheckpointError(
@@ -124,7 +132,7 @@ def read_tensors(
 def write_checkpoint(
     directory: Path, config: ModelConfig | EncoderDecoderConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write config.json, model.safetensors and leafbeam.json; each file appears whole or not at all."""
+    """Write config.json, model.safetensors and leafbeam.json, each atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     specials = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
@@ -132,7 +140,7 @@ def write_checkpoint(
 
     partial = directory / f"{_SINGLE}.partial"
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, partial, metadata={"format": "pt"})  # transformers refuses files without this mark
+    save_file(on_cpu, partial, metadata={"format": "pt"})  # transformers refuses files without it
     os.replace(partial, directory / _SINGLE)
     (directory / _INDEX).unlink(missing_ok=True)
     _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
@@ -146,16 +154,14 @@ def _read_hf(directory: Path) -> dict[str, Any]:
 
 
 def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, Tensor]]:
-    """Every tensor of the single file, or of the shards that the index names, one at a time."""
+    """The tensors of the single file, or of the shards in the index, one at a time."""
     if (directory / _INDEX).exists():
-        placed = _read_json(directory / _INDEX).get("weight_map")
-        if not isinstance(placed, dict) or not all(
-            isinstance(shard, str) and Path(shard).name == shard for shard in placed.values()
-        ):
+        shards = _read_json(directory / _INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(one, str) and Path(one).name == one for one in shards.values()):
             raise CheckpointError(
                 f"{directory / _INDEX} has no weight_map from tensors to file names: copy the checkpoint again"
             )
-        paths = [directory / shard for shard in sorted(set(placed.values()))]
+        paths = [directory / shard for shard in sorted(set(shards.values()))]
     else:
         paths = [directory / _SINGLE]
     for path in paths:
@@ -173,7 +179,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing: {path.parent} is not a whole checkpoint") from error
+        raise CheckpointError(f"{path} is missing: {path.parent} is not a complete checkpoint") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): copy it again") from error
     if not isinstance(content, dict):

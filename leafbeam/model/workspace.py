@@ -1,4 +1,4 @@
-"""Memory that searches of one stream write again and again."""
+"""Buffers that successive searches of one worker reuse."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ __all__ = ["Workspace"]
 
 
 class Workspace:
-    """The buffers of one worker: context slots of prompts, codes of beams, activations, logits.
+    """Named buffers for a search's keys, values, activations and logits, for `Transformer.start`.
 
-    Think of it as a desk that is cleared, not thrown away: each buffer is allocated when it is first needed, or needed larger,
-    and from then on every search writes into the same memory. After one search of the largest batch, prompt and width, no
-    further search allocates (`growths` stands still). Give it to `Transformer.start`; without one, each search has its own.
+    A buffer is allocated on first use and again only when a search needs it larger: after one search with the largest batch,
+    prompt and number of beams, no further search allocates (`growths` stays constant). One search at a time: starting the next
+    one invalidates the last and its logits, so each worker needs its own workspace.
 
-    One search at a time: starting the next ends the one before, and the logits that it answered are written over. So workers
-    that run side by side have one each, over one copy of the weights.
-
-    rows: tokens or beams that go through the layers together. Activations have so many rows, however long the prompt and wide
-    the search. scores: attention scores that are held at a time.
+    rows: tokens or beams that go through the layers together; bounds the activations. scores: attention scores computed
+    together.
 
     >>> workspace = Workspace()
-    >>> rounds = model.start(tokens_BT, lengths_B, workspace=workspace)   # doctest: +SKIP
+    >>> session = model.start(tokens_BT, lengths_B, workspace=workspace)   # doctest: +SKIP
     """
 
     def __init__(self, *, rows: int = 512, scores: int = 1 << 18) -> None:
@@ -41,17 +38,20 @@ class Workspace:
         self._stamps: dict[str, tuple[int, int]] = {}
         self._views: dict[str, tuple[tuple[int, ...], Tensor, NDArray[Any]]] = {}
 
+    def __repr__(self) -> str:
+        return f"Workspace(rows={self.rows}, scores={self.scores}, nbytes={self.nbytes})"
+
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(flat.nbytes for flat in self._flat.values())
 
-    def take(
+    def buffer(
         self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False
     ) -> tuple[Tensor, NDArray[Any]]:
-        """The buffer of this name in this shape, as a tensor and as an array, with whatever was left in it.
+        """The buffer of this name in this shape, as a tensor and as an array over the same memory, not cleared.
 
-        keep: what the buffer holds is still needed if it has to grow.
+        keep: copy the old contents where the buffer has to grow.
         """
         held = self._views.get(name)
         if held is not None and held[0] == shape:
@@ -59,7 +59,7 @@ class Workspace:
         size = prod(shape)
         flat = self._flat.get(name)
         if flat is None or len(flat) < size:
-            if not keep:  # before the new one is taken, so that both are never there together
+            if not keep:  # release the old buffer before allocating the new one
                 held = flat = None
                 self._flat.pop(name, None)
                 self._views.pop(name, None)
@@ -72,19 +72,19 @@ class Workspace:
         self._views[name] = shape, view, view.numpy()
         return view, self._views[name][2]
 
-    def computed(self, name: str, least: int, rows: Callable[[int], Tensor]) -> NDArray[Any]:
-        """A table with at least so many rows, from `rows(count)`; made anew, twice as long, where it is too short."""
+    def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> NDArray[Any]:
+        """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
         flat = self._flat.get(name)
-        if flat is None or len(flat) < least:
-            self._flat[name] = flat = rows(max(least, 2 * (0 if flat is None else len(flat)))).contiguous()
+        if flat is None or len(flat) < min_rows:
+            self._flat[name] = flat = rows(max(min_rows, 2 * (0 if flat is None else len(flat)))).contiguous()
             self.growths += 1
             self._views[name] = tuple(flat.shape), flat, flat.numpy()
         return self._views[name][2]
 
-    def gathered(self, name: str, matrix_VD: Tensor, rows: NDArray[Any]) -> Tensor:
-        """Some rows of a matrix, copied again only when it has changed."""
+    def gather_rows(self, name: str, matrix_VD: Tensor, rows: NDArray[Any]) -> Tensor:
+        """Some rows of a matrix, copied again only when the matrix has changed."""
         stamp = matrix_VD.data_ptr(), 0 if matrix_VD.is_inference() else matrix_VD._version
-        buffer, _ = self.take(name, len(rows), matrix_VD.shape[1])
+        buffer, _ = self.buffer(name, len(rows), matrix_VD.shape[1])
         if matrix_VD.is_inference() or self._stamps.get(name) != stamp:
             torch.index_select(matrix_VD, 0, torch.from_numpy(rows), out=buffer)
             self._stamps[name] = stamp

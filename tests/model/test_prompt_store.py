@@ -80,7 +80,7 @@ def test_the_store_forgets_what_was_used_least_recently(make_model: MakeModel, g
 
 def test_what_is_larger_than_the_store_is_not_kept():
     store = PromptStore(100)
-    store.keep(np.arange(5), torch.zeros(2, 2, 1, 5, 8))
+    store.put(np.arange(5), torch.zeros(2, 2, 1, 5, 8))
     assert (len(store), store.nbytes, store.find(np.arange(5))) == (0, 0, None)
     with pytest.raises(ArgumentError, match="max_bytes"):
         PromptStore(0)
@@ -88,5 +88,5 @@ def test_what_is_larger_than_the_store_is_not_kept():
 
 def test_one_token_alone_is_always_run():
     store = PromptStore(1000)
-    store.keep(np.arange(1), torch.zeros(1, 2, 1, 1, 4))
+    store.put(np.arange(1), torch.zeros(1, 2, 1, 1, 4))
     assert store.find(np.arange(1)) is None

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.checks import dropping
+from leafbeam.model.qwen3 import make_dropout
 
 MakeModel = Callable[..., Transformer]
 
@@ -122,7 +122,7 @@ def test_dropout_follows_its_generator_and_stops_in_evaluation(make_model: MakeM
 
 
 def test_dropout_keeps_the_mean():
-    dropped = dropping(0.3, torch.Generator().manual_seed(1))(torch.ones(100_000))
+    dropped = make_dropout(0.3, torch.Generator().manual_seed(1))(torch.ones(100_000))
     assert abs(float(dropped.mean()) - 1) < 0.01
     assert abs(float((dropped == 0).float().mean()) - 0.3) < 0.01
 

@@ -75,7 +75,7 @@ def greedy(model: Transformer, prompt: list[int], max_tokens: int, marker: int |
 
 def likely_marker(model: Transformer, prompts: tuple[Tensor, Tensor]) -> int:
     """A token that some rows write early and others do not."""
-    texts = TwoStage(model=model, max_tokens=8).write(*prompts).texts
+    texts = TwoStage(model=model, max_tokens=8).generate(*prompts).texts
     early = [token for token in texts[0][:5] if token not in texts[1]]
     return (early or list(texts[0][:1]))[0]
 
@@ -86,14 +86,14 @@ def test_each_row_writes_what_it_would_write_alone(
 ):
     tokens, lengths = prompts
     marker = likely_marker(model, prompts) if marked else None
-    written = TwoStage(model=model, max_tokens=8, marker=marker).write(tokens, lengths)
-    for row, (length, text) in enumerate(zip(lengths.tolist(), written.texts, strict=True)):
+    generated = TwoStage(model=model, max_tokens=8, marker=marker).generate(tokens, lengths)
+    for row, (length, text) in enumerate(zip(lengths.tolist(), generated.texts, strict=True)):
         prompt = tokens[row, :length].tolist()
         assert list(text) == greedy(model, prompt, 8, marker)
-        assert int(written.lengths_B[row]) == length + len(text)
-        assert written.tokens_BT[row, : length + len(text)].tolist() == prompt + list(text)
-    assert written.tokens_BT.shape[1] == int(written.lengths_B.max())
-    assert not marked or len({len(text) for text in written.texts}) > 1  # rows end at different times
+        assert int(generated.lengths_B[row]) == length + len(text)
+        assert generated.tokens_BT[row, : length + len(text)].tolist() == prompt + list(text)
+    assert generated.tokens_BT.shape[1] == int(generated.lengths_B.max())
+    assert not marked or len({len(text) for text in generated.texts}) > 1  # rows end at different times
 
 
 def test_transformers_writes_the_same(model: Transformer, prompts: tuple[Tensor, Tensor], tmp_path: Path):
@@ -104,7 +104,7 @@ def test_transformers_writes_the_same(model: Transformer, prompts: tuple[Tensor,
     tokens, lengths = prompts
     row = tokens[:1, : int(lengths[0])]
     found = theirs.generate(row, attention_mask=torch.ones_like(row), do_sample=False, max_new_tokens=8, eos_token_id=-1)
-    (text,) = TwoStage(model=model, max_tokens=8).write(row).texts
+    (text,) = TwoStage(model=model, max_tokens=8).generate(row).texts
     assert found[0, row.shape[1] :].tolist() == list(text)
 
 
@@ -113,12 +113,12 @@ def test_the_search_behind_the_text_is_the_search_of_prompt_and_text(
     model: Transformer, prompts: tuple[Tensor, Tensor], temperature: float
 ):
     two = TwoStage(model=model, max_tokens=6, marker=WORDS.index("<sid>"), temperature=temperature, seed=4)
-    written = two.write(*prompts)
-    assert all(text[-1] == WORDS.index("<sid>") for text in written.texts)
+    generated = two.generate(*prompts)
+    assert all(text[-1] == WORDS.index("<sid>") for text in generated.texts)
     search = BeamSearch(trie(), num_beams=7)
     rounds = two.start(*prompts)
     found = search.run(rounds.step_fn, batch_size=3, suffix_fn=rounds.suffix_fn)
-    for row, (length, text) in enumerate(zip(prompts[1].tolist(), written.texts, strict=True)):
+    for row, (length, text) in enumerate(zip(prompts[1].tolist(), generated.texts, strict=True)):
         whole = torch.tensor([prompts[0][row, :length].tolist() + list(text)])
         alone = search.run(model.start(whole).step_fn)
         assert alone.item_ids[0].tolist() == found.item_ids[row].tolist()
@@ -126,11 +126,11 @@ def test_the_search_behind_the_text_is_the_search_of_prompt_and_text(
 
 
 def test_what_is_drawn_follows_from_the_seed_and_from_the_temperature(model: Transformer, prompts: tuple[Tensor, Tensor]):
-    texts = [TwoStage(model=model, max_tokens=8, temperature=2.0, seed=seed).write(*prompts).texts for seed in (1, 1, 2)]
+    texts = [TwoStage(model=model, max_tokens=8, temperature=2.0, seed=seed).generate(*prompts).texts for seed in (1, 1, 2)]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
-    cold = TwoStage(model=model, max_tokens=8, temperature=1e-4, seed=1).write(*prompts).texts
-    assert cold == TwoStage(model=model, max_tokens=8).write(*prompts).texts
+    cold = TwoStage(model=model, max_tokens=8, temperature=1e-4, seed=1).generate(*prompts).texts
+    assert cold == TwoStage(model=model, max_tokens=8).generate(*prompts).texts
 
 
 def test_an_engine_takes_it_for_a_model(model: Transformer):
@@ -147,9 +147,9 @@ def test_an_engine_takes_it_for_a_model(model: Transformer):
 
 
 def test_no_prompts_write_nothing(model: Transformer):
-    written = TwoStage(model=model, max_tokens=3).write(torch.zeros(0, 4, dtype=torch.int64))
-    assert written.texts == ()
-    assert written.tokens_BT.shape[0] == 0
+    generated = TwoStage(model=model, max_tokens=3).generate(torch.zeros(0, 4, dtype=torch.int64))
+    assert generated.texts == ()
+    assert generated.tokens_BT.shape[0] == 0
 
 
 @pytest.mark.parametrize(

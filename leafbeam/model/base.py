@@ -1,0 +1,114 @@
+"""What `Transformer` and `EncoderDecoder` share: the head, the initial weights, reading and writing checkpoints.
+
+Shapes: D hidden, V codes of a level.
+"""
+
+from abc import abstractmethod
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar, Generic, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafbeam.errors import ArgumentError
+from leafbeam.model.qwen3 import RMSNorm
+from leafbeam.model.vocabulary import AnyVocabulary
+from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
+
+__all__ = ["SidModel"]
+
+
+class SidModel(nn.Module, Generic[Config]):
+    """A model whose head is one matrix over the vocabulary, of which a level's codes are rows."""
+
+    config_type: ClassVar[type]
+    tensor_names: ClassVar[TensorNames]
+    config: Config
+    vocabulary: AnyVocabulary
+    lm_head: nn.Linear | None
+
+    def __init__(self, config: Config, vocabulary: AnyVocabulary) -> None:
+        super().__init__()
+        if vocabulary.size > config.vocab_size:
+            raise ArgumentError(
+                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
+                "raise vocab_size"
+            )
+        self.config = config
+        self.vocabulary = vocabulary
+
+    def _finish(self, generator: torch.Generator | None, device: torch.device | str) -> None:
+        """Add an untied head, then draw all weights; on the meta device they are left to the caller."""
+        embedding = self.embedding
+        untied = not self.config.tie_word_embeddings
+        size = embedding.embedding_dim, self.config.vocab_size
+        self.lm_head = nn.Linear(*size, bias=False, device="meta") if untied else None
+        if torch.device(device).type == "meta":
+            return
+        generator = generator or torch.Generator().manual_seed(0)
+        self.to_empty(device=torch.device(device))
+        for name, weight in self.named_parameters():
+            if isinstance(self.get_submodule(name.rpartition(".")[0]), RMSNorm):
+                nn.init.ones_(weight)
+                continue
+            drawn = torch.empty(weight.shape, device=generator.device)
+            drawn.normal_(std=self._initial_deviation(name), generator=generator)
+            with torch.no_grad():
+                weight.copy_(drawn)
+
+    @property
+    @abstractmethod
+    def embedding(self) -> nn.Embedding:
+        """The embedding of all tokens."""
+
+    @abstractmethod
+    def _initial_deviation(self, name: str) -> float:
+        """The standard deviation of a parameter's initial values."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The matrix (vocab_size, D) from hidden states to logits; the embedding where the two are tied."""
+        return self.embedding.weight if self.lm_head is None else self.lm_head.weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.weight.device
+
+    def head(self, hidden: Tensor, level: int) -> Tensor:
+        """Logits (..., V) of one level's codes from hidden states (..., D); multiplies that level's rows only."""
+        return F.linear(hidden, self.vocabulary.level_rows(self.head_weight, level))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size) of every token from hidden states (..., D)."""
+        return F.linear(hidden, self.head_weight)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        vocabulary: AnyVocabulary | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Self:
+        """Read a model that leafbeam or transformers saved, in evaluation mode.
+
+        vocabulary: needed for a checkpoint without leafbeam.json. dtype: cast to it; None keeps the file's. Raises
+        CheckpointError for files that are missing, truncated, of another architecture, or that do not fit together.
+        """
+        if dtype is not None and not dtype.is_floating_point:
+            raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
+        config, vocabulary = read_config(Path(directory), vocabulary, cls.config_type)
+        model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        tied = config.tie_word_embeddings
+        tensors = read_tensors(Path(directory), shapes, cls.tensor_names, tied=tied, dtype=dtype, device=torch.device(device))
+        model.load_state_dict(tensors, assign=True)
+        return model.eval()
+
+    def save_pretrained(self, directory: str | PathLike[str]) -> None:
+        """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json."""
+        write_checkpoint(Path(directory), self.config, self.vocabulary, dict(self.named_parameters()))
