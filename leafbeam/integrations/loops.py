@@ -18,6 +18,8 @@ import numpy as np
 from leafbeam.index.bit_kernels import float32_at, int64_at
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
+    FilterAddresses,
+    LevelView,
     alive_in,
     allowed_of,
     child_range,
@@ -54,11 +56,12 @@ def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
 def _child_of(level, filters, request, lo, hi, code):
     """The range of the child of [lo, hi) that has this code, (0, 0) where it has none with a leaf alive."""
     if lo < hi and code >= 0:
+        level = LevelView(*level)
         begin, end = children_bounds(level, lo, hi)
         place = find_code(level, begin, end, code)
         if place >= 0:
             child_lo, child_hi = child_range(level, place)
-            if alive_in(allowed_of(filters, request, level[5]), child_lo, child_hi) > 0:
+            if alive_in(allowed_of(FilterAddresses(*filters), request, level.num_leaves), child_lo, child_hi) > 0:
                 return child_lo, child_hi
     return np.int64(0), np.int64(0)
 
@@ -101,13 +104,16 @@ def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth
 @njit(nogil=True, _nrt=False)
 def _legal_codes(levels, filters, request, ranges_2SR, row, space_4V):
     """Write the legal codes of a row to space_4V[0], those that the delta alone has last; returns how many."""
-    allowed = allowed_of(filters[0], request, levels[0][5])
+    level = LevelView(*levels[0])
+    allowed = allowed_of(FilterAddresses(*filters[0]), request, level.num_leaves)
     lo, hi = ranges_2SR[0, 0, row], ranges_2SR[1, 0, row]
-    count = collect(levels[0], allowed, lo, hi, space_4V[0], space_4V[1]) if lo < hi else 0
+    count = collect(level, allowed, lo, hi, space_4V[0], space_4V[1]) if lo < hi else 0
     if len(levels) > 1:
         lo_1, hi_1 = ranges_2SR[0, 1, row], ranges_2SR[1, 1, row]
         if lo_1 < hi_1:
-            more = collect(levels[1], allowed_of(filters[1], request, levels[1][5]), lo_1, hi_1, space_4V[2], space_4V[3])
+            level_1 = LevelView(*levels[1])
+            allowed_1 = allowed_of(FilterAddresses(*filters[1]), request, level_1.num_leaves)
+            more = collect(level_1, allowed_1, lo_1, hi_1, space_4V[2], space_4V[3])
             for child in range(more):
                 code = space_4V[2, child]
                 base_lo, base_hi = _child_of(levels[0], filters[0], request, lo, hi, code)

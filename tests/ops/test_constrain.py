@@ -14,7 +14,7 @@ from leafbeam.ops import backend as backends
 from leafbeam.ops.constrain import reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
-from leafbeam.ops.constrain.topk import compact, key_of, score_of
+from leafbeam.ops.constrain.topk import Candidates, compact, key_of, score_of
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 63, 64, 65, 1000, 2048, 32_768])
@@ -57,7 +57,8 @@ def test_compact_keeps_the_best_in_their_order(k: int, extra: int, seed: int) ->
     scores = rng.integers(0, 12, count).astype(np.float32)  # many ties
     keys = np.array([key_of(score, np.int64(i)) for i, score in enumerate(scores)], np.uint64)
     parents, codes, places = np.arange(count), np.arange(count) * 2, np.arange(count) * 3
-    threshold = compact(keys, parents, codes, places, count, k, np.empty(count, np.uint64))
+    candidates = Candidates(keys=keys, scratch=np.empty(count, np.uint64), parents=parents, codes=codes, indices=places)
+    threshold = compact(candidates, count, k)
     kept = np.sort(np.lexsort((np.arange(count), -scores))[:k])
     assert parents[:k].tolist() == kept.tolist()
     assert codes[:k].tolist() == (kept * 2).tolist()

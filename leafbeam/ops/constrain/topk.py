@@ -1,4 +1,4 @@
-"""Keeping the K best candidates of a request, in compiled loops.
+"""Keeping the K best candidates of a request, in compiled loops; tries and automata share them.
 
     candidates arrive in the order (parent, code); an unsorted buffer of a few times K fills up
     when it is full: keep the K best in their order of arrival; the K-th best score is the new threshold
@@ -14,12 +14,50 @@ the work itself.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
 
-__all__ = ["arrival_of", "compact", "key_of", "kth_largest", "least_of_groups", "score_of", "sort_descending"]
+__all__ = [
+    "Candidates",
+    "arrival_of",
+    "candidate_buffers",
+    "candidates_in",
+    "compact",
+    "key_of",
+    "kth_largest",
+    "offer",
+    "push",
+    "score_of",
+    "sort_descending",
+]
+
+
+class Candidates(NamedTuple):
+    """The buffer of a request's candidates. indices: where each child lies in its level (tries; unused for automata)."""
+
+    keys: NDArray[np.uint64]
+    scratch: NDArray[np.uint64]
+    parents: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    indices: NDArray[np.int64]
+
+
+def candidate_buffers(num_beams: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Memory of the `Candidates` for `num_beams` beams: uint64 (2, C) and int64 (3, C)."""
+    capacity = 4 * num_beams + 64
+    return np.empty((2, capacity), np.uint64), np.empty((3, capacity), np.int64)
+
+
+@njit(nogil=True, _nrt=False)
+def candidates_in(buffers):
+    """The `Candidates` in the arrays of `candidate_buffers`."""
+    keys, numbers = buffers
+    return Candidates(keys[0], keys[1], numbers[0], numbers[1], numbers[2])
 
 
 @njit(nogil=True, _nrt=False)
@@ -93,38 +131,67 @@ def kth_largest(keys, count, k):
 
 
 @njit(nogil=True, _nrt=False)
-def compact(keys, parents, codes, places, count, k, scratch):
-    """Keep the k best of `count` > k candidates in their order of arrival; returns the k-th best score."""
+def compact(candidates, count, num_beams):
+    """Keep the best `num_beams` of `count` > `num_beams` candidates in their order of arrival; returns the worst kept score."""
+    keys, scratch = candidates.keys, candidates.scratch
     for i in range(count):
         scratch[i] = keys[i]
-    least = kth_largest(scratch, count, k)
+    least = kth_largest(scratch, count, num_beams)
     kept = 0
     for i in range(count):
         if keys[i] >= least:
             keys[kept] = (keys[i] & np.uint64(0xFFFFFFFF00000000)) | np.uint64(np.int64(0xFFFFFFFF) - kept)
-            parents[kept] = parents[i]
-            codes[kept] = codes[i]
-            places[kept] = places[i]
+            candidates.parents[kept] = candidates.parents[i]
+            candidates.codes[kept] = candidates.codes[i]
+            candidates.indices[kept] = candidates.indices[i]
             kept += 1
     return score_of(least)
 
 
 @njit(nogil=True, _nrt=False)
-def least_of_groups(row, base, lse, child_codes, k, scratch):
-    """A score just below one that at least k of the children reach: the k-th largest of the maxima of 2k groups of them."""
-    groups = 2 * k
-    size = child_codes.size // groups
+def push(candidates, count, threshold, num_beams, score, parent, code, index):
+    """Add a candidate that beats the threshold, and compact the buffer when it is full; returns (count, threshold)."""
+    candidates.keys[count] = key_of(score, count)
+    candidates.parents[count], candidates.codes[count], candidates.indices[count] = parent, code, index
+    if count + 1 < candidates.keys.size:
+        return count + 1, threshold
+    return num_beams, compact(candidates, count + 1, num_beams)
+
+
+@njit(nogil=True, _nrt=False)
+def offer(logits, positions, codes, indices, base, lse, parent, candidates, count, threshold, num_beams):
+    """Push the children of a row that beat the threshold; returns (count, threshold).
+
+    The logit of child i is logits[positions[i]]; its score is base + logit - lse.
+    """
+    if threshold == np.float32(-np.inf) and codes.size >= 4 * num_beams:
+        # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
+        threshold = _least_of_groups(logits, positions, base, lse, num_beams, candidates.scratch)
+    for child in range(codes.size):
+        score = base + (logits[positions[child]] - lse)
+        if score <= threshold:
+            continue
+        code, index = codes[child], indices[child]
+        count, threshold = push(candidates, count, threshold, num_beams, score, parent, code, index)
+    return count, threshold
+
+
+@njit(nogil=True, _nrt=False)
+def _least_of_groups(logits, positions, base, lse, num_beams, scratch):
+    """A score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of them."""
+    groups = 2 * num_beams
+    size = positions.size // groups
     for group in range(groups):
         best = np.float32(-np.inf)
         for child in range(group * size, group * size + size):
-            value = row[child_codes[child]]
+            value = logits[positions[child]]
             best = value if value > best else best
         scratch[group] = key_of(base + (best - lse), 0)
-    least = kth_largest(scratch, groups, k)
+    least = kth_largest(scratch, groups, num_beams)
     score = score_of(least)
     if score == np.float32(-np.inf):
         return score
     if score == np.float32(0.0):
         return np.float32(-1e-37)  # one key less would be -0.0, which equals 0.0
-    # One key less in the score's bits is the next smaller float32: what ties with the k-th is still let in.
+    # One key less in the score's bits is the next smaller float32: what ties with the K-th is still let in.
     return score_of(least - (np.uint64(1) << np.uint64(32)))

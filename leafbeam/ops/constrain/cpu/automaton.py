@@ -1,12 +1,12 @@
-"""The constrained step over regular languages, on a CPU: the verbs of `ops.constrain` where the constraint is an `Automaton`.
+"""The constrained step over automata on a CPU, with the verbs that `cpu.step` has for tries.
 
-    a beam's range is [state, state + 1) of its request's automaton; (S, S + 1) has ended, where S is the number of states;
-    (0, 0) is dead
-    legal codes    the state's row, or the set bits of its mask, and the end code where a sequence may end
-    kept           the K best by (score desc, parent asc, code asc); only their next states are looked up
-    an ended beam  keeps its score: its only child is the end code again, which is certain
+    a beam's range   [state, state + 1) of its request's automaton; (S, S + 1) has ended, where S is the number of states;
+                     (0, 0) is dead
+    legal codes      the state's row, or the set bits of its mask, and the end code where a sequence may end
+    kept             the K best by (score desc, parent asc, code asc); only their next states are looked up
+    an ended beam    keeps its score: its only child is the end code again, which is certain
 
-So whatever searches a trie searches a language: there is one segment, nothing is filtered, and the level does not matter.
+There is one segment, nothing is filtered, and the level only numbers the round in messages.
 
 Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of a request's automaton.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,17 @@ from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
-from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
-from leafbeam.ops.constrain.topk import arrival_of, compact, key_of, score_of, sort_descending
+from leafbeam.ops.constrain.logsumexp import CHUNK, log_sum_exp
+from leafbeam.ops.constrain.topk import (
+    arrival_of,
+    candidate_buffers,
+    candidates_in,
+    compact,
+    offer,
+    push,
+    score_of,
+    sort_descending,
+)
 from leafbeam.ops.constrain.types import Beams, Scoring
 
 __all__ = ["AutomatonBatch", "bind", "children", "extend", "legal", "roots", "step"]
@@ -45,7 +54,7 @@ class AutomatonBatch:
 
 
 def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> AutomatonBatch:
-    """Put the automata of a batch together; one object may stand for many requests, and nothing is copied.
+    """Join the automata of a batch; one object may stand for many requests, and nothing is copied.
 
     end_code: the model's end-of-sequence code, which no automaton may have as a token of its language. num_codes: V, the width
     of the model's logits. Raises ArgumentError.
@@ -72,25 +81,25 @@ def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> Aut
     return AutomatonBatch(automata=tuple(automata), end_code=end_code, num_codes=num_codes)
 
 
-def roots(languages: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def roots(arrays: AutomatonBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(lo_SB1, hi_SB1): every request in the start state."""
-    lo = np.zeros((1, len(languages.automata), 1), np.int64)
+    lo = np.zeros((1, len(arrays.automata), 1), np.int64)
     return lo, lo + 1
 
 
 def legal(
-    languages: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
+    arrays: AutomatonBatch, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(row_indptr, code_C): the legal codes of every beam, ragged, ascending: what an allowed-only head computes.
 
     None of dead beams. Cost: 1 ns a code.
     """
     _, batch_size, num_rows = lo_SBK.shape
-    _check(languages, lo_SBK)
+    _check(arrays, lo_SBK)
     row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
-    space = np.empty(languages.num_codes + 1, np.int64)
-    for request, automaton in enumerate(languages.automata):
-        table, end = _table(automaton), languages.end_code
+    space = np.empty(arrays.num_codes + 1, np.int64)
+    for request, automaton in enumerate(arrays.automata):
+        table, end = _table(automaton), arrays.end_code
         for beam in range(num_rows):
             live = hi_SBK[0, request, beam] > lo_SBK[0, request, beam]
             count = _legal_codes(table, lo_SBK[0, request, beam], end, space) if live else 0
@@ -100,24 +109,24 @@ def legal(
 
 
 def children(
-    languages: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
+    arrays: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
 ) -> Children:
     """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC), as `reference.children`.
 
     Cost: that of `legal`, and one look-up of a next state for each child.
     """
-    row_indptr, code_C = legal(languages, lo_SBK, hi_SBK)
+    row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
     lo_C = np.empty(len(code_C), np.int64)
     row_C, num_rows = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr)), lo_SBK.shape[2]
-    for request, automaton in enumerate(languages.automata):
+    for request, automaton in enumerate(arrays.automata):
         mine = slice(row_indptr[request * num_rows], row_indptr[(request + 1) * num_rows])
         before = lo_SBK[0, request, row_C[mine] - request * num_rows]
-        lo_C[mine] = _next_states(automaton, languages.end_code, before, code_C[mine])
+        lo_C[mine] = _next_states(automaton, arrays.end_code, before, code_C[mine])
     return row_indptr, code_C, lo_C[None], lo_C[None] + 1
 
 
 def step(
-    languages: AutomatonBatch,
+    arrays: AutomatonBatch,
     level: int,
     lo_SBK: NDArray[np.int64],
     hi_SBK: NDArray[np.int64],
@@ -134,32 +143,34 @@ def step(
     Raises LogitsError where a row that was read holds NaN or +inf, ArgumentError for shapes that do not fit.
     """
     _, batch_size, num_rows = lo_SBK.shape
-    _check(languages, lo_SBK)
-    if logits_BKV.shape != (batch_size, num_rows, languages.num_codes):
-        raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, languages.num_codes)}")
-    found = _Found.of(batch_size, num_beams)
-    space = (np.empty(languages.num_codes + 1, np.int64), np.empty(languages.num_codes + 1, np.float32))
-    chunks = np.empty(languages.num_codes // CHUNK + 2, np.float32)
-    for request, automaton in enumerate(languages.automata):
+    _check(arrays, lo_SBK)
+    if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):
+        raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, arrays.num_codes)}")
+    best = _Best.empty(batch_size, num_beams)
+    # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
+    codes_V = np.empty(arrays.num_codes + 1, np.int64)
+    floats = np.empty((2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
+    for request, automaton in enumerate(arrays.automata):
         bad = _step_rows(
-            _table(automaton),
-            languages.end_code,
+            tuple(_table(automaton)),
+            arrays.end_code,
             lo_SBK[0, request],
             hi_SBK[0, request],
             scores_BK[request],
             logits_BKV[request],
             scoring == "full",
-            (*space, chunks),
-            found.work,
-            found.outputs(request),
+            codes_V,
+            floats,
+            best.buffers,
+            best.outputs(request),
         )
         if bad >= 0:
             raise LogitsError.not_finite(request, bad, f"in round {level}")
-    return found.beams(languages, lo_SBK)
+    return best.beams(arrays, lo_SBK)
 
 
 def extend(
-    languages: AutomatonBatch,
+    arrays: AutomatonBatch,
     lo_SBK: NDArray[np.int64],
     scores_BK: NDArray[np.float32],
     ragged: tuple[NDArray[np.int64], NDArray[np.int64]],
@@ -174,38 +185,43 @@ def extend(
     """
     row_indptr, code_C = ragged
     _, batch_size, num_rows = lo_SBK.shape
-    found = _Found.of(batch_size, num_beams)
-    for request, automaton in enumerate(languages.automata):
+    best = _Best.empty(batch_size, num_beams)
+    positions_C = np.arange(np.diff(row_indptr).max(initial=0))
+    for request, automaton in enumerate(arrays.automata):
         rows = slice(request * num_rows, (request + 1) * num_rows)
-        ended_K = lo_SBK[0, request] == automaton.num_states
-        begins = row_indptr[rows.start : rows.stop + 1]
         bad = _extend_rows(
-            begins, code_C, logit_C, lse_R[rows], scores_BK[request], ended_K, found.work, found.outputs(request)
+            row_indptr[rows.start : rows.stop + 1],
+            code_C,
+            logit_C,
+            positions_C,
+            lse_R[rows],
+            scores_BK[request],
+            lo_SBK[0, request] == automaton.num_states,
+            best.buffers,
+            best.outputs(request),
         )
         if bad >= 0:
             raise LogitsError.not_finite(request, bad, "")
-    return found.beams(languages, lo_SBK)
+    return best.beams(arrays, lo_SBK)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
-    """Room for candidates, and what was kept of each request."""
+class _Best:
+    """The best candidates of each request, and the buffers that they are chosen in."""
 
-    work: tuple[NDArray[Any], ...]  # keys, parents, codes, places, scratch
+    buffers: tuple[NDArray[np.uint64], NDArray[np.int64]]
     scores_BK: NDArray[np.float32]
     parent_BK: NDArray[np.int64]
     code_BK: NDArray[np.int64]
     num_valid_B: NDArray[np.int64]
 
     @classmethod
-    def of(cls, batch_size: int, num_beams: int) -> _Found:
+    def empty(cls, batch_size: int, num_beams: int) -> _Best:
         if num_beams < 1:
             raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
-        keys, scratch = np.empty((2, 4 * num_beams + 64), np.uint64)
-        parents, codes, places = np.empty((3, len(keys)), np.int64)
         shape = (batch_size, num_beams)
         return cls(
-            work=(keys, parents, codes, places, scratch),
+            buffers=candidate_buffers(num_beams),
             scores_BK=np.full(shape, -np.inf, np.float32),
             parent_BK=np.zeros(shape, np.int64),
             code_BK=np.zeros(shape, np.int64),
@@ -213,18 +229,28 @@ class _Found:
         )
 
     def outputs(self, request: int) -> tuple[NDArray[Any], ...]:
-        number = self.num_valid_B[request : request + 1]
-        return self.scores_BK[request], self.parent_BK[request], self.code_BK[request], number
+        count_1 = self.num_valid_B[request : request + 1]
+        return self.scores_BK[request], self.parent_BK[request], self.code_BK[request], count_1
 
-    def beams(self, languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> Beams[NDArray[Any]]:
-        """Look up where the kept ones lead."""
+    def beams(self, arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> Beams[NDArray[Any]]:
+        """The beams with the states that they lead to."""
         lo, hi = np.zeros((2, 1, *self.scores_BK.shape), np.int64)
-        for request, automaton in enumerate(languages.automata):
+        for request, automaton in enumerate(arrays.automata):
             count = int(self.num_valid_B[request])
             before = lo_SBK[0, request, self.parent_BK[request, :count]]
-            lo[0, request, :count] = _next_states(automaton, languages.end_code, before, self.code_BK[request, :count])
+            lo[0, request, :count] = _next_states(automaton, arrays.end_code, before, self.code_BK[request, :count])
             hi[0, request, :count] = lo[0, request, :count] + 1
         return Beams(scores=self.scores_BK, parent=self.parent_BK, code=self.code_BK, lo=lo, hi=hi, num_valid=self.num_valid_B)
+
+
+class _Table(NamedTuple):
+    """The rows and masks of an automaton as kernels read them (see `AutomatonRows`)."""
+
+    row_indptr: NDArray[np.int64]
+    code_E: NDArray[np.int32]
+    mask_S: NDArray[np.int32]
+    mask_MW: NDArray[np.uint64]
+    accepting_W: NDArray[np.uint64]
 
 
 def _next_states(
@@ -237,19 +263,19 @@ def _next_states(
     return after
 
 
-def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
-    rows = automaton.arrays
-    return rows.row_indptr, rows.code_E, rows.mask_S, rows.mask_MW, rows.accepting.words_W
+def _table(automaton: Automaton) -> _Table:
+    arrays = automaton.arrays
+    return _Table(arrays.row_indptr, arrays.code_E, arrays.mask_S, arrays.mask_MW, arrays.accepting.words_W)
 
 
-def _check(languages: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
-    if lo_SBK.shape[:2] != (1, len(languages.automata)):
+def _check(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:
+    if lo_SBK.shape[:2] != (1, len(arrays.automata)):
         raise ArgumentError(
-            f"ranges have shape {lo_SBK.shape}: expected (1, {len(languages.automata)}, beams), a request for each automaton"
+            f"ranges have shape {lo_SBK.shape}: expected (1, {len(arrays.automata)}, beams), a request for each automaton"
         )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def _legal_codes(table, state, end_code, out_C):
     """Write the legal codes of a state, ascending, the end code among them where a sequence may end; returns how many."""
     row_indptr, code_E, mask_S, mask_MW, accepting_W = table
@@ -269,7 +295,7 @@ def _legal_codes(table, state, end_code, out_C):
     else:
         for word in range(mask_MW.shape[1]):
             bits = mask_MW[mask_S[state], word]
-            if ends and word == end_code >> 6:  # it is none of the mask's own
+            if ends and word == end_code >> 6:  # the mask itself never has it
                 bits |= np.uint64(1) << np.uint64(end_code & 63)
                 ends = False
             while bits:
@@ -282,100 +308,83 @@ def _legal_codes(table, state, end_code, out_C):
     return count
 
 
-@njit(nogil=True)
-def _lse(values, chunks):
-    """(largest, log-sum-exp, never below it); NaN where the values hold NaN or +inf."""
-    top = chunk_maxima(values, chunks)
-    total = sum_exp(values, top if top > np.float32(-np.inf) else np.float32(0.0))
-    if not total < np.float32(np.inf) or top == np.float32(np.inf):
-        return top, np.float32(np.nan)
-    return top, top + np.float32(math.log(total)) if top > np.float32(-np.inf) else top
-
-
-@njit(nogil=True)
+@njit(nogil=True, _nrt=False)
 def _finite(logits, lse):
     """Whether a row holds neither NaN nor +inf."""
-    fine = lse < np.float32(np.inf)
-    for place in range(logits.size):
-        fine &= logits[place] < np.float32(np.inf)
-    return fine
+    finite = lse < np.float32(np.inf)
+    for i in range(logits.size):
+        finite &= logits[i] < np.float32(np.inf)
+    return finite
 
 
-@njit(nogil=True)
-def _offer(codes, logits, base, lse, parent, work, count, threshold, num_beams):
-    """Offer a row's legal codes; returns (count, threshold)."""
-    keys, parents, chosen, places, scratch = work
-    for place in range(codes.size):
-        score = base + (logits[place] - lse)
-        if score <= threshold:
-            continue
-        keys[count], parents[count], chosen[count] = key_of(score, count), parent, codes[place]
-        count += 1
-        if count == keys.size:
-            threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-            count = num_beams
-    if count > num_beams:
-        threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
-        count = num_beams
-    return count, threshold
-
-
-@njit(nogil=True)
-def _finish(work, count, out):
-    """Write what was kept, best first."""
-    keys, parents, chosen, _, _ = work
+@njit(nogil=True, _nrt=False)
+def _finish(candidates, count, out):
+    """Write the best candidates in order."""
     out_scores, out_parents, out_codes, out_count = out
-    sort_descending(keys, count)
+    num_beams = out_scores.size
+    if count > num_beams:
+        compact(candidates, count, num_beams)
+        count = num_beams
+    sort_descending(candidates.keys, count)
     for slot in range(count):
-        candidate = arrival_of(keys[slot])
-        out_scores[slot] = score_of(keys[slot])
-        out_parents[slot], out_codes[slot] = parents[candidate], chosen[candidate]
+        key = candidates.keys[slot]
+        candidate = arrival_of(key)
+        out_scores[slot] = score_of(key)
+        out_parents[slot], out_codes[slot] = candidates.parents[candidate], candidates.codes[candidate]
     out_count[0] = count
 
 
-@njit(cache=True, nogil=True)
-def _step_rows(table, end_code, lo_K, hi_K, scores_K, logits_KV, full, space, work, out):
+@njit(cache=True, nogil=True, _nrt=False)
+def _step_rows(table, end_code, lo_K, hi_K, scores_K, logits_KV, full, codes_V, floats, buffers, out):
     """All beams of a request; returns -1, or the number of a beam whose logits hold NaN or +inf."""
-    codes_V, logits_V, chunks = space
     num_beams = out[0].size
+    candidates, (gathered, chunks) = candidates_in(buffers), (floats[0], floats[1])
     count, threshold = 0, np.float32(-np.inf)
     for k in range(lo_K.size):
         base = scores_K[k]
         if lo_K[k] >= hi_K[k] or base <= threshold:
             continue
-        found = _legal_codes(table, lo_K[k], end_code, codes_V)
+        codes = codes_V[: _legal_codes(table, lo_K[k], end_code, codes_V)]
         if lo_K[k] == table[2].size:  # ended: certain, whatever the model says
-            logits_V[0] = 0.0
-            count, threshold = _offer(codes_V[:1], logits_V[:1], base, np.float32(0.0), k, work, count, threshold, num_beams)
+            if base > threshold:
+                count, threshold = push(candidates, count, threshold, num_beams, base, k, end_code, 0)
             continue
-        for place in range(found):
-            logits_V[place] = logits_KV[k, codes_V[place]]
-        top, lse = _lse(logits_KV[k] if full else logits_V[:found], chunks)
+        row = logits_KV[k]
+        if not full:
+            for i in range(codes.size):
+                gathered[i] = row[codes[i]]
+        top, lse = log_sum_exp(row if full else gathered[: codes.size], chunks)
         if math.isnan(lse):
             return k
         if top == np.float32(-np.inf) or base + (top - lse) <= threshold:
             continue
-        count, threshold = _offer(codes_V[:found], logits_V[:found], base, lse, k, work, count, threshold, num_beams)
-    _finish(work, count, out)
+        count, threshold = offer(row, codes, codes, codes, base, lse, k, candidates, count, threshold, num_beams)
+        if count > num_beams:
+            threshold, count = compact(candidates, count, num_beams), num_beams
+    _finish(candidates, count, out)
     return -1
 
 
-@njit(cache=True, nogil=True)
-def _extend_rows(row_K1, code_C, logit_C, lse_K, scores_K, ended_K, work, out):
-    """The same from logits of legal codes alone."""
+@njit(cache=True, nogil=True, _nrt=False)
+def _extend_rows(row_indptr, code_C, logit_C, positions_C, lse_K, scores_K, ended_K, buffers, out):
+    """`_step_rows` from the logits of legal codes alone."""
     num_beams = out[0].size
+    candidates = candidates_in(buffers)
     count, threshold = 0, np.float32(-np.inf)
-    certain = np.zeros(1, np.float32)
     for k in range(scores_K.size):
-        begin, end = row_K1[k], row_K1[k + 1]
-        base, lse, logits = scores_K[k], lse_K[k], logit_C[begin:end]
+        begin, end = row_indptr[k], row_indptr[k + 1]
+        base, lse, logits, codes = scores_K[k], lse_K[k], logit_C[begin:end], code_C[begin:end]
         if begin == end or base <= threshold:
             continue
         if ended_K[k]:
-            lse, logits = np.float32(0.0), certain
-        elif not _finite(logits, lse):
+            count, threshold = push(candidates, count, threshold, num_beams, base, k, codes[0], 0)
+            continue
+        if not _finite(logits, lse):
             return k
         if lse > np.float32(-np.inf):
-            count, threshold = _offer(code_C[begin:end], logits, base, lse, k, work, count, threshold, num_beams)
-    _finish(work, count, out)
+            positions = positions_C[: codes.size]
+            count, threshold = offer(logits, positions, codes, codes, base, lse, k, candidates, count, threshold, num_beams)
+            if count > num_beams:
+                threshold, count = compact(candidates, count, num_beams), num_beams
+    _finish(candidates, count, out)
     return -1

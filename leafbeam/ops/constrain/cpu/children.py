@@ -1,12 +1,12 @@
-"""The children of a leaf range, in compiled loops: where they lie, which are alive, all of them.
+"""The children of a leaf range in compiled loops: where they lie, which are alive, all of them.
 
     listing: the entries rank(lo) to rank(hi)
-    column: the leaves of [lo, hi) whose boundary bit is set ("leaves": where every leaf is a node, all of them)
+    column: the leaves of [lo, hi) whose boundary bit is set ("leaves": every leaf is a node, so all of them)
     a child is alive iff the filter's leaves under it outnumber the denied ones
 
-A level is passed as (layout, codes, firsts, words, before, num_leaves, width), a request's filter as (has_filter, words,
-before, denied): tuples cost nothing in compiled code and keep the signatures readable. The kernels allocate nothing and are
-compiled without numba's reference counting (`_nrt=False`): counting the arrays in those tuples cost as much as the search.
+The kernels allocate nothing and are compiled without numba's reference counting (`_nrt=False`): counting the arrays in a
+`LevelView` costs as much as the search. Python passes plain tuples, because numba unpacks those faster than named ones; a
+kernel names the fields when it enters (`LevelView(*level)`), which costs nothing.
 
 Shapes: W words, D denied leaves.
 """
@@ -14,9 +14,12 @@ Shapes: W words, D denied leaves.
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import types
 from numba.extending import overload
+from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
 from leafbeam.jit import njit
@@ -25,8 +28,12 @@ __all__ = [
     "COLUMN",
     "LEAVES",
     "LISTING",
+    "AllowedLeaves",
+    "FilterAddresses",
+    "LevelView",
     "alive_in",
     "allowed_of",
+    "bits_between",
     "child_range",
     "children_bounds",
     "code_at",
@@ -38,47 +45,77 @@ __all__ = [
 LISTING, COLUMN, LEAVES = 0, 1, 2
 
 
-def code_at(codes, width, place):
-    """The code at a place of a listing or column; packed codes (uint64 words) take `width` bits each."""
+class LevelView(NamedTuple):
+    """One level of a trie as kernels read it. width: bits of a packed code, 0 for plain codes."""
+
+    layout: int
+    codes: NDArray[np.integer]
+    firsts: NDArray[np.uint32]
+    words: NDArray[np.uint64]
+    before: NDArray[np.uint32]
+    num_leaves: int
+    width: int
+
+
+class FilterAddresses(NamedTuple):
+    """The filters of a batch: the address of each request's bitmap (0: no filter), and the ragged denied leaves."""
+
+    words_B: NDArray[np.int64]
+    before_B: NDArray[np.int64]
+    denied_indptr: NDArray[np.int64]
+    denied: NDArray[np.int64]
+
+
+class AllowedLeaves(NamedTuple):
+    """What one request may reach: the leaves of a filter, if it has one, less the denied ones (ascending)."""
+
+    has_filter: bool
+    words: NDArray[np.uint64]
+    before: NDArray[np.uint32]
+    denied_D: NDArray[np.int64]
+
+
+def code_at(level, index):
+    """The code at an index of a listing or column; packed codes (uint64 words) take `width` bits each."""
     raise NotImplementedError("compiled code only")
 
 
 @overload(code_at, jit_options={"_nrt": False})
-def _code_at(codes, width, place):
-    """Which of the two it is, is known when a kernel is compiled: plain codes cost no test."""
+def _code_at(level, index):
+    """Compilation decides which of the two it is: plain codes cost no test."""
 
-    def packed(codes, width, place):
-        return np.int64(bits_at(codes, place * width) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+    def packed(level, index):
+        bits = bits_at(level.codes, index * level.width)
+        return np.int64(bits & ((np.uint64(1) << np.uint64(level.width)) - np.uint64(1)))
 
-    def plain(codes, width, place):
-        return np.int64(codes[place])
+    def plain(level, index):
+        return np.int64(level.codes[index])
 
-    return packed if codes.dtype == types.uint64 else plain
+    return packed if level.types[1].dtype == types.uint64 else plain
 
 
 @njit(nogil=True, _nrt=False)
 def children_bounds(level, lo, hi):
     """Where the children of [lo, hi) lie in `codes`: entries of the listing, or leaves of the column."""
-    layout, _, _, words, before, _, _ = level
-    if layout == LISTING:
-        return rank(words, before, lo), rank(words, before, hi)
+    if level.layout == LISTING:
+        return rank(level.words, level.before, lo), rank(level.words, level.before, hi)
     return lo, hi
 
 
 @njit(nogil=True, _nrt=False)
-def child_range(level, place):
-    """The leaf range of the child that stands at `place` of the listing or column."""
-    layout, _, firsts, words, _, num_leaves, _ = level
-    if layout == LISTING:
-        return np.int64(firsts[place]), (np.int64(firsts[place + 1]) if place + 1 < firsts.size else num_leaves)
-    if layout == COLUMN:
-        return place, next_set(words, place + 1, num_leaves)
-    return place, place + 1
+def child_range(level, index):
+    """The leaf range of the child at an index of the listing or column."""
+    if level.layout == LISTING:
+        end = np.int64(level.firsts[index + 1]) if index + 1 < level.firsts.size else level.num_leaves
+        return np.int64(level.firsts[index]), end
+    if level.layout == COLUMN:
+        return index, next_set(level.words, index + 1, level.num_leaves)
+    return index, index + 1
 
 
 @njit(nogil=True, _nrt=False)
 def first_at_least(values, begin, end, value):
-    """The first place of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
+    """The first index of ascending values[begin:end] that is at least `value`; no branch that could be mispredicted."""
     size = end - begin
     while size > 1:
         half = size >> 1
@@ -90,14 +127,13 @@ def first_at_least(values, begin, end, value):
 @njit(nogil=True, _nrt=False)
 def find_code(level, begin, end, code):
     """The first of the (ascending) codes[begin:end] that is `code`, -1 where none is; searched as `first_at_least`."""
-    codes, width = level[1], level[6]
     stop, size = end, end - begin
     while size > 1:
         half = size >> 1
-        begin = begin + half if code_at(codes, width, begin + half - 1) < code else begin
+        begin = begin + half if code_at(level, begin + half - 1) < code else begin
         size -= half
-    begin = begin + 1 if size == 1 and code_at(codes, width, begin) < code else begin
-    return begin if begin < stop and code_at(codes, width, begin) == code else np.int64(-1)
+    begin = begin + 1 if size == 1 and code_at(level, begin) < code else begin
+    return begin if begin < stop and code_at(level, begin) == code else np.int64(-1)
 
 
 @njit(nogil=True, _nrt=False)
@@ -110,98 +146,101 @@ def denied_in(denied_D, lo, hi):
 @njit(nogil=True, _nrt=False)
 def alive_in(allowed, lo, hi):
     """How many leaves of [lo, hi) may be shown."""
-    has_filter, words, before, denied_D = allowed
-    count = rank(words, before, hi) - rank(words, before, lo) if has_filter else hi - lo
-    return count - denied_in(denied_D, lo, hi) if denied_D.size > 0 else count
+    count = hi - lo
+    if allowed.has_filter:
+        count = rank(allowed.words, allowed.before, hi) - rank(allowed.words, allowed.before, lo)
+    return count - denied_in(allowed.denied_D, lo, hi) if allowed.denied_D.size > 0 else count
 
 
 @njit(nogil=True, _nrt=False)
-def _collect_allowed(level, allowed, lo, hi, out_codes, out_places):
+def _collect_allowed(level, allowed, lo, hi, out_codes, out_indices):
     """`collect` through a filter: one visit for each child that is alive, none for the others."""
-    layout, codes, _, words, before, _, width = level
-    _, filter_words, _, denied_D = allowed
+    denied_D = allowed.denied_D
     count = 0
-    leaf = next_set(filter_words, lo, hi)
+    leaf = next_set(allowed.words, lo, hi)
     while leaf < hi:
         if denied_D.size > 0 and denied_in(denied_D, leaf, leaf + 1) > 0:
-            leaf = next_set(filter_words, leaf + 1, hi)
+            leaf = next_set(allowed.words, leaf + 1, hi)
             continue
-        place = leaf
-        if layout == LISTING:
-            place = rank(words, before, leaf + 1) - 1
-        elif layout == COLUMN:
-            place = prev_set(words, leaf)
-        out_codes[count] = code_at(codes, width, place)
-        out_places[count] = place
+        index = leaf
+        if level.layout == LISTING:
+            index = rank(level.words, level.before, leaf + 1) - 1
+        elif level.layout == COLUMN:
+            index = prev_set(level.words, leaf)
+        out_codes[count] = code_at(level, index)
+        out_indices[count] = index
         count += 1
-        leaf = next_set(filter_words, child_range(level, place)[1], hi)
+        leaf = next_set(allowed.words, child_range(level, index)[1], hi)
     return count
 
 
 @njit(nogil=True, _nrt=False)
-def _keep_alive(level, allowed, lo, hi, count, codes, places):
+def _keep_alive(level, allowed, lo, hi, count, codes, indices):
     """Drop those of all `count` children of [lo, hi) that have no leaf alive; returns how many stay.
 
-    One rank a child, none waiting for another: the end of a child is the start of the next.
+    One rank a child, independent of each other: the end of a child is the start of the next.
     """
-    listing, firsts = level[0] == LISTING, level[2]
-    has_filter, words, before, denied_D = allowed
+    listing, denied_D = level.layout == LISTING, allowed.denied_D
     kept = 0
-    start, alive_before = lo, rank(words, before, lo) if has_filter else lo
+    start, alive_before = lo, rank(allowed.words, allowed.before, lo) if allowed.has_filter else lo
     for child in range(count):
         end = hi
         if child + 1 < count:
-            end = np.int64(firsts[places[child + 1]]) if listing else places[child + 1]
-        alive_after = rank(words, before, end) if has_filter else end
+            end = np.int64(level.firsts[indices[child + 1]]) if listing else indices[child + 1]
+        alive_after = rank(allowed.words, allowed.before, end) if allowed.has_filter else end
         alive = alive_after - alive_before
         # Only a child with no more leaves than there are denied ones can be denied altogether.
         if denied_D.size > 0 and 0 < alive <= denied_D.size:
             alive -= denied_in(denied_D, start, end)
-        codes[kept], places[kept] = codes[child], places[child]
+        codes[kept], indices[kept] = codes[child], indices[child]
         kept += alive > 0
         start, alive_before = end, alive_after
     return kept
 
 
 @njit(nogil=True, _nrt=False)
-def collect(level, allowed, lo, hi, out_codes, out_places):
-    """Write code and place of every legal child of [lo, hi), ascending by code; returns how many."""
-    layout, codes, _, words, _, _, width = level
-    has_filter, _, _, denied_D = allowed
+def bits_between(words, word, begin, end):
+    """One word of a bitmap, without its bits outside [begin, end)."""
+    bits = words[word]
+    if word == begin >> 6:
+        bits &= ~np.uint64(0) << np.uint64(begin & 63)
+    if word == (end - 1) >> 6:
+        bits &= ~np.uint64(0) >> np.uint64(63 - ((end - 1) & 63))
+    return bits
+
+
+@njit(nogil=True, _nrt=False)
+def collect(level, allowed, lo, hi, out_codes, out_indices):
+    """Write code and index of every legal child of [lo, hi), ascending by code; returns how many."""
     begin, end = children_bounds(level, lo, hi)
-    if has_filter and alive_in(allowed, lo, hi) * 4 < end - begin:
-        return _collect_allowed(level, allowed, lo, hi, out_codes, out_places)
+    if allowed.has_filter and alive_in(allowed, lo, hi) * 4 < end - begin:
+        return _collect_allowed(level, allowed, lo, hi, out_codes, out_indices)
     count = 0
-    if layout == COLUMN:
-        first, last = begin >> 6, (end - 1) >> 6
-        for word in range(first, last + 1):
-            bits = words[word]
-            if word == first:
-                bits &= ~np.uint64(0) << np.uint64(begin & 63)
-            if word == last:
-                bits &= ~np.uint64(0) >> np.uint64(63 - ((end - 1) & 63))
+    if level.layout == COLUMN:
+        for word in range(begin >> 6, ((end - 1) >> 6) + 1):
+            bits = bits_between(level.words, word, begin, end)
             while bits != np.uint64(0):
-                place = (word << 6) + np.int64(trailing_zeros(bits))
+                index = (word << 6) + np.int64(trailing_zeros(bits))
                 bits &= bits - np.uint64(1)
-                out_codes[count] = code_at(codes, width, place)
-                out_places[count] = place
+                out_codes[count] = code_at(level, index)
+                out_indices[count] = index
                 count += 1
     else:
         count = end - begin
         for child in range(count):
-            out_codes[child] = code_at(codes, width, begin + child)
-            out_places[child] = begin + child
-    if has_filter or denied_D.size > 0:
-        return _keep_alive(level, allowed, lo, hi, count, out_codes, out_places)
+            out_codes[child] = code_at(level, begin + child)
+            out_indices[child] = begin + child
+    if allowed.has_filter or allowed.denied_D.size > 0:
+        return _keep_alive(level, allowed, lo, hi, count, out_codes, out_indices)
     return count
 
 
 @njit(nogil=True, _nrt=False)
 def allowed_of(filters, request, num_leaves):
-    """One request's (has_filter, words, before, denied)."""
-    words_B, before_B, denied_B1, denied = filters
-    has_filter = words_B[request] != 0
+    """The `AllowedLeaves` of one request of a batch's `FilterAddresses`."""
+    has_filter = filters.words_B[request] != 0
     num_words = num_leaves // 64 + 1 if has_filter else 0
-    words = uint64_at(words_B[request], num_words)
-    before = uint32_at(before_B[request], num_words)
-    return has_filter, words, before, denied[denied_B1[request] : denied_B1[request + 1]]
+    words = uint64_at(filters.words_B[request], num_words)
+    before = uint32_at(filters.before_B[request], num_words)
+    denied_D = filters.denied[filters.denied_indptr[request] : filters.denied_indptr[request + 1]]
+    return AllowedLeaves(has_filter, words, before, denied_D)

@@ -1,15 +1,15 @@
-"""One round over all rows of a batch, in compiled loops: what `cpu.step` and `cpu.children` run.
+"""One round over all rows of a batch, in compiled loops.
 
     for each request, each live beam in order:
         lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed")
         for each legal child that can still be among the best: score = beam score + logit - lse; keep the K best
 
-Two ways to meet a row's children, whichever is cheaper for it:
+A row takes the cheaper of two ways to its children:
     collect: walk the children of the range; through a filter, one visit for each child that it leaves alive
-    scan: walk the chunks of logits that beat the threshold and search each survivor among the children (a wide range); where
-        there is no threshold yet, a guess that K children will most likely beat, and collecting if they do not
-A beam over two segments is met as one row: what is found in either is offered once, known by its *place*: p of the base, or
--1 - p of the delta where the base does not have it; the delta's range of a survivor in both is found at the end.
+    scan: walk the chunks of logits that beat the threshold and search each survivor among the children (for wide ranges);
+        without a threshold yet, a guess that K children will most likely beat, and collecting if they do not
+A beam over two segments is one row: a child of either is offered once, by its *index*: i of the base, or -1 - i of the delta
+where the base does not have it; the range in the delta of a survivor that both have is found at the end.
 
 Shapes: S segments, B requests, K beams, V codes, C children of a row.
 """
@@ -18,6 +18,7 @@ Shapes: S segments, B requests, K beams, V codes, C children of a row.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,11 @@ from leafbeam.jit import njit
 from leafbeam.ops.constrain.cpu.children import (
     COLUMN,
     LISTING,
+    FilterAddresses,
+    LevelView,
     alive_in,
     allowed_of,
+    bits_between,
     child_range,
     children_bounds,
     code_at,
@@ -35,7 +39,16 @@ from leafbeam.ops.constrain.cpu.children import (
     find_code,
 )
 from leafbeam.ops.constrain.logsumexp import CHUNK, codes_above, log_sum_exp
-from leafbeam.ops.constrain.topk import arrival_of, compact, key_of, kth_largest, least_of_groups, score_of, sort_descending
+from leafbeam.ops.constrain.topk import (
+    arrival_of,
+    candidates_in,
+    compact,
+    kth_largest,
+    offer,
+    push,
+    score_of,
+    sort_descending,
+)
 
 __all__ = ["children_of_rows", "step_of_rows"]
 
@@ -72,21 +85,17 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
     return kth_largest(scratch, chunk_count, above)
 
 
-@njit(nogil=True, _nrt=False)
-def _push(candidates, count, threshold, num_beams, score, parent, code, place):
-    """Add a candidate that beats the threshold, and compact the buffer when it is full; returns (count, threshold)."""
-    keys, parents, chosen, places, scratch = candidates
-    keys[count] = key_of(score, count)
-    parents[count], chosen[count], places[count] = parent, code, place
-    if count + 1 < keys.size:
-        return count + 1, threshold
-    return num_beams, compact(keys, parents, chosen, places, count + 1, num_beams, scratch)
+class Beam(NamedTuple):
+    """A row of the batch: its beam's score, the log-sum-exp of its logits, its number."""
+
+    score: float
+    lse: float
+    number: int
 
 
 @njit(nogil=True, _nrt=False)
 def _scan(levels, allowed, restricted, bounds, row, beam, chunks, least, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
-    base, lse, parent = beam
     begin, end, begin_1, end_1 = bounds
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
         if chunks[chunk] < least:
@@ -95,73 +104,50 @@ def _scan(levels, allowed, restricted, bounds, row, beam, chunks, least, candida
         while above != np.uint64(0):
             code = chunk * CHUNK + np.int64(trailing_zeros(above))
             above &= above - np.uint64(1)
-            score = base + (row[code] - lse)
+            score = beam.score + (row[code] - beam.lse)
             if score <= threshold:
                 continue
-            place = find_code(levels[0], begin, end, code)
-            if place >= 0 and restricted:
-                child_lo, child_hi = child_range(levels[0], place)
+            index = find_code(levels[0], begin, end, code)
+            if index >= 0 and restricted:
+                child_lo, child_hi = child_range(levels[0], index)
                 if alive_in(allowed[0], child_lo, child_hi) <= 0:
-                    place = np.int64(-1)
-            if place < 0:
+                    index = np.int64(-1)
+            if index < 0:
                 if begin_1 >= end_1:
                     continue
-                place = find_code(levels[1], begin_1, end_1, code)
-                if place < 0:
+                index = find_code(levels[1], begin_1, end_1, code)
+                if index < 0:
                     continue
-                child_lo, child_hi = child_range(levels[1], place)
+                child_lo, child_hi = child_range(levels[1], index)
                 if alive_in(allowed[1], child_lo, child_hi) <= 0:
                     continue
-                place = -1 - place
-            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
+                index = -1 - index
+            count, threshold = push(candidates, count, threshold, num_beams, score, beam.number, code, index)
     return count, threshold
 
 
 @njit(nogil=True, _nrt=False)
 def _offer_column(level, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
     """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
-    codes, words, width = level[1], level[3], level[6]
-    base, lse, parent = beam
-    first, last = lo >> 6, (hi - 1) >> 6
-    for word in range(first, last + 1):
-        bits = words[word]
-        if word == first:
-            bits &= ~np.uint64(0) << np.uint64(lo & 63)
-        if word == last:
-            bits &= ~np.uint64(0) >> np.uint64(63 - ((hi - 1) & 63))
+    for word in range(lo >> 6, ((hi - 1) >> 6) + 1):
+        bits = bits_between(level.words, word, lo, hi)
         while bits != np.uint64(0):
-            place = (word << 6) + np.int64(trailing_zeros(bits))
+            index = (word << 6) + np.int64(trailing_zeros(bits))
             bits &= bits - np.uint64(1)
-            code = code_at(codes, width, place)
+            code = code_at(level, index)
             value = row[code]
             if value < least:
                 continue
-            score = base + (value - lse)
+            score = beam.score + (value - beam.lse)
             if score <= threshold:
                 continue
-            count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
-    return count, threshold
-
-
-@njit(nogil=True, _nrt=False)
-def _offer(row, beam, child_codes, child_places, candidates, count, threshold, num_beams):
-    """Offer the collected children; returns (count, threshold)."""
-    base, lse, parent = beam
-    if threshold == np.float32(-np.inf) and child_codes.size >= 4 * num_beams:
-        # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
-        threshold = least_of_groups(row, base, lse, child_codes, num_beams, candidates[4])
-    for child in range(child_codes.size):
-        score = base + (row[child_codes[child]] - lse)
-        if score <= threshold:
-            continue
-        code, place = child_codes[child], child_places[child]
-        count, threshold = _push(candidates, count, threshold, num_beams, score, parent, code, place)
+            count, threshold = push(candidates, count, threshold, num_beams, score, beam.number, code, index)
     return count, threshold
 
 
 @njit(nogil=True, _nrt=False)
 def _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space):
-    """Write (codes, places) of a row's legal children in both segments to space[0], ascending by code; returns how many."""
+    """Write (codes, indices) of a row's legal children in both segments to space[0], ascending by code; returns how many."""
     if lo_1 >= hi_1:
         return collect(levels[0], allowed[0], lo, hi, space[0, 0], space[0, 1])
     if lo >= hi:
@@ -186,17 +172,17 @@ def _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space):
 
 
 @njit(nogil=True, _nrt=False)
-def _ranges_of(levels, allowed_1, lo_1, hi_1, code, place):
+def _ranges_of(levels, allowed_1, lo_1, hi_1, code, index):
     """(lo, hi) in the base and (lo, hi) in the delta of a child, whose parent has [lo_1, hi_1) in the delta."""
-    if place < 0:
-        child_lo, child_hi = child_range(levels[1], -1 - place)
+    if index < 0:
+        child_lo, child_hi = child_range(levels[1], -1 - index)
         return np.int64(0), np.int64(0), child_lo, child_hi
-    base_lo, base_hi = child_range(levels[0], place)
+    base_lo, base_hi = child_range(levels[0], index)
     if lo_1 < hi_1:
         begin, end = children_bounds(levels[1], lo_1, hi_1)
-        place = find_code(levels[1], begin, end, code)
-        if place >= 0:
-            child_lo, child_hi = child_range(levels[1], place)
+        index = find_code(levels[1], begin, end, code)
+        if index >= 0:
+            child_lo, child_hi = child_range(levels[1], index)
             if alive_in(allowed_1, child_lo, child_hi) > 0:
                 return base_lo, base_hi, child_lo, child_hi
     return base_lo, base_hi, np.int64(0), np.int64(0)
@@ -210,13 +196,28 @@ def _range_in(lo_SBK, hi_SBK, segment, b, k):
     return lo_SBK[segment, b, k], hi_SBK[segment, b, k]
 
 
+@njit(nogil=True, _nrt=False)
+def _named(levels, filters):
+    """((base, delta) levels, (base, delta) filters) with names for their fields."""
+    views = LevelView(*levels[0]), LevelView(*levels[1])
+    return views, (FilterAddresses(*filters[0]), FilterAddresses(*filters[1]))
+
+
+@njit(nogil=True, _nrt=False)
+def _allowed_in(levels, filters, request):
+    """The `AllowedLeaves` of a request in base and delta."""
+    base = allowed_of(filters[0], request, levels[0].num_leaves)
+    return base, allowed_of(filters[1], request, levels[1].num_leaves)
+
+
 @njit(cache=True, nogil=True, _nrt=False)
 def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C, lo_SC, hi_SC):
     """All rows' legal children; returns how many."""
     count = 0
+    levels, filters = _named(levels, filters)
     num_segments, batch_size, num_rows = lo_SBK.shape
     for b in range(batch_size):
-        allowed = (allowed_of(filters[0], b, levels[0][5]), allowed_of(filters[1], b, levels[1][5]))
+        allowed = _allowed_in(levels, filters, b)
         for k in range(num_rows):
             lo, hi = lo_SBK[0, b, k], hi_SBK[0, b, k]
             lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
@@ -233,25 +234,27 @@ def children_of_rows(levels, lo_SBK, hi_SBK, filters, space, row_indptr, code_C,
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, work, out):
-    """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf."""
+def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, buffers, space, floats, out):
+    """All requests of a batch; returns -1, or the flat number of a row that holds NaN or +inf.
+
+    buffers: of `candidate_buffers`. space: for codes and indices of a row's children. floats: (2, ...), for a row's logits and
+    the maxima of its chunks. out: (parent and code, lo and hi, scores, num_valid), written.
+    """
     parent_code, ranges, out_scores, num_valid_B = out
+    levels, filters = _named(levels, filters)
     level = levels[0]
     num_segments, batch_size, num_rows = lo_SBK.shape
     num_beams = out_scores.shape[1]
-    keys, scratch = work[0][0], work[0][1]
-    parents, chosen, places = work[1][0], work[1][1], work[1][2]
-    space = work[2]
-    child_logits, chunks = work[3][0], work[3][1]
-    candidates = (keys, parents, chosen, places, scratch)
-    nothing = np.float32(-np.inf)
+    candidates = candidates_in(buffers)
+    child_logits, chunks = floats[0], floats[1]
+    neg_inf = np.float32(-np.inf)
     for b in range(batch_size):
-        out_scores[b] = nothing
-        allowed = (allowed_of(filters[0], b, level[5]), allowed_of(filters[1], b, levels[1][5]))
-        count, threshold = 0, nothing
+        out_scores[b] = neg_inf
+        allowed = _allowed_in(levels, filters, b)
+        count, threshold = 0, neg_inf
         for k in range(num_rows):
-            if count >= 2 * num_beams or (threshold == nothing and count >= num_beams):
-                threshold = compact(keys, parents, chosen, places, count, num_beams, scratch)
+            if count >= 2 * num_beams or (threshold == neg_inf and count >= num_beams):
+                threshold = compact(candidates, count, num_beams)
                 count = num_beams
             lo, hi, base = lo_SBK[0, b, k], hi_SBK[0, b, k], scores_BK[b, k]
             lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, k)
@@ -266,29 +269,29 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
             if alive == 0 and lo_1 >= hi_1:
                 continue
             row = logits_BKV[b, k]
-            forced = hi - lo == 1 and lo_1 >= hi_1 and level[0] != LISTING  # a leaf: one child, and where it is
+            forced = hi - lo == 1 and lo_1 >= hi_1 and level.layout != LISTING  # a leaf: one child, and where it is
             if full:
                 # The codes of the next row's children arrive while this row is summed.
-                if k + 1 < num_rows and level[0] != LISTING:
+                if k + 1 < num_rows and level.layout != LISTING:
                     next_lo, next_hi = lo_SBK[0, b, k + 1], hi_SBK[0, b, k + 1]
-                    prefetch(level[3], next_lo >> 6)
+                    prefetch(level.words, next_lo >> 6)
                     for leaf in range(next_lo, min(next_hi, next_lo + 1024), 32):
-                        prefetch(level[1], leaf if level[6] == 0 else (leaf * level[6]) >> 6)
+                        prefetch(level.codes, leaf if level.width == 0 else (leaf * level.width) >> 6)
                 top, lse = log_sum_exp(row, chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
-                if top == nothing or base + (top - lse) <= threshold:
+                if top == neg_inf or base + (top - lse) <= threshold:
                     continue
-                beam = (base, lse, k)
+                beam = Beam(base, lse, k)
                 if forced:
-                    code = code_at(level[1], level[6], lo)
-                    score = base + (row[code] - lse)
+                    code = code_at(level, lo)
+                    score = beam.score + (row[code] - beam.lse)
                     if score > threshold:
-                        count, threshold = _push(candidates, count, threshold, num_beams, score, k, code, lo)
+                        count, threshold = push(candidates, count, threshold, num_beams, score, k, code, lo)
                     continue
-                if (threshold > nothing or count == 0) and alive > 0:
+                if (threshold > neg_inf or count == 0) and alive > 0:
                     begin, end = children_bounds(level, lo, hi)
-                    guessed = threshold == nothing
+                    guessed = threshold == neg_inf
                     if guessed:
                         least = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, child_logits)
                         threshold = base + (least - lse)
@@ -296,7 +299,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                         # It may let a chunk too many through; the scan compares scores exactly.
                         least = threshold - base + lse
                         least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
-                    if least > nothing if guessed else _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
+                    if least > neg_inf if guessed else _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
                         begin_1, end_1 = children_bounds(levels[1], lo_1, hi_1) if lo_1 < hi_1 else (np.int64(0), np.int64(0))
                         count, threshold = _scan(
                             levels,
@@ -315,19 +318,25 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                         if not guessed or count >= num_beams:
                             continue  # K children beat the guess: no other can be among the best
                     if guessed:
-                        count, threshold = 0, nothing
-                    if not guessed and level[0] == COLUMN and alive == hi - lo and not allowed[0][0] and lo_1 >= hi_1:
+                        count, threshold = 0, neg_inf
+                    if (
+                        not guessed
+                        and level.layout == COLUMN
+                        and alive == hi - lo
+                        and not allowed[0].has_filter
+                        and lo_1 >= hi_1
+                    ):
                         count, threshold = _offer_column(
                             level, lo, hi, row, beam, least, candidates, count, threshold, num_beams
                         )
                         continue
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
             elif forced:
-                code = code_at(level[1], level[6], lo)
+                code = code_at(level, lo)
                 if not row[code] < np.float32(np.inf):
                     return b * num_rows + k
-                if row[code] > nothing:  # among the legal codes it is certain
-                    count, threshold = _push(candidates, count, threshold, num_beams, base, k, code, lo)
+                if row[code] > neg_inf:  # among the legal codes it is certain
+                    count, threshold = push(candidates, count, threshold, num_beams, base, k, code, lo)
                 continue
             else:
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)
@@ -336,24 +345,23 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, w
                 top, lse = log_sum_exp(child_logits[:found], chunks)
                 if math.isnan(lse):
                     return b * num_rows + k
-                if top == nothing or base + (top - lse) <= threshold:
+                if top == neg_inf or base + (top - lse) <= threshold:
                     continue
-                beam = (base, lse, k)
-            count, threshold = _offer(
-                row, beam, space[0, 0, :found], space[0, 1, :found], candidates, count, threshold, num_beams
-            )
+            codes, indices = space[0, 0, :found], space[0, 1, :found]
+            count, threshold = offer(row, codes, codes, indices, base, lse, k, candidates, count, threshold, num_beams)
         if count > num_beams:
-            compact(keys, parents, chosen, places, count, num_beams, scratch)
+            compact(candidates, count, num_beams)
             count = num_beams
         num_valid_B[b] = count
-        sort_descending(keys, count)
+        sort_descending(candidates.keys, count)
         for slot in range(count):
-            candidate = arrival_of(keys[slot])
-            parent, code = parents[candidate], chosen[candidate]
-            out_scores[b, slot] = score_of(keys[slot])
+            key = candidates.keys[slot]
+            candidate = arrival_of(key)
+            parent, code = candidates.parents[candidate], candidates.codes[candidate]
+            out_scores[b, slot] = score_of(key)
             parent_code[0, b, slot], parent_code[1, b, slot] = parent, code
             lo_1, hi_1 = _range_in(lo_SBK, hi_SBK, 1, b, parent)
-            found_in = _ranges_of(levels, allowed[1], lo_1, hi_1, code, places[candidate])
+            found_in = _ranges_of(levels, allowed[1], lo_1, hi_1, code, candidates.indices[candidate])
             ranges[0, 0, b, slot], ranges[1, 0, b, slot] = found_in[0], found_in[1]
             if num_segments > 1:
                 ranges[0, 1, b, slot], ranges[1, 1, b, slot] = found_in[2], found_in[3]

@@ -1,4 +1,4 @@
-"""The constrained step on a CPU: numba, one thread, no `[rows, V]` mask. The compiled loops are in `rows`.
+"""The constrained step on a CPU: numba, one thread, no `[rows, V]` mask.
 
 Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied leaves, C children of a row.
 """
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import Level
-from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING
+from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING, FilterAddresses, LevelView
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.logsumexp import CHUNK
+from leafbeam.ops.constrain.topk import candidate_buffers
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
 __all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
@@ -26,9 +27,7 @@ __all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VersionArrays:
-    """A version's levels as the kernel reads them: for each level a (base, delta) pair of
-    (layout, codes, firsts, words, before, num_leaves, width). Where there is one segment, it stands for both.
-    """
+    """A version's levels: for each a (base, delta) pair of the fields of a `LevelView`; a sole segment stands for both."""
 
     levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     sizes: tuple[int, ...]
@@ -39,8 +38,7 @@ class VersionArrays:
 class FilterArrays:
     """The filters of a batch as addresses, so that one compiled loop serves any number of different filters.
 
-    pair: for base and delta (words_B, before_B, denied_B1, denied): the addresses of each request's bitmap, 0 where it has
-    none, and the ragged denied leaves. held: keeps the addressed memory.
+    pair: for base and delta the fields of `FilterAddresses`. held: keeps the addressed memory.
     """
 
     pair: tuple[tuple[NDArray[np.int64], ...], tuple[NDArray[np.int64], ...]]
@@ -60,14 +58,16 @@ def bind(index: Trie | Version) -> VersionArrays:
 
 def _view(level: Level, num_leaves: int) -> tuple[Any, ...]:
     no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    return (
-        {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
-        level.codes,
-        no_firsts if level.firsts is None else level.firsts,
-        no_words if level.boundary is None else level.boundary.words_W,
-        no_firsts if level.boundary is None else level.boundary.before_W,
-        num_leaves,
-        level.width,
+    return tuple(
+        LevelView(
+            layout={"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
+            codes=level.codes,
+            firsts=no_firsts if level.firsts is None else level.firsts,
+            words=no_words if level.boundary is None else level.boundary.words_W,
+            before=no_firsts if level.boundary is None else level.boundary.before_W,
+            num_leaves=num_leaves,
+            width=level.width,
+        )
     )
 
 
@@ -84,9 +84,9 @@ def _addresses(filters: Sequence[RequestFilter], num_leaves: int) -> tuple[NDArr
             assert one.leaves.size == num_leaves
             words_B[request] = one.leaves.words_W.ctypes.data
             before_B[request] = one.leaves.before_W.ctypes.data
-    denied_B1 = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
+    denied_indptr = np.cumsum([0, *(len(one.denied_D) for one in filters)]).astype(np.int64)
     denied = np.concatenate([np.empty(0, np.int64), *(one.denied_D for one in filters)])
-    return words_B, before_B, denied_B1, denied
+    return tuple(FilterAddresses(words_B=words_B, before_B=before_B, denied_indptr=denied_indptr, denied=denied))
 
 
 def children(
@@ -133,17 +133,21 @@ def step(
     parent_code = np.zeros((2, *shape), np.int64)
     ranges = np.zeros((2, num_segments, *shape), np.int64)
     num_valid_B = np.zeros(batch_size, np.int64)
-    capacity = 4 * num_beams + 64
     space = _children_space(arrays, level)
-    num_codes = logits_BKV.shape[2]
-    work = (
-        np.empty((2, capacity), np.uint64),  # keys and scratch of the candidates
-        np.empty((3, capacity), np.int64),  # their parents, codes and places
+    floats = np.empty((2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
+    bad = step_of_rows(
+        arrays.levels[level],
+        lo_SBK,
+        hi_SBK,
+        scores_BK,
+        logits_BKV,
+        filters.pair,
+        scoring == "full",
+        candidate_buffers(num_beams),
         space,
-        np.empty((2, max(space.shape[2], num_codes // CHUNK + 1)), np.float32),  # a row's logits and maxima of its chunks
+        floats,
+        (parent_code, ranges, scores, num_valid_B),
     )
-    out = (parent_code, ranges, scores, num_valid_B)
-    bad = step_of_rows(arrays.levels[level], lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.pair, scoring == "full", work, out)
     if bad >= 0:
         request, beam = divmod(bad, num_rows)
         raise LogitsError.not_finite(request, beam, f"at level {level}")
@@ -152,6 +156,6 @@ def step(
 
 
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
-    """Room for (codes, places) of a row's children: of both segments, of the base alone, of the delta alone."""
+    """Space for (codes, indices) of a row's children: of both segments, of the base alone, of the delta alone."""
     num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
     return np.empty((num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))), np.int64)
