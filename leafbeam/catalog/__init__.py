@@ -1,21 +1,43 @@
-"""The part that changes: items with their attributes in DuckDB, the rules over them as filters, the index that follows."""
+"""Items with attributes in DuckDB, rules over them as filters, and a live index that changes with them."""
 
-from leafbeam.catalog.catalog import Catalog
-from leafbeam.catalog.expression import Expression
-from leafbeam.catalog.refresh import RuleStatus
-from leafbeam.catalog.rule_config import LoadReport, Rule, RuleReport, RuleSource, rules_from_text
-from leafbeam.catalog.rule_set import RuleSet
-from leafbeam.catalog.sources import PostgresTable
+from typing import TYPE_CHECKING
 
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.catalog.catalog import Catalog
+    from leafbeam.catalog.expression import Expression
+    from leafbeam.catalog.rule_config import LoadReport, Rule, RuleSource, RuleStatus, rules_from_text
+    from leafbeam.catalog.rule_set import RuleSet
+    from leafbeam.catalog.sources import ItemSource, PostgresTable
+    from leafbeam.catalog.transaction import Attributes, CatalogTransaction
+
+_EXPORTS = {
+    "Attributes": ".transaction",
+    "Catalog": ".catalog",
+    "CatalogTransaction": ".transaction",
+    "Expression": ".expression",
+    "ItemSource": ".sources",
+    "LoadReport": ".rule_config",
+    "PostgresTable": ".sources",
+    "Rule": ".rule_config",
+    "RuleSet": ".rule_set",
+    "RuleSource": ".rule_config",
+    "RuleStatus": ".rule_config",
+    "rules_from_text": ".rule_config",
+}
 __all__ = [
+    "Attributes",
     "Catalog",
+    "CatalogTransaction",
     "Expression",
+    "ItemSource",
     "LoadReport",
     "PostgresTable",
     "Rule",
-    "RuleReport",
     "RuleSet",
     "RuleSource",
     "RuleStatus",
     "rules_from_text",
 ]
+__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

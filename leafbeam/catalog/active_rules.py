@@ -1,4 +1,4 @@
-"""The rule set in force, and how it follows the index.
+"""ActiveRules: the current rule set, kept at the version of the live index.
 
 Shapes: n items of one change.
 """
@@ -8,136 +8,132 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog.remap import carried, sources_of
-from leafbeam.catalog.rule_set import Chosen, RuleSet, moved
-from leafbeam.index import Filter, Trie, Version
+from leafbeam.catalog.remap import old_rows_of, remap
+from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters
+from leafbeam.index import Filter, Trie
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import concat_ids
 
 __all__ = ["ActiveRules"]
 
-_NOBODY = np.empty(0, np.int64)
+_NO_IDS = np.empty(0, np.int64)
+
+# Collects the ids of items whose attributes change while an evaluation runs.
+ChangeRecord = list[NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Ahead:
-    """Filters of a base that is not in force yet.
+class _PreparedBase:
+    """Filters of a compaction's new base, made before the switch; valid for rules of the same generation.
 
-    since: the evaluation that each comes from. touched: ids that changed since.
+    changes: of items since the filters were made.
     """
 
     trie: Trie
-    parts: dict[str, Filter]
-    since: dict[str, int]
-    touched: list[NDArray[np.generic]]
+    filters: dict[str, Filter]
+    rule_generations: Mapping[str, int]
+    changes: ChangeRecord
 
 
 class ActiveRules:
-    """A variable of type RuleSet that keeps step with the segments.
+    """The current RuleSet of a live index.
 
-    Think of it as the one place where index and rules are joined: `rules` is read by everybody and waits for nothing; who
-    changes items or rules holds `changing`, and calls `follow` or `put` before letting go.
+    Readers take `rules` and never wait. A thread that changes items or rules holds `write_lock`, and calls `advance` or sets
+    `rules` before it releases the lock.
     """
 
-    def __init__(self, segments: LiveIndex, rules: RuleSet) -> None:
-        self.segments = segments
+    def __init__(self, index: LiveIndex, rules: RuleSet) -> None:
+        self.index = index
         self.rules = rules
-        self.changing = threading.RLock()
-        self._records: list[list[NDArray[np.generic]]] = []
-        self._ahead: _Ahead | None = None
-        segments.on_compaction(before_switch=self._get_ahead, after_switch=self._switched)
+        self.write_lock = threading.RLock()
+        self._records: list[ChangeRecord] = []
+        self._prepared: _PreparedBase | None = None
+        index.on_compaction(before_switch=self._prepare, after_switch=self._switched)
 
     @contextmanager
-    def recording(self) -> Generator[tuple[RuleSet, list[NDArray[np.generic]]]]:
-        """The rules now, and a list that takes the ids of all items whose attributes change while the block runs."""
-        record: list[NDArray[np.generic]] = []
-        with self.changing:
-            rules = self.rules
-            self._records.append(record)
+    def recording(self) -> Generator[tuple[RuleSet, ChangeRecord]]:
+        """The current rules, and a record of the items whose attributes change while the block runs."""
+        rules, record = self._start_record()
         try:
             yield rules, record
         finally:
-            with self.changing:
-                self._records = [one for one in self._records if one is not record]
+            with self.write_lock:
+                self._stop_record(record)
 
-    def follow(self, touched: NDArray[np.generic] = _NOBODY, bits: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
-        """Move the rules to the segments' version; touched: live items (n,) that rules were asked about anew, with the answers.
+    def advance(self, changed_ids: NDArray[np.generic] = _NO_IDS, bits: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
+        """Move the rules to the current version. changed_ids: live items (n,) evaluated anew; bits: their results by rule.
 
-        Cost: see `moved`; 5 ns an item and rule where a compaction has put another base in force (`_get_ahead` prepares that).
+        Cost: that of `advance_filters`; 5 ns an item and rule after a compaction that was not prepared for.
         """
-        old, version = self.rules, self.segments.version()
+        old, version = self.rules, self.index.version()
         bits = bits or {}
-        if len(touched):
+        if len(changed_ids):
             for record in self._records:
-                record.append(touched)
-        ahead = self._ahead
-        if ahead is None or not any(segment.trie is ahead.trie for segment in version.segments):
-            chosen = moved(old.chosen, old.version, version, touched, bits)
-        else:
-            self._forget_ahead()
-            ready = {name: part for name, part in ahead.parts.items() if old.since.get(name) == ahead.since[name]}
-            late = self.touched(ahead.touched)
-            late = late[~np.isin(late, touched)] if len(late) and len(touched) else late
-            late_bits = _bits_of(old, late)
-            both = {name: np.concatenate([late_bits[name], bits.get(name, _NOBODY.astype(np.bool_))]) for name in old.chosen}
-            chosen = moved(old.chosen, old.version, version, concat_ids([late, touched]), both, ready, ahead.trie)
-        self.put(old.with_chosen(version, chosen))
+                record.append(changed_ids)
+        prepared, ready = self._prepared, None
+        if prepared is not None and any(segment.trie is prepared.trie for segment in version.segments):
+            self._drop_prepared()
+            valid = {
+                name: part
+                for name, part in prepared.filters.items()
+                if old.rule_generations.get(name) == prepared.rule_generations[name]
+            }
+            ready = (prepared.trie, valid)
+            earlier = self.live_ids(prepared.changes)
+            earlier = earlier[~np.isin(earlier, changed_ids)] if len(earlier) and len(changed_ids) else earlier
+            earlier_bits = _bits_of(old, earlier)
+            changed_ids = concat_ids([earlier, changed_ids])
+            no_bits = np.empty(0, np.bool_)
+            bits = {name: np.concatenate([earlier_bits[name], bits.get(name, no_bits)]) for name in old.filters}
+        by_segment = advance_filters(old.filters.by_segment, old.version, version, changed_ids, bits, ready)
+        self.rules = replace(old, filters=RuleFilters(version, by_segment))
 
-    def put(self, rules: RuleSet) -> None:
-        """Put a rule set in force. Its version has to be the segments'."""
-        self.rules = rules
-
-    def touched(self, record: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+    def live_ids(self, record: ChangeRecord) -> NDArray[np.generic]:
         """The live items among those recorded, each once."""
-        ids = np.unique(concat_ids(record)) if record else _NOBODY
+        ids = np.unique(concat_ids(record)) if record else _NO_IDS
         return ids[self.rules.version.knows(ids)] if len(ids) else ids
 
-    def fitted(
-        self,
-        chosen: Mapping[str, Chosen],
-        version: Version,
-        touched: NDArray[np.generic],
-        bits: Mapping[str, NDArray[np.bool_]],
-    ) -> dict[str, Chosen]:
-        """What rules selected in a version, as of the version in force; touched items have changed since then."""
-        if version is self.rules.version and not len(touched):
-            return dict(chosen)
-        return moved(chosen, version, self.rules.version, touched, bits)
-
-    def _get_ahead(self, trie: Trie) -> None:
-        """A compaction has built a new base: find its filters before it comes into force, while nobody waits."""
-        self._forget_ahead()
-        record: list[NDArray[np.generic]] = []
-        with self.changing:
-            rules = self.rules
+    def _start_record(self) -> tuple[RuleSet, ChangeRecord]:
+        record: ChangeRecord = []
+        with self.write_lock:
             self._records.append(record)
-        source_N = sources_of(trie, rules.version)
-        parts = {name: carried(filters, rules.version, trie, source_N) for name, filters in rules.chosen.items()}
-        self._ahead = _Ahead(trie=trie, parts=parts, since=dict(rules.since), touched=record)
+            return self.rules, record
+
+    def _stop_record(self, record: ChangeRecord) -> None:
+        self._records = [one for one in self._records if one is not record]
+
+    def _prepare(self, trie: Trie) -> None:
+        """Before a compaction's switch: make the filters of the new base while the old one is still in use."""
+        self._drop_prepared()
+        rules, changes = self._start_record()
+        old_row_N = old_rows_of(trie, rules.version)
+        filters = {name: remap(one, rules.version, trie, old_row_N) for name, one in rules.filters.by_segment.items()}
+        self._prepared = _PreparedBase(trie=trie, filters=filters, rule_generations=rules.rule_generations, changes=changes)
 
     def _switched(self) -> None:
-        """The new base is in force."""
-        with self.changing:
-            self.follow()
+        with self.write_lock:
+            self.advance()
 
-    def _forget_ahead(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._records = [one for one in self._records if one is not ahead.touched]
+    def _drop_prepared(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            self._stop_record(prepared.changes)
 
 
 def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
-    """What the rules in force say of live items."""
-    segment_n, row_n = rules.version.locate(ids_n) if len(ids_n) else (_NOBODY, _NOBODY)
-    bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.chosen}
+    """Whether each rule selects each of the live items, (n,) by rule."""
+    bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters}
+    if not len(ids_n):
+        return bits
+    segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):
-        mine = np.flatnonzero(segment_n == number)
-        places = segment.trie.items.ordinal_N[row_n[mine]]
-        for name, parts in rules.chosen.items():
-            bits[name][mine] = parts[number].ordinals.has(places)
+        in_segment = np.flatnonzero(segment_n == number)
+        ordinals = segment.trie.items.ordinal_N[row_n[in_segment]]
+        for name, by_segment in rules.filters.by_segment.items():
+            bits[name][in_segment] = by_segment[number].ordinals.has(ordinals)
     return bits

@@ -1,4 +1,4 @@
-"""Expressions over rule names: what a request may combine, and never SQL."""
+"""Expressions over rule names: what a request may combine; never SQL."""
 
 from __future__ import annotations
 
@@ -17,44 +17,41 @@ MAX_NAMES = 64
 MAX_DEPTH = 16
 
 _TOKEN = re.compile(r"\s*(?:([A-Za-z][A-Za-z0-9_-]*)|([&|()-]))")
-Kind = Literal["name", "and", "or", "less"]
+_Kind = Literal["name", "and", "or", "minus"]
+_SIGNS: dict[_Kind, str] = {"or": "|", "and": "&", "minus": "-"}
+_BINDS_TIGHTER: dict[_Kind, _Kind] = {"or": "and", "and": "minus", "minus": "name"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """Rule names joined by `&` (both), `|` (either) and `-` (the left, less the right), as Python reads them.
+    """Set arithmetic on rule names: `&` (both), `|` (either) and `-` (the left, less the right).
 
-    Think of it as set arithmetic on names: `-` binds most tightly, then `&`, then `|`, and parentheses say otherwise. A rule's
-    name may hold a `-` of its own, so a minus needs a space on its left: `fresh - adult`. Expressions are kept in a normal form
-    (operands of `&` and `|` flat, sorted, once each; `a - b - c` as `a - (b | c)`): different spellings of one thing are equal,
-    and are one entry of a cache.
+    `-` binds most tightly, then `&`, then `|`, as in Python. A rule's name may contain `-`, so a minus needs a space on its
+    left: `fresh - adult`. Expressions are kept in a normal form (operands of `&` and `|` flat, sorted, unique; `a - b - c` as
+    `a - (b | c)`), so different spellings of one set expression are equal and share a cache entry.
 
     >>> Expression.parse("(b & a) | promo & a & b").text
     '(a & b) | (a & b & promo)'
     """
 
-    kind: Kind
+    kind: _Kind
     name: str = ""
     parts: tuple[Expression, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read an expression. Raises RequestError, which says where, for anything that is not one or is too long."""
-        return _Parser(text).whole()
-
-    @classmethod
-    def all_of(cls, names: Iterable[str]) -> Expression:
-        """All the named rules at once; there has to be a name."""
-        return _joined("and", [cls(kind="name", name=name) for name in names])
+        """Parse an expression. Raises RequestError, with the position, for invalid syntax or an expression over the limits."""
+        return _Parser(text).parse()
 
     @classmethod
     def of(cls, rules: str | Iterable[str] | Expression, also: str | None = None) -> Expression | None:
-        """What a request asks for: names that all hold or an expression, and if given another expression; None for nothing."""
-        names = () if isinstance(rules, str | Expression) else tuple(rules)
-        parts = [cls.parse(rules) if isinstance(rules, str) else rules] if isinstance(rules, str | Expression) else []
-        parts += [cls.all_of(names)] if names else []
-        parts += [cls.parse(also)] if also is not None else []
-        return _joined("and", parts) if parts else None
+        """The filter of a request: an expression or names that all hold, and another expression; None if there is neither."""
+        if isinstance(rules, str | Expression):
+            parts = [cls.parse(rules) if isinstance(rules, str) else rules]
+        else:
+            parts = [cls(kind="name", name=name) for name in rules]
+        parts += [] if also is None else [cls.parse(also)]
+        return _normal("and", parts) if parts else None
 
     @property
     def names(self) -> frozenset[str]:
@@ -63,105 +60,98 @@ class Expression:
 
     @property
     def text(self) -> str:
-        """The normal form, spelled out."""
+        """The normal form as text."""
         if self.kind == "name":
             return self.name
-        sign = {"and": " & ", "or": " | ", "less": " - "}[self.kind]
-        return sign.join(part.text if part.kind == "name" else f"({part.text})" for part in self.parts)
+        return f" {_SIGNS[self.kind]} ".join(part.text if part.kind == "name" else f"({part.text})" for part in self.parts)
 
     def evaluate(self, filter_of: Callable[[str], VersionFilter]) -> VersionFilter:
-        """The set that it means. Cost: one pass over the bitmaps for each sign."""
+        """The set of items. Cost: one pass over the bitmaps for each operator."""
         if self.kind == "name":
             return filter_of(self.name)
-        first, *others = (part.evaluate(filter_of) for part in self.parts)
+        result, *others = (part.evaluate(filter_of) for part in self.parts)
         for other in others:
-            first = first & other if self.kind == "and" else first | other if self.kind == "or" else first - other
-        return first
+            result = result & other if self.kind == "and" else result | other if self.kind == "or" else result - other
+        return result
 
 
 class _Parser:
-    """Recursive descent over tokens: one method for each binding strength."""
+    """Recursive descent over tokens."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARACTERS:
             raise RequestError(f"an expression of rules may have up to {MAX_CHARACTERS:,} characters, not {len(text):,}")
         self._tokens: list[tuple[str, int]] = []
-        at, text = 0, text.rstrip()
-        while at < len(text):
-            found = _TOKEN.match(text, at)
+        end, text = 0, text.rstrip()
+        while end < len(text):
+            found = _TOKEN.match(text, end)
             if found is None:
-                rest = text[at:].lstrip()
+                rest = text[end:].lstrip()
                 raise RequestError(
                     f"an expression of rules is made of names, &, |, - and parentheses, such as (fresh | promo) - adult; "
                     f"at character {len(text) - len(rest)} it goes on with {rest[:20]!a}"
                 )
             token = found[found.lastindex or 0]
             self._tokens.append((token, found.end() - len(token)))
-            at = found.end()
+            end = found.end()
         if sum(token[0].isalpha() for token, _ in self._tokens) > MAX_NAMES:
             raise RequestError(f"an expression of rules may hold up to {MAX_NAMES} names")
-        self._at = 0
+        self._next = 0
         self._depth = 0
 
-    def whole(self) -> Expression:
-        found = self._either()
-        if self._at < len(self._tokens):
+    def parse(self) -> Expression:
+        expression = self._series("or")
+        if self._next < len(self._tokens):
             raise self._unexpected("&, |, - or the end")
-        return found
+        return expression
 
-    def _either(self) -> Expression:
-        return self._series("|", "or", self._both)
+    def _series(self, kind: _Kind) -> Expression:
+        """Operands joined by one operator, each of them a series of the operator that binds next more tightly."""
+        if kind == "name":
+            return self._operand()
+        parts = [self._series(_BINDS_TIGHTER[kind])]
+        while self._peek() == _SIGNS[kind]:
+            self._next += 1
+            parts.append(self._series(_BINDS_TIGHTER[kind]))
+        return _normal(kind, parts)
 
-    def _both(self) -> Expression:
-        return self._series("&", "and", self._less)
-
-    def _less(self) -> Expression:
-        return self._series("-", "less", self._one)
-
-    def _series(self, sign: str, kind: Kind, operand: Callable[[], Expression]) -> Expression:
-        parts = [operand()]
-        while self._peek() == sign:
-            self._at += 1
-            parts.append(operand())
-        return _joined(kind, parts)
-
-    def _one(self) -> Expression:
+    def _operand(self) -> Expression:
         token = self._peek()
         if token == "(":
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise RequestError(f"an expression of rules may have {MAX_DEPTH} parentheses inside each other, not more")
-            self._at += 1
-            found = self._either()
+            self._next += 1
+            expression = self._series("or")
             if self._peek() != ")":
                 raise self._unexpected("a closing parenthesis")
-            self._at += 1
+            self._next += 1
             self._depth -= 1
-            return found
+            return expression
         if token[:1].isalpha():
-            self._at += 1
+            self._next += 1
             return Expression(kind="name", name=token)
         raise self._unexpected("a rule's name or an opening parenthesis")
 
     def _peek(self) -> str:
-        return self._tokens[self._at][0] if self._at < len(self._tokens) else ""
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
 
-    def _unexpected(self, wanted: str) -> RequestError:
-        if self._at == len(self._tokens):
-            return RequestError(f"the expression of rules ends where {wanted} was expected")
-        token, place = self._tokens[self._at]
-        return RequestError(f"in the expression of rules, {wanted} was expected at character {place}, not {token[:70]!r}")
+    def _unexpected(self, expected: str) -> RequestError:
+        if self._next == len(self._tokens):
+            return RequestError(f"the expression of rules ends where {expected} was expected")
+        token, position = self._tokens[self._next]
+        return RequestError(f"in the expression of rules, {expected} was expected at character {position}, not {token[:70]!r}")
 
 
-def _joined(kind: Kind, parts: list[Expression]) -> Expression:
+def _normal(kind: _Kind, parts: list[Expression]) -> Expression:
     """One expression of several, in normal form."""
-    if kind == "less":
+    if kind == "minus":
         first, *others = parts
         if not others:
             return first
-        if first.kind == "less":  # (a - b) - c
+        if first.kind == "minus":  # (a - b) - c
             first, others = first.parts[0], [first.parts[1], *others]
-        return Expression(kind="less", parts=(first, _joined("or", others)))
+        return Expression(kind="minus", parts=(first, _normal("or", others)))
     flat = [inner for part in parts for inner in (part.parts if part.kind == kind else (part,))]
-    once = sorted({part.text: part for part in flat}.items())
-    return once[0][1] if len(once) == 1 else Expression(kind=kind, parts=tuple(part for _, part in once))
+    unique = sorted({part.text: part for part in flat}.items())
+    return unique[0][1] if len(unique) == 1 else Expression(kind=kind, parts=tuple(part for _, part in unique))

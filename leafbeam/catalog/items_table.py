@@ -1,7 +1,4 @@
-"""The table of items: created at once, looked at for moments, and changed where the catalog changes it.
-
-Shapes: M items of the table, R row numbers of DuckDB (all below R; some may have no row), n items of one call.
-"""
+"""The DuckDB table of items: created, opened for short reads and writes, or kept open exclusively."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -20,122 +17,110 @@ from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
 from leafbeam.errors import DataError
 
-__all__ = ["ItemStore"]
+__all__ = ["ItemsTable"]
 
 
-class ItemStore:
-    """A DuckDB table `items`: `item_id` (whole numbers or text, unique) and any attributes; in a file or in memory.
+class ItemsTable:
+    """A DuckDB table `items`: `item_id` (integers or text, unique) and any attributes; in a file or in memory (path None).
 
-    Think of a file on a shelf: it is taken down, read and put back. DuckDB lets one process write a file or many read it, never
-    both, so a reader that keeps its connection would lock every writer out. Here a connection lives only while something is
-    read or written; between, any other process may open the file and change prices or stock. When one has it, an access waits
-    up to `wait_s` seconds and then raises DataError.
+    DuckDB lets one process write a file or many read it, never both. So a connection is open only during a session; between
+    sessions other processes may write the file. If one has it open, a session waits up to `wait_s` seconds, then raises
+    DataError.
 
-    hold: keep the file open instead, and everybody else out. Changes then cost milliseconds rather than a file opened and
-    closed each, and looks do not wait for each other. A table in memory is always held.
+    exclusive: keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file, and
+    reads do not wait for each other. A table in memory is always exclusive.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, wait_s: float = 5.0, hold: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, *, wait_s: float = 5.0, exclusive: bool = False) -> None:
         self.path = None if path is None else Path(path)
         self.wait_s = wait_s
         self.name = "the catalog in memory" if path is None else str(path)
-        # Guards the file between looks of this process; where it is held, only their beginnings against changes.
+        # Serialises the sessions of this process; if exclusive, only writes and the beginnings of reads.
         self._lock = threading.Lock()
-        self._changes = 0
-        self._held = duckdb.connect(":memory:") if path is None else self._connect(read_only=False) if hold else None
+        self._num_changes = 0
+        self._open: duckdb.DuckDBPyConnection | None = None
+        if path is None:
+            self._open = duckdb.connect(":memory:")
+        elif exclusive:
+            self._open = self._connect(read_only=False)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False) -> None:
         """Write a new file from an Arrow table or stream, a `.parquet` or `.csv` file, or a PostgresTable, with an `item_id`.
 
-        The file appears under its name only when it is complete. In a CSV file the ids are whole numbers if all of them
-        are written the way a whole number is (`7`, not `007`), else text.
-        Raises DataError: no `item_id`, an id that is missing or comes twice, an unreadable source, or a file that is
-        already there (unless `overwrite`).
+        The file appears under its name only when it is complete. In a CSV file the ids are integers if all of them are written
+        as integers are (`7`, not `007`), else text.
+        Raises DataError: no `item_id`, a missing or repeated id, an unreadable source, or an existing file (unless
+        `overwrite`).
         """
         target = Path(path)
         if target.exists() and not overwrite:
             raise DataError(f"{target} is already there: choose another name, or pass overwrite=True to replace it")
         part = target.with_name(target.name + ".part")
-        _remove(part)
+        part.unlink(missing_ok=True)
         try:
             with duckdb.connect(str(part)) as connection:
                 copy_items(connection, items)
                 check_table(connection, str(target))
-            # A log left by a writer that died belongs to the file that goes away now.
-            _remove(target.with_name(target.name + ".wal"))
+            # A log that a dead writer left belongs to the replaced file.
+            target.with_name(target.name + ".wal").unlink(missing_ok=True)
             os.replace(part, target)
         except (duckdb.Error, OSError) as error:
             raise DataError(f"cannot write {target}: {error}") from error
         finally:
-            _remove(part)
+            part.unlink(missing_ok=True)
 
     @classmethod
-    def in_memory(cls, items: ItemSource) -> ItemStore:
-        """The same in memory; it is gone with the store. Raises DataError."""
-        store = cls(None)
-        assert store._held is not None
+    def in_memory(cls, items: ItemSource) -> ItemsTable:
+        """A table in memory. Raises DataError."""
+        table = cls(None)
+        assert table._open is not None
         try:
-            copy_items(store._held, items)
+            copy_items(table._open, items)
         except duckdb.Error as error:
             raise DataError(f"the items cannot be read: {error}") from error
-        return store
-
-    @property
-    def is_held(self) -> bool:
-        """Nobody else can change the table."""
-        return self._held is not None
+        return table
 
     @contextmanager
     def reading(self) -> Generator[ReadSession]:
-        """One consistent look at the table. Raises DataError where that is not possible."""
-        if self._held is None:
+        """One consistent view of the table. Raises DataError."""
+        if self._open is None:
             with self._lock, self._translated(), self._connect(read_only=True) as connection:
                 yield ReadSession(connection, self.name)
         else:
-            connection = self._held.cursor()
-            try:
-                with self._translated():
-                    yield ReadSession(connection, self.name, begin=self._begin)
-            finally:
-                connection.close()
+            with self._translated(), self._open.cursor() as connection:
+                yield ReadSession(connection, self.name, begin=self._begin)
 
     @contextmanager
     def writing(self) -> Generator[WriteSession]:
-        """Change the table, all or nothing: `commit` it inside the block.
-
-        Nobody else looks or writes meanwhile. Raises DataError.
-        """
+        """One transaction, all or nothing: `commit` it inside the block. Other sessions wait meanwhile. Raises DataError."""
         with self._lock, self._translated():
-            connection = self._connect(read_only=False) if self._held is None else self._held.cursor()
-            self._changes += 1
-            try:
+            connection = self._connect(read_only=False) if self._open is None else self._open.cursor()
+            self._num_changes += 1
+            with connection:
                 connection.begin()
-                yield WriteSession(connection, self.name, stamp=None if self._held is None else self._changes)
-            finally:
-                connection.close()
+                yield WriteSession(connection, self.name, change_counter=None if self._open is None else self._num_changes)
 
     def refill(self, items: ItemSource) -> None:
-        """Make another source the whole table. Raises DataError, and then nothing was changed."""
-        with self.writing() as writing:
-            writing.drop()
-            copy_items(writing.connection, items)
-            writing.check()
-            writing.commit()
+        """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
+        with self.writing() as session:
+            session.drop()
+            copy_items(session.connection, items)
+            session.check()
+            session.commit()
 
     def close(self) -> None:
-        """Give a held file back."""
+        """Close an exclusive file."""
         with self._lock:
-            if self._held is not None:
-                self._held.close()
+            if self._open is not None:
+                self._open.close()
 
     def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
-        """Fix what a look at a held table sees, and say how many changes that has."""
+        """Fix what a session on an exclusive table sees; returns the number of changes up to then."""
         with self._lock:
             connection.begin()
-            # DuckDB's transactions see the moment of their first statement.
-            connection.execute("SELECT 1 FROM items LIMIT 0").fetchall()
-            return self._changes
+            connection.execute("SELECT 1 FROM items LIMIT 0").fetchall()  # DuckDB fixes the view at the first statement
+            return self._num_changes
 
     @contextmanager
     def _translated(self) -> Generator[None]:
@@ -158,7 +143,3 @@ class ItemStore:
                     hint = f" (waited {self.wait_s:g} s for another process to close it)" if locked else ""
                     raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}") from error
             time.sleep(0.05)
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)

@@ -1,42 +1,23 @@
-"""Rules that are evaluated again from time to time: when, and by whom."""
+"""Periodic evaluation of rules: when each is due, and the thread that evaluates it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from leafbeam.catalog.rule_config import Rule
 
-__all__ = ["Refresher", "RuleStatus", "Schedule"]
+__all__ = ["BackgroundWorker", "Schedule"]
 
-_SHORTEST_REST, _LONGEST_REST = 0.001, 60.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleStatus:
-    """How a rule is doing, for dashboards.
-
-    num_items: live items that it allows now. age_s: seconds since it was last evaluated over all items without an error; None:
-    never. seconds: how long that took. refresh: how often it is due, in seconds; None: at a reload only. error: why it could
-    not be evaluated when it was last tried, over all items or over some that changed; its last good filter is in force
-    meanwhile.
-    """
-
-    name: str
-    num_items: int
-    age_s: float | None
-    seconds: float
-    refresh: float | None
-    error: str | None
+_MIN_SLEEP_S, _MAX_SLEEP_S = 0.001, 60.0
 
 
 class Schedule:
-    """When each rule is due, on any clock. Not for two threads at once.
+    """When each rule is due, on any clock. Not thread-safe.
 
-    A rule is due `refresh` seconds after its last evaluation began, or when that ended if it took longer. The one that waits
-    longest comes first, so a slow rule delays others by one evaluation and starves none.
+    A rule is due `refresh` seconds after its last evaluation began, or when that ended if it took longer. The rule that has
+    been due longest comes first, so a slow rule delays others by one evaluation and starves none.
 
     >>> schedule = Schedule(); schedule.plan([Rule(name="fresh", where="age < 7", refresh=60.0)], now=0.0)
     >>> schedule.next_due(59.0), schedule.next_due(60.0), schedule.wait(50.0)
@@ -44,37 +25,38 @@ class Schedule:
     """
 
     def __init__(self) -> None:
-        self._every: dict[str, float] = {}
+        self._intervals: dict[str, float] = {}
         self._due: dict[str, float] = {}
 
     def plan(self, rules: Iterable[Rule], now: float) -> None:
-        """These rules from now on. One that was there with the same interval keeps its turn."""
-        every = {rule.name: rule.refresh for rule in rules if rule.refresh is not None}
+        """Replace the scheduled rules. One that was scheduled with the same interval keeps its time."""
+        intervals = {rule.name: rule.refresh for rule in rules if rule.refresh is not None}
         self._due = {
-            name: self._due[name] if self._every.get(name) == seconds else now + seconds for name, seconds in every.items()
+            name: self._due[name] if self._intervals.get(name) == seconds else now + seconds
+            for name, seconds in intervals.items()
         }
-        self._every = every
+        self._intervals = intervals
 
     def next_due(self, now: float) -> str | None:
-        """The rule that has waited longest, if any is due."""
+        """The rule that has been due longest, if any is due."""
         due = [(at, name) for name, at in self._due.items() if at <= now]
         return min(due)[1] if due else None
 
-    def ran(self, name: str, began: float, now: float) -> None:
-        """A rule was evaluated, well or not."""
-        if name in self._every:
-            self._due[name] = max(began + self._every[name], now)
+    def evaluated(self, name: str, began: float, now: float) -> None:
+        """Record that a rule was evaluated, successfully or not."""
+        if name in self._intervals:
+            self._due[name] = max(began + self._intervals[name], now)
 
     def wait(self, now: float) -> float | None:
-        """Seconds until a rule is due; None where none ever is."""
+        """Seconds until a rule is due; None if none ever is."""
         return max(0.0, min(self._due.values()) - now) if self._due else None
 
 
-class Refresher:
-    """One background thread that does a piece of work whenever it is time.
+class BackgroundWorker:
+    """One daemon thread that calls `work` whenever it is due.
 
-    work: does what is due and returns the seconds until there is more, None for never. It is a bound method, held weakly: when
-    its object is gone, or `close` is called, the thread ends. `wake` lets it look at the time again.
+    work: does what is due and returns the seconds until the next call, None for never. It is a bound method, held weakly: the
+    thread ends when its object is freed, or with `close`. The first `wake` starts the thread; later ones call `work` at once.
     """
 
     def __init__(self, work: Callable[[], float | None], name: str) -> None:
@@ -86,7 +68,7 @@ class Refresher:
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
-        """The times have changed; the first call starts the thread."""
+        """Call `work` now."""
         with self._changed:
             if self._closed:
                 return
@@ -97,7 +79,7 @@ class Refresher:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread, after the piece of work that it is at."""
+        """End the thread after the current call of `work`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -117,7 +99,7 @@ class Refresher:
             wait = work()
             del work
             with self._changed:
-                # A weakly held object does not announce its end: look now and then. Nor may work without end keep all others
-                # from the locks that it takes.
-                rest = _LONGEST_REST if wait is None else min(max(wait, _SHORTEST_REST), _LONGEST_REST)
-                self._changed.wait_for(lambda: self._awake or self._closed, rest)
+                # At most a minute, to notice that the object was freed; at least a millisecond, so that a work that is always
+                # due leaves its locks to other threads.
+                sleep_s = _MAX_SLEEP_S if wait is None else min(max(wait, _MIN_SLEEP_S), _MAX_SLEEP_S)
+                self._changed.wait_for(lambda: self._awake or self._closed, sleep_s)

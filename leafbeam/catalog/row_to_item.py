@@ -1,6 +1,6 @@
-"""Which row of the table belongs to which item of the index.
+"""RowMap: which row of the table belongs to which item of the index.
 
-Shapes: R row numbers that are mapped, N items of the trie, D rows of another segment, T later rows, n items of one call.
+Shapes: M rows of the table, R mapped row numbers, N items of the trie, D items of another segment, T appended rows, n ids.
 """
 
 # pyarrow carries no types.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.catalog.remap import patched, picked
+from leafbeam.catalog.remap import scatter, with_bits
 from leafbeam.catalog.sessions import Ids, ReadSession
 from leafbeam.errors import DataError
 from leafbeam.index import Filter, Trie, Version
@@ -27,149 +27,163 @@ __all__ = ["RowMap"]
 
 @dataclass(frozen=True, kw_only=True)
 class RowMap:
-    """A table beside an index: made once, good as long as no row moves, so that a rule is a scan and nothing else.
+    """The join of table and trie on `item_id`, as numbers: with it a rule is one scan of the table.
 
-    Think of it as the join of the two on `item_id`, kept as numbers: `place_R` says for each row number where its item stands
-    in the trie. Rows that came later are looked up by id. Whether rows have moved is seen by a hash of all row numbers and ids.
+    Valid until a mapped row moves, which the fingerprint of the table shows. Appended rows are looked up by id.
 
-    place_R: uint32; N where the row's item is not in the trie, or there is no such row.
-    extent: (rows, R, hash) of what is mapped. total: (rows, row numbers) of the whole table.
-    stamp: how many changes the table had when all this was seen to hold; None: it can change unseen.
-    stray_ids, stray_rows: mapped rows whose items the trie does not have, sorted by id.
-    later: row number by id, of rows beyond R; several dictionaries, big ones first, so that adding to them is cheap.
+    ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
+    fingerprint: of the mapped rows (ReadSession.fingerprint). num_rows, end: rows of the whole table, and a bound of their
+    numbers. change_counter: of the table when the map was last valid; None if the table can change unnoticed.
+    unindexed_ids, unindexed_rows: mapped rows whose items the trie does not have, sorted by id.
+    appended: row number by id, of rows beyond R; several dictionaries, big ones first, so that adding to them is cheap.
     """
 
     trie: Trie
-    place_R: NDArray[np.uint32]
-    extent: tuple[int, int, int]
-    total: tuple[int, int]
-    stamp: int | None
-    stray_ids: NDArray[np.generic]
-    stray_rows: NDArray[np.int64]
-    later: tuple[dict[Any, int], ...] = ()
+    ordinal_R: NDArray[np.uint32]
+    fingerprint: tuple[int, int, int]
+    num_rows: int
+    end: int
+    change_counter: int | None
+    unindexed_ids: NDArray[np.generic]
+    unindexed_rows: NDArray[np.int64]
+    appended: tuple[dict[Any, int], ...] = ()
 
     @classmethod
-    def read(cls, reading: ReadSession, trie: Trie, *, check: bool = True) -> RowMap:
+    def read(cls, session: ReadSession, trie: Trie, *, check: bool = True) -> RowMap:
         """Join table and trie. Cost: a sort of the table's ids and a search for each, 1 µs an item; less if the orders agree.
 
-        check: that the ids are unique; not where the catalog has seen to that. Raises DataError where they are not, or are of
-        another kind than the index's.
+        check: that ids are unique, unless the catalog has ensured it. Raises DataError if they are not, or are of another kind
+        than the index's.
         """
         if check:
-            reading.check()
-        extent = reading.extent()
-        rows_M, ids_M = reading.ids()
-        found_M = _rows_in(trie, ids_M, reading.name)
-        place_R = np.full(extent[1], trie.num_items, np.uint32)
-        known = found_M >= 0
-        place_R[rows_M[known]] = trie.items.ordinal_N[found_M[known]]
-        strays = as_id_array(ids_M[~known])
-        order = np.argsort(strays, kind="stable")
+            session.check()
+        fingerprint = session.fingerprint()
+        rows_M, ids_M = session.ids()
+        item_row_M = _find_all(trie, ids_M, session.name)
+        indexed = item_row_M >= 0
+        ordinal_R = np.full(fingerprint[1], trie.num_items, np.uint32)
+        ordinal_R[rows_M[indexed]] = trie.items.ordinal_N[item_row_M[indexed]]
+        unindexed = as_id_array(ids_M[~indexed])
+        order = np.argsort(unindexed, kind="stable")
         return cls(
             trie=trie,
-            place_R=place_R,
-            extent=extent,
-            total=extent[:2],
-            stamp=reading.stamp,
-            stray_ids=strays[order],
-            stray_rows=rows_M[~known][order],
+            ordinal_R=ordinal_R,
+            fingerprint=fingerprint,
+            num_rows=fingerprint[0],
+            end=fingerprint[1],
+            change_counter=session.change_counter,
+            unindexed_ids=unindexed[order],
+            unindexed_rows=rows_M[~indexed][order],
         )
 
-    def seen(self, reading: ReadSession) -> RowMap | None:
-        """This map for the table as it is now; None where rows have moved.
+    def refreshed(self, session: ReadSession) -> RowMap | None:
+        """This map with the rows appended since; None if mapped rows have moved.
 
-        Cost: nothing if the table is as it was, else a pass over its ids (3 ns each). Raises DataError for ids that come twice.
+        Cost: none if the table is unchanged, else a pass over its ids (3 ns each). Raises DataError for repeated ids.
         """
-        if self.stamp is not None and self.stamp == reading.stamp:
+        if self.change_counter is not None and self.change_counter == session.change_counter:
             return self
-        if reading.extent(below=len(self.place_R)) != self.extent:
+        if session.fingerprint(below=len(self.ordinal_R)) != self.fingerprint:
             return None
-        rows_T, ids_T = reading.ids(begin=len(self.place_R))
-        if len(rows_T) and reading.stamp is None:  # somebody else may have added them
-            reading.check()
-        end = int(rows_T[-1]) + 1 if len(rows_T) else self.extent[1]
-        later = dict(zip(as_id_array(ids_T).tolist(), rows_T.tolist(), strict=True))
-        return replace(self, total=(self.extent[0] + len(rows_T), end), stamp=reading.stamp, later=(later,) if later else ())
+        rows_T, ids_T = session.ids(begin=len(self.ordinal_R))
+        if len(rows_T) and session.change_counter is None:  # another process may have added them
+            session.check()
+        appended = dict(zip(as_id_array(ids_T).tolist(), rows_T.tolist(), strict=True))
+        return replace(
+            self,
+            num_rows=self.fingerprint[0] + len(rows_T),
+            end=int(rows_T[-1]) + 1 if len(rows_T) else self.fingerprint[1],
+            change_counter=session.change_counter,
+            appended=(appended,) if appended else (),
+        )
 
-    def with_later(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], stamp: int | None) -> RowMap:
-        """This map after the catalog itself added these rows behind all others. Cost: amortised, that of a dictionary."""
+    def with_appended(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], change_counter: int | None) -> RowMap:
+        """This map after the catalog appended these rows. Cost: amortised, that of a dictionary."""
         if not len(ids_n):
-            return replace(self, stamp=stamp)
+            return replace(self, change_counter=change_counter)
         newest = dict(zip(ids_n.tolist(), rows_n.tolist(), strict=True))
-        later = list(self.later)
-        while later and len(later[-1]) <= 2 * len(newest):
-            newest = {**later.pop(), **newest}
-        total = (self.total[0] + len(ids_n), max(self.total[1], int(rows_n.max()) + 1))
-        return replace(self, total=total, stamp=stamp, later=(*later, newest))
+        appended = list(self.appended)
+        while appended and len(appended[-1]) <= 2 * len(newest):
+            newest = {**appended.pop(), **newest}
+        return replace(
+            self,
+            num_rows=self.num_rows + len(ids_n),
+            end=max(self.end, int(rows_n.max()) + 1),
+            change_counter=change_counter,
+            appended=(*appended, newest),
+        )
 
-    def has(self, ids_n: NDArray[np.generic]) -> NDArray[np.bool_]:
-        """Which of these ids have a row. Cost: a few searches an id."""
-        found = np.array([any(key in some for some in self.later) for key in ids_n.tolist()], np.bool_)
-        found |= self._strays_at(ids_n) >= 0
+    def has_row(self, ids_n: NDArray[np.generic]) -> NDArray[np.bool_]:
+        """Which ids have a row. Cost: a few searches an id."""
+        found = np.array([any(key in part for part in self.appended) for key in ids_n.tolist()], np.bool_)
+        found |= self._find_unindexed(ids_n) >= 0
         rows = self.trie.find(ids_n)
         known = rows >= 0
         found[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
         return found
 
-    def filters(self, chosen: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
-        """One filter for each segment, dead items included, of the items whose row is chosen.
+    def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
+        """One filter for each segment, deleted items included, of the items whose row matches.
 
-        chosen: by row number, of the whole table. Cost: 2 ns a row, and a few searches for each later row and each item of
-        segments that are not the mapped trie.
+        matches: by row number, of the whole table. Cost: 2 ns a row, and a few searches for each appended row and each item of
+        other segments than the mapped trie.
         """
-        mapped = picked(chosen[: len(self.place_R)], self.place_R, self.trie)
-        ids_T, rows_T = self._later_rows
-        found = self.trie.find(ids_T) if len(ids_T) else np.empty(0, np.int64)
-        known = found >= 0
-        if known.any():
-            mapped = patched(mapped, self.trie.items.ordinal_N[found[known]], chosen[rows_T[known]] == 1, self.trie)
+        mapped = scatter(matches[: len(self.ordinal_R)], self.ordinal_R, self.trie)
+        rows, rows_T = self._appended_in(self.trie)
+        if len(rows):
+            mapped = with_bits(mapped, self.trie.items.ordinal_N[rows], matches[rows_T] == 1, self.trie)
         return tuple(
-            mapped if segment.trie is self.trie else self._beside(segment.trie, mapped, chosen) for segment in version.segments
+            mapped if segment.trie is self.trie else self._other_segment(segment.trie, mapped, matches)
+            for segment in version.segments
         )
 
-    def is_of(self, version: Version) -> bool:
-        """The version has the mapped trie, so that few items are looked up by id."""
+    def is_for(self, version: Version) -> bool:
+        """Whether the version has the mapped trie, so that few items are looked up by id."""
         return any(segment.trie is self.trie for segment in version.segments)
 
     @cached_property
     def _with_row(self) -> Filter:
         """Items of the trie whose row is mapped."""
-        return picked(np.ones(len(self.place_R), np.uint8), self.place_R, self.trie)
+        return scatter(np.ones(len(self.ordinal_R), np.uint8), self.ordinal_R, self.trie)
 
     @cached_property
-    def _later_rows(self) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        """(ids_T, rows_T) of the later rows."""
-        whole = {key: row for some in self.later for key, row in some.items()}
-        return as_id_array(list(whole)), np.fromiter(whole.values(), np.int64, len(whole))
+    def _appended_rows(self) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        """(ids_T, rows_T) of the appended rows."""
+        rows = {key: row for part in self.appended for key, row in part.items()}
+        return as_id_array(list(rows)), np.fromiter(rows.values(), np.int64, len(rows))
 
-    def _strays_at(self, ids_n: NDArray[np.generic]) -> NDArray[np.int64]:
-        """Where each id stands among the strays, -1 where it does not."""
-        if not len(self.stray_ids) or self.stray_ids.dtype.kind != ids_n.dtype.kind:
+    def _appended_in(self, trie: Trie) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(rows of the trie, row numbers of the table) of appended items that the trie has."""
+        ids_T, rows_T = self._appended_rows
+        found_T = trie.find(ids_T) if len(ids_T) else np.empty(0, np.int64)
+        return found_T[found_T >= 0], rows_T[found_T >= 0]
+
+    def _find_unindexed(self, ids_n: NDArray[np.generic]) -> NDArray[np.int64]:
+        """The index of each id in `unindexed_ids`, -1 if it is not there."""
+        if not len(self.unindexed_ids) or self.unindexed_ids.dtype.kind != ids_n.dtype.kind:
             return np.full(len(ids_n), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.stray_ids, ids_n), len(self.stray_ids) - 1)
-        return np.where(self.stray_ids[at] == ids_n, at, -1)
+        at = np.minimum(np.searchsorted(self.unindexed_ids, ids_n), len(self.unindexed_ids) - 1)
+        return np.where(self.unindexed_ids[at] == ids_n, at, -1)
 
-    def _beside(self, trie: Trie, mapped: Filter, chosen: NDArray[np.uint8]) -> Filter:
-        """The filter of another segment: its items have later rows, strays', or those of replaced items of the mapped trie."""
+    def _other_segment(self, trie: Trie, mapped: Filter, matches: NDArray[np.uint8]) -> Filter:
+        """The filter of another segment, whose items have appended or unindexed rows, or rows of replaced items."""
         ids_D = np.arange(trie.num_items) if trie.items.ids is None else trie.items.ids
         mask_D = np.zeros(len(ids_D), np.bool_)
-        rest_D = np.ones(len(ids_D), np.bool_)
-        ids_T, rows_T = self._later_rows
-        found = trie.find(ids_T) if len(ids_T) else np.empty(0, np.int64)
-        known = found >= 0
-        mask_D[found[known]] = chosen[rows_T[known]] == 1
-        rest_D[found[known]] = False
-        rest = np.flatnonzero(rest_D)
-        at = self._strays_at(ids_D[rest])
-        mask_D[rest[at >= 0]] = chosen[self.stray_rows[at[at >= 0]]] == 1
+        missing_D = np.ones(len(ids_D), np.bool_)
+        rows, rows_T = self._appended_in(trie)
+        mask_D[rows] = matches[rows_T] == 1
+        missing_D[rows] = False
+        rest = np.flatnonzero(missing_D)
+        at = self._find_unindexed(ids_D[rest])
+        mask_D[rest[at >= 0]] = matches[self.unindexed_rows[at[at >= 0]]] == 1
         rest = rest[at < 0]
         rows = self.trie.find(ids_D[rest])
         mask_D[rest[rows >= 0]] = mapped.ordinals.has(self.trie.items.ordinal_N[rows[rows >= 0]])
         return trie.filter(mask_D)
 
 
-def _rows_in(trie: Trie, ids_M: Ids, name: str) -> NDArray[np.int64]:
-    """The row of each id in the trie, -1 where it is not there."""
+def _find_all(trie: Trie, ids_M: Ids, name: str) -> NDArray[np.int64]:
+    """The row of each id in the trie, -1 if it is not there. Raises DataError if the kinds of ids differ."""
     if not len(ids_M) or not trie.num_items:
         return np.full(len(ids_M), -1, np.int64)
     first = trie.items.ids_of(np.zeros(1, np.int64))
@@ -179,12 +193,11 @@ def _rows_in(trie: Trie, ids_M: Ids, name: str) -> NDArray[np.int64]:
             f"the index knows its items by {kinds[0]} such as {first[0].item()!r}, but the column item_id of "
             f"{name} holds {kinds[1]} such as {ids_M[0].item()!r}: one of the two has to change"
         )
-    wanted_M = as_id_array(ids_M)
-    own_N = np.arange(trie.num_items) if trie.items.ids is None else trie.items.ids
-    if np.array_equal(wanted_M, own_N):
-        return np.arange(len(wanted_M))
-    # The index looks ids up by their hashes: asked in that order, it reads its memory from one end to the other.
-    order = sort_rows([hash_ids(wanted_M)], 1)
-    found_M = np.empty(len(wanted_M), np.int64)
-    found_M[order] = trie.find(wanted_M[order])
+    keys_M = as_id_array(ids_M)
+    if np.array_equal(keys_M, np.arange(trie.num_items) if trie.items.ids is None else trie.items.ids):
+        return np.arange(len(keys_M))
+    # The index looks ids up by their hashes: in the order of those it reads its memory sequentially.
+    order = sort_rows([hash_ids(keys_M)], 1)
+    found_M = np.empty(len(keys_M), np.int64)
+    found_M[order] = trie.find(keys_M[order])
     return found_M

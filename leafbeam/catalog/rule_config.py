@@ -1,4 +1,4 @@
-"""Rules: named SQL predicates, as they are written down, and how they fared."""
+"""Rules: named SQL predicates, how they are written down, and their status."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from pathlib import Path
 
 from leafbeam.errors import RuleError
 
-__all__ = ["LoadReport", "Rule", "RuleReport", "RuleSource", "read_rules", "rules_from_text", "seconds_of"]
+__all__ = ["LoadReport", "Rule", "RuleSource", "RuleStatus", "parse_duration", "read_rules", "rules_from_text"]
 
-# A TOML file, a mapping, or several of them of which a later one replaces the rules that it names.
-_Stated = str | os.PathLike[str] | Mapping[str, object]
-RuleSource = _Stated | Sequence[_Stated] | None
+# A TOML file, a mapping, or several of them, of which a later one replaces the rules that it names.
+_OneSource = str | os.PathLike[str] | Mapping[str, object]
+RuleSource = _OneSource | Sequence[_OneSource] | None
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_LONGEST = 365 * 86_400.0
+_MAX_SECONDS = 365 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A name and the SQL predicate over the table `items` that it stands for.
+    """A name and an SQL predicate over the table `items`.
 
-    refresh: how often it is evaluated again, in seconds; None: when the catalog is reloaded, and for the items that change.
+    refresh: seconds between evaluations; None: only when the catalog is reloaded, and for items that change.
 
-    Raises RuleError for what cannot be a name or a predicate; whether DuckDB understands the predicate turns out when it is
-    evaluated.
+    Raises RuleError for an invalid name or an empty predicate; DuckDB checks the predicate when it is evaluated.
     """
 
     name: str
@@ -46,9 +45,9 @@ class Rule:
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> Rule:
-        """A rule as a file or a mapping states it: a predicate, or a table with `where` and, if it likes, `refresh`.
+        """A rule from its definition in a file or mapping: a predicate, or a table with `where` and, optionally, `refresh`.
 
-        refresh: of a rule that states none, in seconds. Raises RuleError.
+        refresh: in seconds, of a rule that has none of its own. Raises RuleError.
         """
         if not isinstance(value, Mapping):
             return cls(name=name, where=value, refresh=refresh)  # type: ignore[arg-type]
@@ -56,45 +55,52 @@ class Rule:
         if unknown or "where" not in value:
             what = f"it has {unknown[0]!r} too" if unknown else "it has no where"
             raise RuleError(f'rule {name!r} has to be a predicate, or {{ where = "...", refresh = "60s" }}, but {what}')
-        often = refresh if "refresh" not in value else seconds_of(value["refresh"], f"the refresh of rule {name!r}")
-        return cls(name=name, where=value["where"], refresh=often)
+        if "refresh" in value:
+            refresh = parse_duration(value["refresh"], f"the refresh of rule {name!r}")
+        return cls(name=name, where=value["where"], refresh=refresh)
 
 
-def seconds_of(duration: object, what: str = "a duration") -> float:
+def parse_duration(duration: object, what: str = "a duration") -> float:
     """Seconds of a text such as "500ms", "60s", "5m", "1h" or "1d". Raises RuleError."""
     found = _DURATION.fullmatch(duration) if isinstance(duration, str) else None
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not 0 < seconds <= _LONGEST:
+    if not 0 < seconds <= _MAX_SECONDS:
         raise RuleError(f'{what} has to be a text such as "500ms", "60s", "5m", "1h" or "1d", up to a year, not {duration!r}')
     return seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RuleReport:
-    """How one rule fared at a load: `num_items` it allows now, and why it could not be evaluated, if it could not.
+class RuleStatus:
+    """Status of one rule.
 
-    kept: the filter of an earlier load is still in force, because this load failed.
+    num_items: live items that it allows; 0 if it is not available. error: why the last evaluation failed, over all items or
+    over those that changed. kept: its last good filter is still in use because that failed. age_s: seconds since its last
+    successful evaluation over all items; None: never. seconds: how long that took. refresh: seconds between evaluations;
+    None: only at a reload.
     """
 
     name: str
     num_items: int
-    error: str | None = None
-    kept: bool = False
+    error: str | None
+    kept: bool
+    age_s: float | None
+    seconds: float
+    refresh: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadReport:
-    """What a load of the catalog found. `str(report)` is one readable paragraph; `ok` is false if anything failed.
+    """Result of loading a catalog. `str(report)` is one readable paragraph; `ok` is false if anything failed.
 
-    not_in_index: items of the table that the index does not know (they can never be recommended).
-    not_in_catalog: items of the index without a row in the table (they come without rules, and no rule selects them).
-    error: why the whole load failed, in which case everything is as it was before.
+    not_in_index: items of the table that the index does not have (they are never recommended).
+    not_in_catalog: items of the index without a row in the table (no rule selects them).
+    error: why the whole load failed, in which case nothing was changed.
     """
 
     num_items: int
     not_in_index: int
     not_in_catalog: int
-    rules: tuple[RuleReport, ...]
+    rules: tuple[RuleStatus, ...]
     seconds: float
     error: str | None = None
 
@@ -104,7 +110,7 @@ class LoadReport:
 
     @property
     def agrees(self) -> bool:
-        """Table and index know the same items."""
+        """Table and index have the same items."""
         return self.not_in_index == self.not_in_catalog == 0
 
     def __str__(self) -> str:
@@ -123,9 +129,9 @@ class LoadReport:
 
 
 def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
-    """Rules as a command line states them, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalog.open`.
+    """Rules of a command line, `NAME=PREDICATE` or `NAME@REFRESH=PREDICATE`, as a mapping for `Catalog.open`.
 
-    Raises RuleError where a text is neither, or two name the same rule; whether DuckDB understands a predicate turns out later.
+    Raises RuleError if a text is neither, or two name the same rule.
 
     >>> rules_from_text(["cheap=price < 20", "fresh@60s=first_seen > now() - INTERVAL 7 DAY"])
     {'cheap': 'price < 20', 'fresh': {'where': 'first_seen > now() - INTERVAL 7 DAY', 'refresh': '60s'}}
@@ -138,43 +144,38 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
                 f'a rule is written NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}'
             )
         name, refresh, where = found["name"], found["refresh"], found["where"].strip()
-        stated = where if refresh is None else {"where": where, "refresh": refresh}
-        Rule.of(name, stated)
+        definition = where if refresh is None else {"where": where, "refresh": refresh}
+        Rule.of(name, definition)
         if name in rules:
             raise RuleError(f"rule {name!r} is stated twice: keep one, or give them two names and let requests join them")
-        rules[name] = stated
+        rules[name] = definition
     return rules
 
 
 def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
-    """(rules, faults) by name, from a TOML file with one table `[rules]`, from a mapping, or from several of these.
+    """(rules, errors) by name; an invalid rule is an error of its own and does not hide the others.
 
-    Of several, a later one replaces the rules that it names. refresh: of rules that state none. A fault is what is wrong with
-    one rule, so that it does not hide the others.
-
-    Raises RuleError: no such file, not TOML, no table `[rules]`, or something beside it.
+    source: a TOML file with one table `[rules]`, a mapping, or several of these, of which a later one replaces the rules that
+    it names. refresh: of rules that have none. Raises RuleError: no such file, not TOML, no table `[rules]`, or other keys.
     """
     rules: dict[str, Rule] = {}
-    faults: dict[str, RuleError] = {}
-    for name, value in _stated(source).items():
+    errors: dict[str, RuleError] = {}
+    for name, value in _definitions(source).items():
         try:
             rules[name] = Rule.of(name, value, refresh=refresh)
         except RuleError as error:
-            faults[name] = error
-    return rules, faults
+            errors[name] = error
+    return rules, errors
 
 
-def _stated(source: RuleSource) -> Mapping[str, object]:
+def _definitions(source: RuleSource) -> Mapping[str, object]:
     if source is None:
         return {}
     if isinstance(source, Mapping):
         return source
     if isinstance(source, Sequence) and not isinstance(source, str):
-        return {name: value for one in source for name, value in _stated(one).items()}
-    return _file(Path(source))
-
-
-def _file(path: Path) -> Mapping[str, object]:
+        return {name: value for one in source for name, value in _definitions(one).items()}
+    path = Path(source)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

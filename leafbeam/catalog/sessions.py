@@ -1,4 +1,4 @@
-"""One look at the table of items, and one change of it: all SQL of the catalog.
+"""Read and write sessions on the table of items: all SQL of the catalog.
 
 Shapes: M items of the table, R row numbers of DuckDB (all are below R; some may have no row), n items of one call.
 """
@@ -25,21 +25,22 @@ __all__ = ["Ids", "ReadSession", "WriteSession", "check_table"]
 
 Ids = NDArray[np.int64] | NDArray[np.str_]
 
-# DuckDB compares a TIMESTAMP column with now(), which has a time zone, by giving each of its values one: 500 ns a row, against
-# 5 ns where now() is a TIMESTAMP of UTC too. It can be, unless a predicate may see the difference.
-_NOWS = ("now", "get_current_timestamp")
-_SEES_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof", re.IGNORECASE)
+# DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
+# now() is a TIMESTAMP of UTC too. It is replaced by one, unless a predicate matches this expression: it may see the difference.
+_NOW_FUNCTIONS = ("now", "get_current_timestamp")
+_MAY_SEE_TIME_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof", re.IGNORECASE)
 
-# In a plain scan, rows come out in the order of their numbers.
+# A plan of these operators returns rows in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
 
 
 class ReadSession:
-    """One consistent look at the table. It comes from `ItemStore.reading` and ends with it.
+    """One consistent view of the table, from `ItemsTable.reading`.
 
-    begin: starts a transaction on a connection whose table may change meanwhile and returns the number of changes that it sees,
-    which becomes `stamp`; None where nobody can change anything. Predicates are configuration written by the operator, and the
-    only text that ever becomes SQL. Times without a time zone are UTC.
+    Predicates come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
+
+    begin: starts a transaction on a connection whose table may change meanwhile and returns its `change_counter`; None if no
+    other thread can change the table. change_counter: how many changes this session sees; None if it is unknown.
     """
 
     def __init__(
@@ -52,27 +53,27 @@ class ReadSession:
         self.name = name
         self.connection = connection
         self._begin = begin
-        self._now_is_plain: bool | None = False
+        self._now_is_utc: bool | None = False
         connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET autoinstall_known_extensions = false")  # a rule never makes a server download code
-        self.stamp = None if begin is None else begin(connection)
+        connection.execute("SET autoinstall_known_extensions = false")  # a rule must not download code
+        self.change_counter = None if begin is None else begin(connection)
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, `item_id` among them. Raises DataError where there is no proper table."""
+        """Names of the columns, `item_id` included. Raises DataError if there is no table `items`."""
         return _columns(self.connection, self.name)
 
     def check(self) -> None:
-        """Raise DataError unless each row has an id of its own. Cost: one pass over the ids, 0.2 µs each."""
+        """Raise DataError unless every row has a unique id. Cost: one pass over the ids, 0.2 µs each."""
         check_table(self.connection, self.name)
 
-    def extent(self, below: int | None = None) -> tuple[int, int, int]:
-        """(rows, R, a hash of which id has which row number) of all rows, or of those with numbers below `below`.
+    def fingerprint(self, below: int | None = None) -> tuple[int, int, int]:
+        """(rows, R, a hash of the pairs of row number and id) of all rows, or of those with numbers below `below`.
 
         Cost: one pass over the ids, 3 ns each.
         """
         where = "" if below is None else f"WHERE rowid < {below}"
-        # DuckDB's hash(a, b) is one of a and one of b, combined by xor: over all rows it cannot see which id is in which.
+        # DuckDB's hash(a, b) is hash(a) xor hash(b), so over all rows it would not show which id belongs to which row.
         pair = "hash(xor(hash(rowid), hash(hash(item_id))))"
         found = self.connection.execute(
             f"SELECT count(*), coalesce(max(rowid) + 1, 0), coalesce(bit_xor({pair}), 0) FROM items {where}"
@@ -80,91 +81,82 @@ class ReadSession:
         return int(found[0]), int(found[1]), int(found[2])
 
     def ids(self, begin: int = 0) -> tuple[NDArray[np.int64], Ids]:
-        """(rows_n, item_ids_n): the rows with numbers from `begin` on, in their order."""
+        """(rows_n, item_ids_n): the rows with numbers from `begin` on, ascending."""
         table = self.connection.sql(f"SELECT rowid, item_id FROM items WHERE rowid >= {begin}").to_arrow_table()
-        return _numpy(table["rowid"], pa.int64()), _id_array(table["item_id"], self.name)
+        return _int64(table["rowid"]), _id_array(table["item_id"], self.name)
 
     def rows_of(self, item_ids: Ids) -> NDArray[np.int64]:
-        """The row number of each id, -1 where the table has none. Cost: one pass over the ids, 5 ns each."""
+        """The row number of each id, -1 if the table has none. Cost: one pass over the ids, 5 ns each."""
         rows = np.full(len(item_ids), -1, np.int64)
         if not len(item_ids):
             return rows
-        wanted = pa.table({"place": np.arange(len(item_ids)), "item_id": pa.array(item_ids)})
-        self.connection.register("wanted", wanted)
+        self.connection.register("requested", pa.table({"i": np.arange(len(item_ids)), "item_id": pa.array(item_ids)}))
         found = self.connection.sql(
-            "SELECT wanted.place, items.rowid FROM items JOIN wanted ON items.item_id = wanted.item_id"
+            "SELECT requested.i, items.rowid FROM items JOIN requested ON items.item_id = requested.item_id"
         ).to_arrow_table()
-        self.connection.unregister("wanted")
-        rows[_numpy(found["place"], pa.int64())] = _numpy(found["rowid"], pa.int64())
+        self.connection.unregister("requested")
+        rows[_int64(found["i"])] = _int64(found["rowid"])
         return rows
 
-    def chosen(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
-        """1 for each row number below `end` whose row the predicate is true for (not false, not NULL), else 0.
+    def evaluate(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
+        """1 for each row number below `end` whose row satisfies the predicate, 0 for false, NULL and missing rows.
 
-        num_rows: how many rows there are below `end`. Cost: a scan of the rule's columns, 1.5 ns a row, where the predicate
-        looks at nothing but the row itself and no row was ever deleted; three times that otherwise. Raises RuleError.
+        num_rows: rows below `end`. Cost: a scan of the rule's columns, 1.5 ns a row, if the predicate reads only the row itself
+        and no row was ever deleted; three times that otherwise. Raises RuleError.
         """
         try:
             predicate = _predicate(rule)
             self._set_now([rule])
-            # An aggregate or a window may stand in a column, but not here.
+            # Refuses aggregates and windows, which are valid in a column but not here.
             self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
             if num_rows == end:
-                query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS chosen FROM items"
+                query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
                 if self._is_scan(query):
-                    column = self.connection.sql(query).to_arrow_table()["chosen"]
-                    return _bytes(column)[:end]
-            rows = self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"]
-            chosen_R = np.zeros(end, np.uint8)
-            numbers = _numpy(rows, pa.int64())
-            chosen_R[numbers[numbers < end]] = 1
-            return chosen_R
+                    return _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
+            rows = _int64(self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"])
+            matches_R = np.zeros(end, np.uint8)
+            matches_R[rows[rows < end]] = 1
+            return matches_R
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
             raise self._rule_error(rule, error) from error
 
-    def chosen_of(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> dict[str, NDArray[np.bool_] | RuleError]:
-        """What each rule says of some rows, (n,) each, by their row numbers; or why it cannot say.
+    def evaluate_rows(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> dict[str, NDArray[np.bool_] | RuleError]:
+        """Whether rows, by their numbers, satisfy each rule, (n,) each, or why the rule cannot be evaluated.
 
-        Cost: milliseconds where the rows lie together, such as those that were added last.
+        Cost: milliseconds if the rows are adjacent, as the newest are.
         """
         if not rules or not len(rows_n):
             return {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
         try:
-            return dict(zip([rule.name for rule in rules], self._chosen_together(rules, rows_n), strict=True))
+            return dict(zip([rule.name for rule in rules], self._evaluate_together(rules, rows_n), strict=True))
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
             self._restart()
             if len(rules) == 1:
                 return {rules[0].name: self._rule_error(rules[0], error)}
-        apart: dict[str, NDArray[np.bool_] | RuleError] = {}
-        for rule in rules:
-            apart.update(self.chosen_of([rule], rows_n))
-        return apart
+        return {name: found for rule in rules for name, found in self.evaluate_rows([rule], rows_n).items()}
 
     def lookup(self, item_ids: Sequence[Any] | Ids, columns: Sequence[str] | None) -> pa.Table:
         """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""
         known = self.columns
-        wanted = [column for column in known if column != "item_id"] if columns is None else list(columns)
-        missing = [column for column in wanted if column not in known]
-        if missing:
-            raise DataError(f"{self.name} has no column {missing[0]!r}; it has: {', '.join(known)}")
+        selected = [column for column in known if column != "item_id"] if columns is None else list(columns)
+        _check_known(selected, known, self.name)
         values = item_ids.tolist() if isinstance(item_ids, np.ndarray) else list(item_ids)
-        attributes = "".join(f", items.{quoted(column)}" for column in wanted)
+        attributes = "".join(f", items.{quoted(column)}" for column in selected)
         try:
-            wanted_ids = pa.table({"place": pa.array(range(len(values)), pa.int64()), "item_id": pa.array(values)})
-            self.connection.register("wanted", wanted_ids)
-            relation = self.connection.sql(
-                f"SELECT wanted.item_id{attributes} FROM wanted LEFT JOIN items "
-                "ON items.item_id = wanted.item_id ORDER BY wanted.place"
-            )
-            return relation.to_arrow_table()
+            requested = pa.table({"i": pa.array(range(len(values)), pa.int64()), "item_id": pa.array(values)})
+            self.connection.register("requested", requested)
+            return self.connection.sql(
+                f"SELECT requested.item_id{attributes} FROM requested LEFT JOIN items "
+                "ON items.item_id = requested.item_id ORDER BY requested.i"
+            ).to_arrow_table()
         except (duckdb.Error, pa.ArrowException, OverflowError) as error:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
-    def _chosen_together(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
+    def _evaluate_together(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
         columns = ", ".join(
             f"coalesce(({_predicate(rule)})::BOOLEAN, false)::UTINYINT AS c{number}" for number, rule in enumerate(rules)
         )
@@ -175,10 +167,10 @@ class ReadSession:
             self.connection.register("changed_rows", pa.table({"number": rows_n}))
             where += " AND rowid IN (SELECT number FROM changed_rows)"
         table = self.connection.sql(f"SELECT rowid AS number, {columns} FROM items WHERE {where}").to_arrow_table()
-        numbers = _numpy(table["number"], pa.int64())
+        numbers = _int64(table["number"])
         order = np.argsort(numbers)
-        at = order[np.searchsorted(numbers, rows_n, sorter=order)]
-        return [_bytes(table[f"c{number}"])[at] == 1 for number in range(len(rules))]
+        positions_n = order[np.searchsorted(numbers, rows_n, sorter=order)]
+        return [_uint8(table[f"c{number}"])[positions_n] == 1 for number in range(len(rules))]
 
     def _is_scan(self, query: str) -> bool:
         plan = self.connection.execute(f"EXPLAIN (FORMAT json) {query}").fetchall()[0][1]
@@ -194,61 +186,57 @@ class ReadSession:
         return RuleError(f"rule {rule.name!r} cannot be evaluated: {rule.where}\nDuckDB says: {error}")
 
     def _set_now(self, rules: Sequence[Rule]) -> None:
-        """Let now() be a TIMESTAMP for these predicates, if none of them can tell."""
-        plain = not any(_SEES_ZONES.search(rule.where) for rule in rules)
-        if plain == self._now_is_plain:
+        """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference."""
+        as_utc = not any(_MAY_SEE_TIME_ZONES.search(rule.where) for rule in rules)
+        if as_utc == self._now_is_utc:
             return
-        for name in _NOWS:
-            if plain:
+        for name in _NOW_FUNCTIONS:
+            if as_utc:
                 self.connection.execute(f"CREATE OR REPLACE TEMP MACRO {name}() AS transaction_timestamp()::TIMESTAMP")
             else:
                 self.connection.execute(f"DROP MACRO IF EXISTS temp.{name}")
-        self._now_is_plain = plain
+        self._now_is_utc = as_utc
 
     def _restart(self) -> None:
-        """Look afresh: an error ends a transaction."""
-        self._now_is_plain = None
+        """Begin again: an error ends a transaction."""
+        self._now_is_utc = None
         if self._begin is not None:
             self.connection.rollback()
-            self.stamp = self._begin(self.connection)
+            self.change_counter = self._begin(self.connection)
 
 
 class WriteSession(ReadSession):
-    """One change of the table, which `commit` makes; without it nothing happens. It comes from `ItemStore.writing`.
+    """One transaction on the table, from `ItemsTable.writing`; without `commit` nothing changes.
 
-    stamp_before, stamp: how many changes a held table has before and with this one; None for another.
+    change_counter: changes of an exclusive table including this one; None for a table that other processes may write.
     """
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, *, stamp: int | None) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, *, change_counter: int | None) -> None:
         super().__init__(connection, name)
-        self.stamp = stamp
-        self.stamp_before = None if stamp is None else stamp - 1
+        self.change_counter = change_counter
 
     def end(self) -> int:
-        """New rows will have this number or a higher one. Cost: one pass over the row numbers, half a nanosecond each."""
+        """A lower bound of the numbers of new rows. Cost: one pass over the row numbers, half a nanosecond each."""
         found = self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()
         return int(found[0][0])
 
     def commit(self) -> None:
-        """Make the change; what is read afterwards sees it."""
+        """Commit; later reads of this session see the change."""
         self.connection.commit()
 
     def put(self, attributes: pa.Table, rows_n: NDArray[np.int64]) -> None:
-        """Write attributes: into the rows with these numbers, or into new rows (-1) behind all others.
+        """Write attributes into the rows with these numbers, or into new rows (-1) behind all others.
 
         attributes: (n,) rows with an `item_id` and columns of the table; new rows have NULL in the others. Cost: milliseconds
-        for new rows; one scan of the ids, 20 ns each, where rows are there. Raises DataError.
+        for new rows; one scan of the ids, 20 ns each, for existing ones. Raises DataError.
         """
-        known = self.columns
-        unknown = [column for column in attributes.column_names if column not in known]
-        if unknown:
-            raise DataError(f"{self.name} has no column {unknown[0]!r}; it has: {', '.join(known)}")
+        _check_known(attributes.column_names, self.columns, self.name)
         check_columns(attributes.column_names, "the table of attributes")
         columns = [column for column in attributes.column_names if column != "item_id"]
         try:
-            old = attributes.filter(pa.array(rows_n >= 0))
-            if old.num_rows and columns:
-                self.connection.register("changed", old)
+            existing = attributes.filter(pa.array(rows_n >= 0))
+            if existing.num_rows and columns:
+                self.connection.register("changed", existing)
                 settings = ", ".join(f"{quoted(column)} = changed.{quoted(column)}" for column in columns)
                 self.connection.execute(f"UPDATE items SET {settings} FROM changed WHERE items.item_id = changed.item_id")
             new = attributes.filter(pa.array(rows_n < 0))
@@ -271,18 +259,24 @@ class WriteSession(ReadSession):
 
 
 def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """Raise DataError unless there is a table `items` in which each row has an `item_id` of its own."""
+    """Raise DataError unless there is a table `items` in which every row has a unique `item_id`."""
     _columns(connection, name)
-    strays = connection.execute(
+    bad = connection.execute(
         "SELECT item_id, count(*) FROM items GROUP BY item_id HAVING count(*) > 1 OR item_id IS NULL ORDER BY 2 DESC LIMIT 4"
     ).fetchall()
-    for item_id, count in strays:
+    for item_id, count in bad:
         if item_id is None:
             raise DataError(f"{count:,} rows of the table 'items' of {name} have no item_id: every row needs one")
-    if strays:
-        some = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in strays[:3])
-        more = ", and more" if len(strays) > 3 else ""
+    if bad:
+        some = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in bad[:3])
+        more = ", and more" if len(bad) > 3 else ""
         raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {some}{more}")
+
+
+def _check_known(columns: Sequence[str], known: Sequence[str], name: str) -> None:
+    unknown = [column for column in columns if column not in known]
+    if unknown:
+        raise DataError(f"{name} has no column {unknown[0]!r}; it has: {', '.join(known)}")
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
@@ -299,16 +293,15 @@ def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
 
 
 def _predicate(rule: Rule) -> str:
-    """The rule's text, if it is one expression: brackets that close too early, several statements and lists are refused."""
+    """The rule's SQL if it is a single expression; otherwise duckdb raises (several statements, unbalanced parentheses)."""
     duckdb.SQLExpression(rule.where)
-    # On a line of its own, so that a comment at its end cannot swallow the bracket.
-    return f"\n{rule.where}\n"
+    return f"\n{rule.where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
 
 
 def _id_array(column: pa.ChunkedArray, name: str) -> Ids:
     if pa.types.is_integer(column.type):
         try:
-            return _numpy(column, pa.int64())
+            return _int64(column)
         except pa.ArrowInvalid as error:
             raise DataError(f"the item_ids of {name} have to fit 64-bit whole numbers: {error}") from error
     if pa.types.is_dictionary(column.type):
@@ -318,11 +311,11 @@ def _id_array(column: pa.ChunkedArray, name: str) -> Ids:
     raise DataError(f"the column item_id of {name} has to hold whole numbers or text, not {column.type}")
 
 
-def _numpy(column: pa.ChunkedArray, kind: pa.DataType) -> NDArray[np.int64]:
-    return np.asarray(column.cast(kind).to_numpy(), np.int64)
+def _int64(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
 
 
-def _bytes(column: pa.ChunkedArray) -> NDArray[np.uint8]:
-    """A column of bytes without NULLs; copied once where it has several chunks."""
+def _uint8(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    """A column of bytes without NULLs; copied once if it has several chunks."""
     parts = [chunk.to_numpy() for chunk in column.chunks]
     return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)

@@ -1,4 +1,4 @@
-"""Where a table of items comes from: Arrow, Parquet, CSV, PostgreSQL."""
+"""Sources of a table of items: Arrow, Parquet, CSV, PostgreSQL."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -15,18 +15,19 @@ from urllib.parse import unquote
 import duckdb
 import pyarrow as pa
 
-from leafbeam.errors import DataError, MissingExtraError
+from leafbeam.errors import DataError
+from leafbeam.extras import require
 
 __all__ = ["ItemSource", "PostgresTable", "check_columns", "copy_items", "quoted"]
 
-# Types that come as what they are; all others come as text.
+# Types that are selected as they are; all others are cast to text.
 _PLAIN = re.compile(
     r"(bigint|integer|smallint|real|double precision|boolean|text|bytea|date|uuid|json|jsonb|interval"
     r"|character( varying)?(\(\d+\))?|time(\(\d\))? without time zone|timestamp(\(\d\))? with(out)? time zone)(\[\])?"
 )
 _DECIMAL = re.compile(r"numeric\((\d+),(\d+)\)")
 
-# A domain counts as the type that it is made of.
+# A domain is listed as its base type.
 _COLUMNS = """
 SELECT a.attname::text, CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod)
                                        ELSE format_type(a.atttypid, a.atttypmod) END
@@ -39,14 +40,13 @@ ORDER BY a.attnum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostgresTable:
-    """A table, view or materialised view of a PostgreSQL database, read once, in one snapshot.
+    """A table, view or materialised view of a PostgreSQL database, streamed into DuckDB in one snapshot.
 
-    Think of it as `SELECT * FROM schema.table`: the rows stream into DuckDB, and nothing is held in PostgreSQL afterwards.
     Types keep their meaning; numeric(p, s) up to 38 digits stays exact, a numeric without a precision becomes a double, and
-    what DuckDB has no type for (enums, addresses, ranges, money) becomes its text.
+    types that DuckDB lacks (enums, addresses, ranges, money) become text.
 
-    uri: libpq's connection string, as configuration (`postgresql://shop@db/shop`; what it leaves out comes from the variables
-    PGHOST, PGPASSWORD and so on). It is never printed. columns: None takes all. One has to be `item_id`; a view can rename it.
+    uri: libpq's connection string (`postgresql://shop@db/shop`; missing parts come from the variables PGHOST, PGPASSWORD and so
+    on); never printed. columns: None selects all. One has to be `item_id`; a view can rename it.
 
     Needs the extra `postgres`. Raises DataError (no connection, no such table, a value that fits no type).
 
@@ -63,44 +63,43 @@ class PostgresTable:
 
     @contextmanager
     def rows(self) -> Generator[tuple[pa.RecordBatchReader, dict[str, str]]]:
-        """The rows as a stream, and the DuckDB types of the columns that are to be cast on arrival."""
-        try:
-            import adbc_driver_postgresql.dbapi as dbapi
-        except ImportError as error:
-            raise MissingExtraError("reading a PostgreSQL table needs ADBC: pip install 'leafbeam[postgres]'") from error
+        """The rows as a stream, and the DuckDB types of the columns that have to be cast."""
+        require("reading a PostgreSQL table", "adbc_driver_postgresql")
+        import adbc_driver_postgresql.dbapi as dbapi
+
         try:
             with dbapi.connect(self.uri) as connection, connection.cursor() as cursor:
                 # Columns and rows in one snapshot.
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 cursor.execute(_COLUMNS, (self.schema, self.table))
-                kinds: dict[str, str] = dict(cursor.fetchall())
-                names = self._names(list(kinds))
-                taken = ", ".join(f"{quoted(name)}::{_kind_taken(kinds[name])} AS {quoted(name)}" for name in names)
-                cursor.execute(f"SELECT {taken} FROM {quoted(self.schema)}.{quoted(self.table)}")
-                casts = {name: kind for name in names if (kind := _kind_made(kinds[name])) is not None}
+                types: dict[str, str] = dict(cursor.fetchall())
+                names = self._select(list(types))
+                selected = [
+                    f"{quoted(name)}::{types[name] if _PLAIN.fullmatch(types[name]) else 'text'} AS {quoted(name)}"
+                    for name in names
+                ]
+                cursor.execute(f"SELECT {', '.join(selected)} FROM {quoted(self.schema)}.{quoted(self.table)}")
+                casts = {name: cast for name in names if (cast := _duckdb_cast(types[name])) is not None}
                 yield cursor.fetch_record_batch(), casts
         except dbapi.Error as error:
             raise DataError(f"cannot read {self}: {_without_secrets(str(error), self.uri)}") from None
 
-    def _names(self, there: list[str]) -> list[str]:
-        if not there:
+    def _select(self, columns: list[str]) -> list[str]:
+        if not columns:
             raise DataError(f"{self} is not there, or this user may not see it: name a table or view, and its schema")
-        wanted = there if self.columns is None else list(self.columns)
-        missing = [name for name in wanted if name not in there]
+        selected = columns if self.columns is None else list(self.columns)
+        missing = [name for name in selected if name not in columns]
         if missing:
-            raise DataError(f"{self} has no column {missing[0]!r}; it has: {', '.join(there)}")
-        check_columns(wanted, str(self))
-        return wanted
+            raise DataError(f"{self} has no column {missing[0]!r}; it has: {', '.join(columns)}")
+        check_columns(selected, str(self))
+        return selected
 
 
 ItemSource = pa.Table | pa.RecordBatchReader | PostgresTable | str | os.PathLike[str]
 
 
 def copy_items(connection: duckdb.DuckDBPyConnection, source: ItemSource) -> None:
-    """Make the table `items` (which must not be there) from a source.
-
-    Raises DataError; duckdb.Error for values without a type.
-    """
+    """Create the table `items` from a source. Raises DataError; duckdb.Error for values without a type."""
     if isinstance(source, PostgresTable):
         with source.rows() as (rows, casts):
             _copy_arrow(connection, rows, casts)
@@ -115,7 +114,7 @@ def copy_items(connection: duckdb.DuckDBPyConnection, source: ItemSource) -> Non
 
 
 def check_columns(columns: Sequence[str], name: str) -> None:
-    """Raise DataError where no column is `item_id`, or two have one name (DuckDB's names know no upper case)."""
+    """Raise DataError if no column is `item_id`, or two names are equal but for case (DuckDB ignores case)."""
     if "item_id" not in columns:
         raise DataError(f"{name} has no column 'item_id'; it has: {', '.join(columns) or 'none at all'}")
     seen: set[str] = set()
@@ -126,7 +125,7 @@ def check_columns(columns: Sequence[str], name: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name as an SQL identifier, whatever is in it."""
+    """A name as an SQL identifier, quoted."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -147,39 +146,33 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
         raise DataError(f"there is no file {source}: expected a .parquet or .csv file of items")
     if source.suffix == ".parquet":
         relation = connection.read_parquet(str(source))
+        check_columns(relation.columns, str(source))
+        relation.create("items")
     elif source.suffix == ".csv":
         check_columns(connection.read_csv(str(source)).columns, str(source))
         # First as text: reading 007 as a number would lose the zeros.
-        relation = connection.read_csv(str(source), dtype={"item_id": "VARCHAR"})
+        connection.read_csv(str(source), dtype={"item_id": "VARCHAR"}).create("items")
+        all_integers = connection.execute(
+            "SELECT coalesce(bool_and(TRY_CAST(item_id AS BIGINT)::VARCHAR IS NOT DISTINCT FROM item_id), false) FROM items"
+        ).fetchall()[0][0]
+        if all_integers:
+            connection.execute("ALTER TABLE items ALTER item_id TYPE BIGINT")
     else:
         raise DataError(f"{source} has to end in .parquet or .csv")
-    check_columns(relation.columns, str(source))
-    relation.create("items")
-    if source.suffix == ".csv":
-        whole = connection.execute(
-            "SELECT coalesce(bool_and(TRY_CAST(item_id AS BIGINT)::VARCHAR IS NOT DISTINCT FROM item_id), false) FROM items"
-        ).fetchall()
-        if whole[0][0]:
-            connection.execute("ALTER TABLE items ALTER item_id TYPE BIGINT")
 
 
-def _kind_taken(kind: str) -> str:
-    """As what a column of PostgreSQL's type is asked for."""
-    return kind if _PLAIN.fullmatch(kind) else "text"
-
-
-def _kind_made(kind: str) -> str | None:
-    """What DuckDB makes of it, if not what arrives."""
-    if kind.endswith("[]") or not kind.startswith("numeric"):
+def _duckdb_cast(postgres_type: str) -> str | None:
+    """The DuckDB type that a column has to be cast to, if any."""
+    if postgres_type.endswith("[]") or not postgres_type.startswith("numeric"):
         return None
-    found = _DECIMAL.fullmatch(kind)
+    found = _DECIMAL.fullmatch(postgres_type)
     if found is None or int(found[1]) > 38 or int(found[2]) > int(found[1]):
         return "DOUBLE"
     return "BIGINT" if int(found[2]) == 0 and int(found[1]) <= 18 else f"DECIMAL({found[1]}, {found[2]})"
 
 
 def _without_secrets(message: str, uri: str) -> str:
-    """libpq repeats what it cannot understand, and that can be a password."""
+    """The message without passwords: libpq repeats what it cannot parse."""
     if "=" not in uri and "://" not in uri:
         return "the connection string is not one: expected postgresql://user@host/database, or host=... dbname=..."
     secrets = [

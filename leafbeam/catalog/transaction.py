@@ -1,4 +1,4 @@
-"""What a transaction of a catalog changes: items with codes and attributes.
+"""CatalogTransaction: changes of items with their codes and attributes.
 
 Shapes: n items of one call, L levels.
 """
@@ -14,103 +14,83 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.errors import DataError, ItemIdError
-from leafbeam.index import Version
+from leafbeam.errors import DataError
 from leafbeam.index.items import ItemIds, as_id_array
 from leafbeam.live import Transaction
+from leafbeam.live.transaction import Codes
 
 __all__ = ["Attributes", "CatalogTransaction"]
 
-# One row for each item of the call, in its order; columns that are left out are NULL in new rows and stay in old ones.
+# One row for each item of the call, in its order; missing columns are NULL in new rows and unchanged in existing ones.
 Attributes = pa.Table | Sequence[Mapping[str, Any]]
-
-Codes = NDArray[np.integer] | Sequence[Sequence[int]]
 
 
 class CatalogTransaction:
-    """Changes of items and attributes that come into force together: what `with catalog.transaction() as change:` gives.
+    """A `Transaction` of the live index with attributes: the target of `with catalog.transaction() as transaction:`.
 
-    Think of it as a sheet of notes: calls are checked at once and made when the block ends. A call that raises has noted
-    nothing.
+    Calls are checked at once and committed when the block ends. A call that raises has no effect.
     """
 
-    def __init__(self, transaction: Transaction, version: Version) -> None:
+    def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._version = version
         self._tables: list[tuple[list[Any], pa.Table]] = []
-        self._owner: dict[Any, int | None] = {}  # of each touched id: its table, if it has one
-        self._gone: set[Any] = set()
+        self._table_of: dict[Any, int | None] = {}  # the table of each changed id, if it has one
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
-        """New items. codes: (n, L); item_ids: n ids that are not in the index.
+        """Add items. codes: (n, L); item_ids: n ids that are not in the index.
 
-        attributes: n rows, or None for the rows that the table has, if any. Raises CodesError, ItemIdError, DataError.
+        attributes: n rows, or None to use existing rows of the table, if any. Raises CodesError, ItemIdError, DataError.
         """
         ids = as_id_array(item_ids)
-        table = None if attributes is None else _table_of(attributes, ids)
+        table = None if attributes is None else _attribute_table(attributes, ids)
         self._transaction.insert(codes, item_ids)
-        self._note(ids, table)
+        self._record(ids, table)
 
     def delete(self, item_ids: ItemIds) -> None:
-        """Take items out of the index; their rows stay, unseen, and are theirs again if they come back. Raises ItemIdError."""
+        """Remove items from the index; their rows stay and are used again if the items come back. Raises ItemIdError."""
         self._transaction.delete(item_ids)
-        keys = as_id_array(item_ids).tolist()
-        self._gone.update(keys)
-        for key in keys:
-            self._owner.pop(key, None)
+        for key in as_id_array(item_ids).tolist():
+            self._table_of.pop(key, None)
 
     def replace(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
-        """Other codes for items, and if given other attributes. Raises CodesError, ItemIdError, DataError."""
+        """Give items other codes and, optionally, other attributes. Raises CodesError, ItemIdError, DataError."""
         ids = as_id_array(item_ids)
-        table = None if attributes is None else _table_of(attributes, ids)
+        table = None if attributes is None else _attribute_table(attributes, ids)
         self._transaction.replace(codes, item_ids)
         if table is not None:
-            self._note(ids, table)
+            self._record(ids, table)
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
-        """Other attributes for items. Raises ItemIdError where an id is not in the index or comes twice, DataError."""
+        """Give items other attributes. Raises ItemIdError if an id is not in the index or occurs twice, DataError."""
         ids = as_id_array(item_ids)
-        table = _table_of(attributes, ids)
-        keys = ids.tolist()
-        if len(set(keys)) < len(keys):
-            raise ItemIdError("an item id comes more than once in one call: each needs its own row")
-        known = self._version.knows(ids).tolist()
-        strange = [
-            key
-            for key, is_known in zip(keys, known, strict=True)
-            if not (is_known and key not in self._gone) and key not in self._owner
-        ]
-        if strange:
-            shown = strange[0].decode("utf-8", "replace") if isinstance(strange[0], bytes) else strange[0]
-            raise ItemIdError(
-                f"{len(strange):,} of {len(keys):,} items are not in the catalog, {shown!r} among them: insert them"
-            )
-        self._note(ids, table)
+        table = _attribute_table(attributes, ids)
+        self._transaction.check_live(item_ids)
+        self._record(ids, table)
 
-    def touched(self) -> NDArray[np.generic]:
-        """Ids of all items whose attributes are to be looked at again."""
-        return as_id_array(list(self._owner))
+    def changed_ids(self) -> NDArray[np.generic]:
+        """Ids of all items whose rules have to be evaluated again."""
+        return as_id_array(list(self._table_of))
 
     def tables(self) -> list[pa.Table]:
-        """Attributes to write, with their `item_id`; no id comes twice."""
+        """Attributes to write, with their `item_id`; no id occurs twice."""
         parts: list[pa.Table] = []
         for number, (keys, table) in enumerate(self._tables):
-            mine = [self._owner.get(key, -1) == number for key in keys]
-            parts.append(table if all(mine) else table.filter(pa.array(mine, pa.bool_())))
+            newest = [self._table_of.get(key, -1) == number for key in keys]
+            parts.append(table if all(newest) else table.filter(pa.array(newest, pa.bool_())))
         return [part for part in parts if part.num_rows]
 
-    def _note(self, ids: NDArray[np.generic], table: pa.Table | None) -> None:
+    def _record(self, ids: NDArray[np.generic], table: pa.Table | None) -> None:
         keys = ids.tolist()
-        self._owner.update(dict.fromkeys(keys, None if table is None else len(self._tables)))
+        self._table_of.update(dict.fromkeys(keys, None if table is None else len(self._tables)))
         if table is not None:
             self._tables.append((keys, table))
 
 
-def _table_of(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.Table:
+def _attribute_table(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.Table:
     """The attributes as a table with an `item_id`. Raises DataError."""
     ids = pa.array(np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n)
     try:
-        table = attributes if isinstance(attributes, pa.Table) else _of_mappings(attributes)
+        table = attributes if isinstance(attributes, pa.Table) else _table_of_mappings(attributes)
     except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"attributes have to be an Arrow table or a list of mappings with values of one type a column: {error}"
@@ -126,8 +106,6 @@ def _table_of(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.Table:
     return table.add_column(0, "item_id", ids) if table.num_columns else pa.table({"item_id": ids})
 
 
-def _of_mappings(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _table_of_mappings(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return pa.table({"item_id": pa.nulls(len(rows))}).drop_columns(["item_id"])
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})

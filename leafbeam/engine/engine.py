@@ -12,8 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import get_args
 
-from leafbeam.catalog import Catalog, Expression
-from leafbeam.catalog.rule_config import RuleSource
+from leafbeam.catalog import Catalog, Expression, RuleSource
 from leafbeam.engine.batcher import Batcher
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.counts import Counts

@@ -15,8 +15,7 @@ from types import FrameType
 
 import uvicorn
 
-from leafbeam.catalog import LoadReport
-from leafbeam.catalog.rule_config import RuleSource
+from leafbeam.catalog import LoadReport, RuleSource
 from leafbeam.engine import Engine, Limits, Settings, name_of
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.app import create_app

@@ -35,6 +35,6 @@ def expected(predicate) -> set:
 
 def change(catalog: Catalog, sql: str) -> None:
     """What other code does to a table in memory."""
-    with catalog._store.writing() as writing:
+    with catalog._table.writing() as writing:
         writing.connection.execute(sql)
         writing.commit()

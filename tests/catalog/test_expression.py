@@ -108,4 +108,4 @@ def test_too_long_too_many_and_too_deep_are_refused() -> None:
 def test_names_alone_are_all_of_them() -> None:
     names = ["b", "a", "in_stock", "a"]
     random.Random(3).shuffle(names)
-    assert Expression.all_of(names) == Expression.parse("a & b & in_stock")
+    assert Expression.of(names) == Expression.parse("a & b & in_stock")

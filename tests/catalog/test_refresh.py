@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, Rule
-from leafbeam.catalog.refresh import Refresher, Schedule
+from leafbeam.catalog.refresh import BackgroundWorker, Schedule
 from leafbeam.catalog.sessions import ReadSession
 from leafbeam.errors import DataError, UnknownRuleError
 from tests.catalog.shop import IDS, NUM_ITEMS, RULES, TRIE, Clock, change, expected, items, names
@@ -86,7 +86,7 @@ def test_a_rule_that_fails_keeps_its_last_good_filter_and_says_so_once(catalog, 
     assert report["in_stock"].kept
     assert not report["cheap"].kept
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "stays in force" in caplog.text
+    assert "keeps its last good filter" in caplog.text
     change(
         catalog,
         {
@@ -136,16 +136,16 @@ def test_a_refresh_goes_with_the_rule_when_it_is_removed_or_redefined(catalog, c
 def test_requests_and_changes_go_on_while_a_slow_rule_is_evaluated(monkeypatch):
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20", "slow": "price < 30"}) as catalog:
         inside, go = threading.Event(), threading.Event()
-        evaluate = ReadSession.chosen
+        evaluate = ReadSession.evaluate
 
-        def chosen(self, rule, num_rows, end):
+        def slow_evaluate(self, rule, num_rows, end):
             found = evaluate(self, rule, num_rows, end)
             if rule.name == "slow":
                 inside.set()
                 assert go.wait(20)
             return found
 
-        monkeypatch.setattr(ReadSession, "chosen", chosen)
+        monkeypatch.setattr(ReadSession, "evaluate", slow_evaluate)
         thread = threading.Thread(target=catalog.refresh, args=("slow",))
         thread.start()
         assert inside.wait(20)
@@ -190,7 +190,7 @@ def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalog():
 def test_what_goes_wrong_in_the_background_does_not_end_it(monkeypatch, caplog):
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as catalog:
         monkeypatch.setattr(catalog, "refresh_due", lambda: 1 / 0)
-        assert catalog._tick() == 1.0
+        assert catalog._refresh_in_background() == 1.0
     assert "rules could not be refreshed" in caplog.text
 
 
@@ -205,7 +205,7 @@ def test_a_refresher_does_what_is_due_and_sleeps_until_woken():
             return self.wait
 
     worker = Worker()
-    refresher = Refresher(worker.work, "leafbeam-test")
+    refresher = BackgroundWorker(worker.work, "leafbeam-test")
     refresher.wake()
     until(lambda: worker.calls == 1)
     time.sleep(0.01)
@@ -240,20 +240,20 @@ def test_a_schedule_starves_no_rule_and_runs_none_too_early(intervals, steps):
             continue
         assert due[name] == min(due.values()) <= now
         began, now = now, now + taken
-        schedule.ran(name, began, now)
+        schedule.evaluated(name, began, now)
         due[name] = max(began + intervals[int(name[1:])], now)
         schedule.plan(rules, now)
 
 
 def test_a_rule_slower_than_its_interval_leaves_room_for_others(catalog, clock, monkeypatch):
-    evaluate, evaluated = ReadSession.chosen, []
+    evaluate, evaluated = ReadSession.evaluate, []
 
     def slow(self, rule, num_rows, end):
         evaluated.append(rule.name)
         clock.now += 90.0
         return evaluate(self, rule, num_rows, end)
 
-    monkeypatch.setattr(ReadSession, "chosen", slow)
+    monkeypatch.setattr(ReadSession, "evaluate", slow)
     clock.now += 60
     assert catalog.refresh_due() == 0.0
     assert set(evaluated) == {"in_stock"}

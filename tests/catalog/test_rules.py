@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog, Rule
-from leafbeam.catalog.items_table import ItemStore
-from leafbeam.catalog.rule_config import read_rules, rules_from_text, seconds_of
+from leafbeam.catalog.items_table import ItemsTable
+from leafbeam.catalog.rule_config import parse_duration, read_rules, rules_from_text
 from leafbeam.errors import ItemIdError, RequestError, RuleError, UnknownRuleError
 from tests.catalog.shop import IDS, RULES, TRIE, Clock, expected, items, names
 
@@ -37,7 +37,7 @@ def catalog():
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_a_duration_is_a_number_and_a_unit(text, seconds):
 )
 def test_what_is_no_duration_is_refused(duration):
     with pytest.raises(RuleError, match='such as "500ms", "60s"'):
-        seconds_of(duration)
+        parse_duration(duration)
 
 
 @settings(max_examples=300)
 @given(st.text(max_size=8))
 def test_any_text_is_a_duration_or_a_rule_error(text):
     try:
-        assert 0 < seconds_of(text) <= 365 * 86_400
+        assert 0 < parse_duration(text) <= 365 * 86_400
     except RuleError:
         return
 
@@ -332,12 +332,12 @@ def test_a_name_with_a_minus_is_a_name_and_the_error_says_how_to_subtract():
 def locked():
     """A catalog whose table cannot be reached any more."""
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as made:
-        ways = {way: getattr(made._store, way) for way in ("reading", "writing", "_connect")}
+        ways = {way: getattr(made._table, way) for way in ("reading", "writing", "_connect")}
         for way in ways:
-            setattr(made._store, way, None)
+            setattr(made._table, way, None)
         yield made
         for way, opened in ways.items():
-            setattr(made._store, way, opened)
+            setattr(made._table, way, opened)
 
 
 @settings(max_examples=600)
@@ -362,6 +362,6 @@ def test_nothing_of_a_request_comes_near_the_table(locked, text, rules, deny):
 
 def test_the_store_is_what_all_access_goes_through(catalog, monkeypatch):
     """So that locking it away proves what the test above says."""
-    monkeypatch.setattr(ItemStore, "reading", None)
+    monkeypatch.setattr(ItemsTable, "reading", None)
     with pytest.raises(TypeError):
         catalog.refresh("cheap")

@@ -106,7 +106,7 @@ def test_a_batch_that_runs_keeps_the_version_that_it_began_with_and_frees_it(sho
         assert old.index_version == shop.trie.version != new.index_version
         del running, old
         gc.collect()
-        assert catalog.segments.status.versions_alive <= 2
+        assert catalog.index.status.versions_alive <= 2
 
 
 def test_answers_beside_a_writer_are_those_of_one_moment(shop):

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from leafbeam.catalog import Catalog
-from leafbeam.catalog.items_table import ItemStore
+from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import Transformer
@@ -117,8 +117,8 @@ def test_hostile_text_is_refused_by_name_and_never_reaches_the_table(shop, monke
     """The table cannot even be opened while the requests come."""
     before = shop.files[2].read_bytes()
     with TestClient(create_app(shop.engine())) as client, monkeypatch.context() as locked:
-        locked.setattr(ItemStore, "reading", None)
-        locked.setattr(ItemStore, "writing", None)
+        locked.setattr(ItemsTable, "reading", None)
+        locked.setattr(ItemsTable, "writing", None)
         for text in HOSTILE:
             for body in ({"filter": text}, {"rules": [text]}):
                 response = client.post(URL, json=body)
