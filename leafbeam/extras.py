@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leafbeam.errors import ArgumentError, MissingExtraError
@@ -61,31 +61,30 @@ def require_device(device: str) -> None:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if str(device).startswith("cuda") and torch.version.cuda is None:
             reason = f"torch {torch.__version__} is built for the CPU alone: install a build of torch with CUDA"
-        raise ArgumentError(
-            f"device {device!r} cannot be used here: {reason}; expected 'cpu' or a device of this machine"
-        ) from None
+        raise ArgumentError(f"device {device!r} cannot be used: {reason}; expected 'cpu' or a device of this machine") from None
 
 
-def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
 
-    package: the package's `__name__`. exports: the module of each public name, relative to the package (".trie"); a name must
-    differ from its module's, because importing a module sets the package's attribute of that name.
-    A module that needs an optional package raises MissingExtraError where that is not installed.
+    package: the package's `__name__`. exports: public names by module, relative to the package; a name must differ from its
+    module's, because importing a module sets the package's attribute of that name.
+    Where a module needs an optional package that is not installed, its names raise MissingExtraError.
 
         if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` does the same when a name is used
             from leafbeam.decode.beam_search import BeamSearch
         __all__ = ["BeamSearch"]
-        __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
+        __getattr__, __dir__ = lazy_exports(__name__, {"beam_search": ("BeamSearch",)})
     """
+    modules = {name: f"{package}.{module}" for module, names in exports.items() for name in names}
 
-    assert all(module != f".{name}" for name, module in exports.items()), "a public name is also the name of its module"
+    assert all(module != f"{package}.{name}" for name, module in modules.items()), "a public name is also its module's"
 
     def getattribute(name: str) -> Any:
-        if name not in exports:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(importlib.import_module(exports[name], package), name)
+            value = getattr(importlib.import_module(modules[name]), name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
@@ -94,7 +93,7 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[st
         setattr(importlib.import_module(package), name, value)
         return value
 
-    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *exports})
+    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *modules})
 
 
 def _is_installed(name: str) -> bool:

@@ -38,7 +38,7 @@ class _CompilationNotice(event.Listener):
             return
         self.logged = True
         log.info(
-            "compiling kernels for this machine: up to half a minute, once; they are kept in %s",
+            "compiling kernels for this machine, which can take a minute; later runs load them from %s",
             config.CACHE_DIR or _cache_directory() or "__pycache__",
         )
 

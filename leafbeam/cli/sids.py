@@ -11,7 +11,7 @@ from leafbeam.cli.console import Bar, done, next_step, stdout
 from leafbeam.cli.options import Format, RunOption
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
 from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
@@ -68,6 +68,11 @@ def fit_sids(
     sizes = parse_sizes(codebooks or default_codebooks, "--codebooks")
     quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
     embedding = EmbeddingConfig(text=text) if behaviour else EmbeddingConfig(text=text, behaviour_dims=0)
+    log_path = data or run
+    if not log_path.exists():
+        raise DataError(
+            f"there is no {'file' if kind == 'amazon' else 'directory'} {log_path}: pass the log's path with --data"
+        )
     if plot is not None:
         check_plot(plot)
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
@@ -76,7 +81,7 @@ def fit_sids(
 
     console = stdout()
     paths = RunDirectory(run)
-    source = Source(path=data or run, kind=kind, items=metadata, k_core=k_core)
+    source = Source(path=log_path, kind=kind, items=metadata, k_core=k_core)
     began = time.perf_counter()
     log = source.read()
     split = leave_one_out(log)

@@ -58,7 +58,8 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(config, vocabulary)
-        self.shared = nn.Embedding(config.vocab_size, config.d_model, device="meta")
+        weight = torch.empty(config.vocab_size, config.d_model, device="meta")  # without it, torch imports its compiler
+        self.shared = nn.Embedding(config.vocab_size, config.d_model, _weight=weight)
         self.encoder = T5Encoder(config)
         self.decoder = T5Decoder(config)
         self._finish(generator, device)
