@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` and `make test`. Each makes .venv and installs what it needs, once.
+# `make demo` and `make test` create .venv and install what they need, once.
 PYTHON ?= python3
 BIN := .venv/bin
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -19,15 +19,18 @@ check: .venv/.dev
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# Benchmarks beside their peers, all of the short ones or those of NAME="step index"; rows go to benchmarks/results.
 bench: .venv/.dev
-	$(BIN)/python -m benchmarks step index filters forced head attention automaton language hf updates --json
+	for name in $(or $(NAME),step index filters forced head attention automaton language hf updates); do \
+	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 	$(BIN)/python -m benchmarks.micro.kernel_report
 
+# Tables and figures of papers, all that need no data or those of NAME=static-table-1; plots go to docs/figures.
 reproduce: .venv/.dev
-	for name in static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3; do \
-	  $(BIN)/python -m benchmarks.reproduce $$name --json --out docs/figures || exit 1; done
+	for name in $(or $(NAME),static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3); do \
+	  $(BIN)/python -m benchmarks $$name --json --out docs/figures || exit 1; done
 
-# The tree as it is, under a Python that has torch with CUDA, triton, numpy, numba and safetensors; nothing is installed.
+# Triton kernels on a GPU: needs a Python with torch (CUDA), triton, numpy, numba and safetensors; installs nothing.
 gpu:
 	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; \
 	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
