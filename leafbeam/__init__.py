@@ -18,5 +18,6 @@ __all__ = ["BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "
 __version__ = "0.1.0"
 
 __getattr__, __dir__ = lazy_exports(
-    __name__, {"decode": ("BeamSearch", "Sampler", "SearchResult"), "index": ("Filter", "Trie")}
+    __name__,
+    {"BeamSearch": ".decode", "Filter": ".index", "Sampler": ".decode", "SearchResult": ".decode", "Trie": ".index"},
 )

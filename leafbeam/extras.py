@@ -2,7 +2,7 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from leafbeam.errors import ArgumentError, MissingExtraError
@@ -64,27 +64,26 @@ def require_device(device: str) -> None:
         raise ArgumentError(f"device {device!r} cannot be used: {reason}; expected 'cpu' or a device of this machine") from None
 
 
-def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
 
-    package: the package's `__name__`. exports: public names by module, relative to the package; a name must differ from its
-    module's, because importing a module sets the package's attribute of that name.
+    package: the package's `__name__`. exports: the module of each public name, relative to the package; a name must differ from
+    its module's, because importing a module sets the package's attribute of that name.
     Where a module needs an optional package that is not installed, its names raise MissingExtraError.
 
         if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` does the same when a name is used
             from leafbeam.decode.beam_search import BeamSearch
         __all__ = ["BeamSearch"]
-        __getattr__, __dir__ = lazy_exports(__name__, {"beam_search": ("BeamSearch",)})
+        __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
     """
-    modules = {name: f"{package}.{module}" for module, names in exports.items() for name in names}
 
-    assert all(module != f"{package}.{name}" for name, module in modules.items()), "a public name is also its module's"
+    assert all(module != f".{name}" for name, module in exports.items()), "a public name is also its module's"
 
     def getattribute(name: str) -> Any:
-        if name not in modules:
+        if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(importlib.import_module(modules[name]), name)
+            value = getattr(importlib.import_module(exports[name], package), name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
@@ -93,7 +92,7 @@ def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> tuple[Ca
         setattr(importlib.import_module(package), name, value)
         return value
 
-    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *modules})
+    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *exports})
 
 
 def _is_installed(name: str) -> bool:
