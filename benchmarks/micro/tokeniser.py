@@ -34,8 +34,7 @@ from leafbeam.semid import (
     embed,
     fit_sids,
 )
-from leafbeam.train.data import load_log
-from leafbeam.train.split import leave_one_out
+from leafbeam.train import leave_one_out, load_log
 
 __all__ = ["runs"]
 

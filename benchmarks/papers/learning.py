@@ -14,8 +14,7 @@ from rich.console import Console
 
 from benchmarks.rows import RESULTS, make_row
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train.metrics import Scores
-from leafbeam.train.recipe import Budget
+from leafbeam.train import Budget, RankingMetrics
 
 __all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled"]
 
@@ -101,8 +100,8 @@ def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS
     return [last[key] for key in sorted(last)]
 
 
-def as_dict(scores: Scores) -> dict[str, Any]:
-    """Scores for a row: means and standard errors, rounded to what they are good for."""
+def as_dict(scores: RankingMetrics) -> dict[str, Any]:
+    """Metrics for a row: means and standard errors, rounded to what they are good for."""
     measured: dict[str, Any] = {"users": scores.users}
     for name, estimate in scores.estimates.items():
         key = name.lower().replace("@", "_")

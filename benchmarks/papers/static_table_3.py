@@ -18,10 +18,7 @@ from benchmarks.studies.cold_start import ColdSplit, cold_split
 from benchmarks.studies.cold_study import METHODS, ColdStudy, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
-from leafbeam.train.data import load_log
-from leafbeam.train.evaluate import Questions
-from leafbeam.train.metrics import Scores
-from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train import Budget, EvaluationSet, RankingMetrics, Recipe, load_log
 
 __all__ = ["TABLE", "paper_of"]
 
@@ -108,7 +105,7 @@ def _row(
     measured = {
         "split": asdict(result.report),
         "methods": {name: {part: as_dict(scores) for part, scores in parts.items()} for name, parts in result.table().items()},
-        "seen_kept": {name: as_dict(Scores.of(ranks_U)) for name, ranks_U in result.ranks_seen_kept.items()},
+        "seen_kept": {name: as_dict(RankingMetrics.from_ranks(ranks_U)) for name, ranks_U in result.ranks_seen_kept.items()},
         "search": asdict(result.choice),
         "seconds": result.seconds,
     }
@@ -123,9 +120,9 @@ def _fewer(split: ColdSplit, users: int) -> ColdSplit:
     places = np.sort(np.random.default_rng(0).choice(len(questions.users), users, replace=False))
     return replace(
         split,
-        questions=Questions(
+        questions=EvaluationSet(
             users=questions.users[places],
-            histories=questions.histories.of(places),
+            histories=questions.histories.select(places),
             targets_U=questions.targets_U[places],
         ),
         another_cold_U=split.another_cold_U[places],

@@ -16,13 +16,18 @@ from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict,
 from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_ranks
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
-from leafbeam.train.data import InteractionLog, load_log
-from leafbeam.train.evaluate import Questions, evaluate
-from leafbeam.train.metrics import Scores
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.report import Report
-from leafbeam.train.split import leave_one_out
-from leafbeam.train.trainer import train
+from leafbeam.train import (
+    Budget,
+    EvaluationReport,
+    EvaluationSet,
+    InteractionLog,
+    RankingMetrics,
+    Recipe,
+    evaluate,
+    leave_one_out,
+    load_log,
+    train,
+)
 
 __all__ = ["TABLE", "published"]
 
@@ -131,7 +136,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         text_ND = text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed) if columns else None
         asked = QUICK_USERS if run.quick else None
 
-        def ask(remove_seen: bool, unconstrained_users: int) -> Report:
+        def ask(remove_seen: bool, unconstrained_users: int) -> EvaluationReport:
             return evaluate(
                 model,
                 trie,
@@ -146,13 +151,13 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
 
         report, unseen = ask(False, 100 if run.quick else 2000), ask(True, 0)
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
-        questions = Questions.of(split, "test", sample=asked)
-        methods: dict[str, Scores] = {}
+        questions = EvaluationSet.from_split(split, "test", sample=asked)
+        methods: dict[str, RankingMetrics] = {}
         for end, found in zip(_SEEN, (report, unseen), strict=True):
             by_sasrec = sasrec_ranks(sasrec, questions, remove_seen=found.seen == "removed")
             methods |= {
                 f"leafbeam{end}": found.model,
-                f"sasrec{end}": Scores.of(by_sasrec),
+                f"sasrec{end}": RankingMetrics.from_ranks(by_sasrec),
                 f"popularity{end}": found.popularity,
             }
             if found.text_neighbours is not None:

@@ -18,7 +18,7 @@ from benchmarks.serving.load import Floats, Planned
 from leafbeam.errors import DataError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
-from leafbeam.train.data import load_log
+from leafbeam.train import load_log
 
 __all__ = ["LoadRun", "small_qwen3"]
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train.data import Histories, InteractionLog
-from leafbeam.train.evaluate import Part, Questions
+from leafbeam.train import EvaluationSet, Histories, InteractionLog, Part
 
 __all__ = ["ColdReport", "ColdSplit", "cold_split"]
 
@@ -50,7 +49,7 @@ class ColdSplit:
 
     cold_N: NDArray[np.bool_]
     train: Histories
-    questions: Questions
+    questions: EvaluationSet
     another_cold_U: NDArray[np.bool_]
     report: ColdReport
 
@@ -111,22 +110,22 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
     if part == "valid":
         asked_U &= ~gone_U
     users = np.flatnonzero(asked_U)
-    train = histories.where(~(has_cold_U | gone_U)[histories.users_E])
+    train = histories.filter(~(has_cold_U | gone_U)[histories.users_E])
     which = f"the newest {count:,} items (share={share})" if part == "test" else f"the next newest {count:,} items"
     if len(users) == 0:
         raise DataError(f"no user's last item is one of {which}: take a larger share, or a log with newer interactions")
     if len(train.items_E) == 0:
         raise DataError(f"every user has one of {which}: nobody is left to train on, take a smaller share")
-    asked = histories.of(users)
+    asked = histories.select(users)
     before_E = np.ones(len(asked.items_E), np.bool_)
     before_E[asked.indptr_U1[1:] - 1] = False
-    before = asked.where(before_E)
+    before = asked.filter(before_E)
     another_U = _users_with(before, cold_N)
     trained_N = np.bincount(train.items_E, minlength=log.num_items) > 0
     return ColdSplit(
         cold_N=cold_N,
         train=train,
-        questions=Questions(users=users, histories=before, targets_U=last_U[users]),
+        questions=EvaluationSet(users=users, histories=before, targets_U=last_U[users]),
         another_cold_U=another_U,
         report=ColdReport(
             items=log.num_items,

@@ -21,11 +21,9 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
-from leafbeam.train.data import InteractionLog
-from leafbeam.train.metrics import MISS, Scores
-from leafbeam.train.recipe import Budget, Recipe
+from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
+from leafbeam.train.metrics import MISS
 from leafbeam.train.threads import torch_threads
-from leafbeam.train.trainer import Trainer
 from leafbeam.train.unconstrained import unconstrained_search
 
 __all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "places_of", "study_cold_start"]
@@ -114,11 +112,12 @@ class ColdResult:
     choice: SearchChoice
     seconds: dict[str, float]
 
-    def table(self) -> dict[str, dict[str, Scores]]:
-        """Scores of each method over all users, and over those without another cold item in their history."""
+    def table(self) -> dict[str, dict[str, RankingMetrics]]:
+        """Metrics of each method over all users, and over those without another cold item in their history."""
         alone_U = ~self.another_cold_U
         return {
-            name: {"all": Scores.of(ranks_U)} | ({"alone": Scores.of(ranks_U[alone_U])} if alone_U.any() else {})
+            name: {"all": RankingMetrics.from_ranks(ranks_U)}
+            | ({"alone": RankingMetrics.from_ranks(ranks_U[alone_U])} if alone_U.any() else {})
             for name, ranks_U in self.ranks.items()
         }
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, TrainingError
+from leafbeam.train import Histories
 from leafbeam.train.batches import Batches
-from leafbeam.train.data import Histories
 from leafbeam.train.threads import torch_threads
 
 __all__ = ["DenseRecipe", "DenseRetriever", "fit_dense"]

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, TrainingError
+from leafbeam.train import EvaluationSet, RankingMetrics, Split
 from leafbeam.train.batches import Batches
-from leafbeam.train.evaluate import Questions
-from leafbeam.train.metrics import MISS, Scores
-from leafbeam.train.split import Split
+from leafbeam.train.metrics import MISS
 from leafbeam.train.threads import torch_threads
 
 __all__ = ["SasRec", "SasRecRecipe", "fit_sasrec", "sasrec_ranks"]
@@ -136,7 +135,7 @@ def fit_sasrec(
     batches = Batches(
         histories=split.train, max_items=recipe.max_items, num_levels=1, batch_tokens=recipe.batch_items, seed=recipe.seed
     )
-    asked = Questions.of(split, "valid", sample=recipe.validation_users)
+    asked = EvaluationSet.from_split(split, "valid", sample=recipe.validation_users)
     best: dict[str, Tensor] = {}
     best_recall, best_epoch, recall, worse, epoch = -1.0, 0, None, 0, 0
     begun = time.monotonic()
@@ -168,7 +167,7 @@ def fit_sasrec(
                     break
             epoch += 1
             if epoch % recipe.validate_every == 0 or share() >= 1:
-                recall = Scores.of(sasrec_ranks(model, asked, remove_seen=recipe.remove_seen)).recall_10.mean
+                recall = RankingMetrics.from_ranks(sasrec_ranks(model, asked, remove_seen=recipe.remove_seen)).recall_10.mean
                 worse += 1
                 if recall > best_recall:
                     best_recall, best_epoch, worse = recall, epoch, 0
@@ -182,7 +181,7 @@ def fit_sasrec(
 
 @torch.inference_mode()
 def sasrec_ranks(
-    model: SasRec, questions: Questions, *, remove_seen: bool = False, batch_users: int = 256
+    model: SasRec, questions: EvaluationSet, *, remove_seen: bool = False, batch_users: int = 256
 ) -> NDArray[np.int64]:
     """The place of each question's item among all items. Equal scores go by item row.
 

@@ -48,8 +48,8 @@ def evaluate(
     from leafbeam.index import Trie
     from leafbeam.model import load_model
     from leafbeam.semid import SidTable, text_columns, text_vectors
-    from leafbeam.train.evaluate import evaluate as measure
-    from leafbeam.train.split import leave_one_out
+    from leafbeam.train import evaluate as measure
+    from leafbeam.train import leave_one_out
 
     sids = SidTable.load(sids_path)
     model = load_model(model_path)

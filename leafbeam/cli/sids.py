@@ -13,7 +13,7 @@ from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
-from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
+from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
 __all__ = ["fit_sids"]
 
@@ -77,7 +77,7 @@ def fit_sids(
         check_plot(plot)
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.cli.sources import Source
-    from leafbeam.train.split import leave_one_out
+    from leafbeam.train import leave_one_out
 
     console = stdout()
     paths = RunDirectory(run)

@@ -7,9 +7,7 @@ from typing import get_args
 
 from leafbeam.cli.options import Format
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train.amazon import load_amazon
-from leafbeam.train.data import InteractionLog, load_log
-from leafbeam.train.movielens import load_movielens
+from leafbeam.train import InteractionLog, load_amazon, load_log, load_movielens
 
 __all__ = ["Source"]
 

@@ -63,11 +63,8 @@ def train(
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.cli.sources import Source
     from leafbeam.semid import SidTable
-    from leafbeam.train.presets import preset
-    from leafbeam.train.recipe import Budget
-    from leafbeam.train.split import leave_one_out
-    from leafbeam.train.trainer import TrainStats
-    from leafbeam.train.trainer import train as fit
+    from leafbeam.train import Budget, TrainStats, leave_one_out, preset
+    from leafbeam.train import train as fit
 
     limited = minutes is not None or epochs is not None or steps is not None
     budget = Budget(minutes=minutes, epochs=epochs, steps=steps) if limited else None

@@ -22,7 +22,7 @@ from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.steps import run_command, running_server
 from leafbeam.demo.tour import Visit
 from leafbeam.errors import ArgumentError, DataError, DemoError
-from leafbeam.train.data import load_log
+from leafbeam.train import load_log
 
 __all__ = ["Demo"]
 

@@ -16,7 +16,7 @@ from leafbeam.demo.showcase import Shown, facts_of, side_by_side, title_of
 from leafbeam.demo.sql_checker import SqlChecker
 from leafbeam.demo.steps import Answer, Server
 from leafbeam.errors import DemoError
-from leafbeam.train.data import InteractionLog
+from leafbeam.train import InteractionLog
 
 __all__ = ["Visit"]
 

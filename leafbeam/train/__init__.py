@@ -1,1 +1,71 @@
-"""."""
+"""Interaction logs, training and evaluation of models over Semantic IDs. Names load on first use."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leafbeam.train.amazon import load_amazon
+    from leafbeam.train.checkpoint import Checkpoint
+    from leafbeam.train.evaluation import EvaluationSet, Part, evaluate
+    from leafbeam.train.histories import Histories
+    from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, load_log, log_from_tables
+    from leafbeam.train.metrics import RankingMetrics
+    from leafbeam.train.movielens import load_movielens
+    from leafbeam.train.parallel import DataParallel
+    from leafbeam.train.recipe import Architecture, Budget, PresetName, Recipe, preset
+    from leafbeam.train.report import EvaluationReport
+    from leafbeam.train.run import codes_of_log, train
+    from leafbeam.train.split import Split, leave_one_out
+    from leafbeam.train.trainer import Trainer, TrainStats
+
+__all__ = [
+    "Architecture",
+    "Budget",
+    "Checkpoint",
+    "Columns",
+    "DataParallel",
+    "EvaluationReport",
+    "EvaluationSet",
+    "Histories",
+    "InteractionLog",
+    "LogReport",
+    "Part",
+    "PresetName",
+    "RankingMetrics",
+    "Recipe",
+    "Split",
+    "TrainStats",
+    "Trainer",
+    "codes_of_log",
+    "evaluate",
+    "leave_one_out",
+    "load_amazon",
+    "load_log",
+    "load_movielens",
+    "log_from_tables",
+    "preset",
+    "train",
+]
+
+_MODULES = {
+    "amazon": ("load_amazon",),
+    "checkpoint": ("Checkpoint",),
+    "evaluation": ("EvaluationSet", "Part", "evaluate"),
+    "histories": ("Histories",),
+    "interaction_log": ("Columns", "InteractionLog", "LogReport", "load_log", "log_from_tables"),
+    "metrics": ("RankingMetrics",),
+    "movielens": ("load_movielens",),
+    "parallel": ("DataParallel",),
+    "recipe": ("Architecture", "Budget", "PresetName", "Recipe", "preset"),
+    "report": ("EvaluationReport",),
+    "run": ("codes_of_log", "train"),
+    "split": ("Split", "leave_one_out"),
+    "trainer": ("TrainStats", "Trainer"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Amazon Reviews as their sites give them: JSON lines of 2014, 2018 and 2023, plain or gzipped."""
+"""Loader of Amazon Reviews: JSON lines of 2014, 2018 and 2023, plain or gzipped."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -8,22 +8,20 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
 from leafbeam.errors import DataError
-from leafbeam.train.data import Columns, InteractionLog, log_of_tables
-from leafbeam.train.tables import TimeUnit
+from leafbeam.train.interaction_log import InteractionLog, log_from_tables
+from leafbeam.train.tables import SourceTable, TimeUnit
 
 __all__ = ["load_amazon"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Format:
-    """What one generation of the files calls its fields."""
+class _Format(NamedTuple):
+    """The field names of one generation of the files."""
 
     years: str
     user: str
@@ -36,41 +34,37 @@ _FORMATS = (
     _Format(years="2014 or 2018", user="reviewerID", item="asin", timestamp="unixReviewTime", time_unit="s"),
     _Format(years="2023", user="user_id", item="parent_asin", timestamp="timestamp", time_unit="ms"),
 )
-_ATTRIBUTES = ("title", "brand", "categories", "price", "description")
 
 
 def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: int = 0) -> InteractionLog:
-    """Read a file of reviews, and of the products' metadata, of any generation (it is told by the first line's fields).
+    """Read a file of reviews, and of the products' metadata, of any generation (detected by the first line's fields).
 
     Every review is an interaction. 2014 and 2018: reviewerID, asin, unixReviewTime (seconds); 2023: user_id, parent_asin,
-    timestamp (milliseconds). Of the metadata come title, brand (2023: store), categories (joined), price (as it is
-    written) and description, all text, null where there is none. Lines are JSON, or Python literals (the 2014
-    metadata). A product on several lines is its first line; products without a review leave the catalog.
-    About 200,000 lines a second. Raises DataError with the number of the first line that is malformed.
+    timestamp (milliseconds). Attributes: title, brand (2023: store), categories (joined), price (as written) and
+    description, all text, null where missing. Lines are JSON, or Python literals (the 2014 metadata). The first line of a
+    product counts; products without a review are dropped. About 200,000 lines a second.
+    Raises DataError with the number of the first malformed line.
     """
-    reviews_path = Path(reviews)
+    path = Path(reviews)
     users: list[str] = []
     taken: list[str] = []
     times: list[int] = []
     form: _Format | None = None
-    for number, record in _records(reviews_path):
-        form = form or _format_of(record, reviews_path)
+    for number, record in _records(path):
+        form = form or _format_of(record, path)
         user, item, time = record.get(form.user), record.get(form.item), record.get(form.timestamp)
         if not (isinstance(user, str) and user and isinstance(item, str) and item):
-            raise DataError(
-                f"{reviews_path}, line {number:,}: {form.user} and {form.item} have to be text, not {user!r}, {item!r}"
-            )
+            raise DataError(f"{path}, line {number:,}: {form.user} and {form.item} have to be text, not {user!r}, {item!r}")
         if not isinstance(time, int) or isinstance(time, bool) or abs(time) >= 1 << 62:
-            raise DataError(f"{reviews_path}, line {number:,}: {form.timestamp} has to be a whole number, not {time!r}")
+            raise DataError(f"{path}, line {number:,}: {form.timestamp} has to be a whole number, not {time!r}")
         users.append(user)
         taken.append(item)
         times.append(time)
     if form is None:
-        raise DataError(f"{reviews_path} has no lines")
-    return log_of_tables(
-        pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())}),
-        None if meta is None else _items_of(Path(meta), set(taken)),
-        columns=Columns(),
+        raise DataError(f"{path} has no lines")
+    return log_from_tables(
+        SourceTable(pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())}), str(path)),
+        None if meta is None else SourceTable(_read_items(Path(meta), set(taken)), str(meta)),
         time_unit=form.time_unit,
         unseen="drop",
         k_core=k_core,
@@ -81,37 +75,37 @@ def _format_of(record: dict[str, Any], path: Path) -> _Format:
     for form in _FORMATS:
         if {form.user, form.item, form.timestamp} <= record.keys():
             return form
-    wanted = "; or ".join(f"{form.user}, {form.item}, {form.timestamp} ({form.years})" for form in _FORMATS)
-    raise DataError(f"{path}: a review needs the fields {wanted}. The first line has {', '.join(map(str, record)) or 'none'}")
+    expected = "; or ".join(f"{form.user}, {form.item}, {form.timestamp} ({form.years})" for form in _FORMATS)
+    raise DataError(f"{path}: a review needs the fields {expected}. The first line has {', '.join(map(str, record)) or 'none'}")
 
 
-def _items_of(path: Path, wanted: set[str]) -> pa.Table:
-    """The attributes of the products in `wanted`."""
-    rows: dict[str, tuple[str | None, ...]] = {}
-    lines = 0
-    for number, record in _records(path):
-        lines = number
+def _read_items(path: Path, reviewed: set[str]) -> pa.Table:
+    """The attributes of the products in `reviewed`."""
+    rows: dict[str, dict[str, str | None]] = {}
+    count = 0
+    for count, record in _records(path):
         item = record.get("parent_asin") or record.get("asin")
         if not isinstance(item, str):
-            raise DataError(f"{path}, line {number:,}: a product needs asin or parent_asin, as text")
-        if item in wanted and item not in rows:
-            rows[item] = (
-                _text(record.get("title")),
-                _text(record.get("brand") or record.get("store")),
-                _text(record.get("categories") or record.get("category"), ", "),
-                _text(record.get("price")),
-                _text(record.get("description")),
-            )
+            raise DataError(f"{path}, line {count:,}: a product needs asin or parent_asin, as text")
+        if item in reviewed and item not in rows:
+            rows[item] = {
+                "item_id": item,
+                "title": _text(record.get("title")),
+                "brand": _text(record.get("brand") or record.get("store")),
+                "categories": _text(record.get("categories") or record.get("category"), ", "),
+                "price": _text(record.get("price")),
+                "description": _text(record.get("description")),
+            }
     if not rows:
-        what = "no lines" if lines == 0 else f"{lines:,} products, but none that a review names"
-        raise DataError(f"{path} has {what}: is it the metadata of the same category?")
-    columns = {name: pa.array([row[place] for row in rows.values()], pa.string()) for place, name in enumerate(_ATTRIBUTES)}
-    return pa.table({"item_id": pa.array(list(rows), pa.string()), **columns})
+        found = f"{count:,} products, but none that a review names" if count else "no lines"
+        raise DataError(f"{path} has {found}: is it the metadata of the same category?")
+    names = next(iter(rows.values()))
+    return pa.Table.from_pylist(list(rows.values()), pa.schema([(name, pa.string()) for name in names]))
 
 
-def _text(value: object, between: str = " ") -> str | None:
-    """A text, a number, or the different texts in lists (of lists), as one text; None where nothing is left."""
-    return between.join(dict.fromkeys(_words(value))) or None
+def _text(value: object, separator: str = " ") -> str | None:
+    """A text, a number, or the distinct texts in (nested) lists, joined; None where nothing is left."""
+    return separator.join(dict.fromkeys(_words(value))) or None
 
 
 def _words(value: object) -> Iterator[str]:
@@ -125,7 +119,7 @@ def _words(value: object) -> Iterator[str]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a file that are not blank, numbered from 1, as objects."""
+    """The objects of the non-blank lines of a file, with the line numbers from 1."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     number = 0
@@ -133,12 +127,12 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, _record(line, number, path)
+                    yield number, _record(line, f"{path}, line {number:,}")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read after line {number:,}: {error}") from error
 
 
-def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
+def _record(line: bytes, where: str) -> dict[str, Any]:
     record: object
     try:
         record = json.loads(line)
@@ -147,9 +141,9 @@ def _record(line: bytes, number: int, path: Path) -> dict[str, Any]:
             record = ast.literal_eval(line.decode().strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
             start = line[:60].decode(errors="replace").strip()
-            raise DataError(f"{path}, line {number:,} is neither JSON nor a Python literal: {start!r}") from error
+            raise DataError(f"{where} is neither JSON nor a Python literal: {start!r}") from error
     except RecursionError as error:
-        raise DataError(f"{path}, line {number:,} is nested too deeply to be a review") from error
+        raise DataError(f"{where} is nested too deeply to be a review") from error
     if not isinstance(record, dict):
-        raise DataError(f"{path}, line {number:,} holds a {type(record).__name__}: one object a line is expected")
+        raise DataError(f"{where} holds a {type(record).__name__}: one object a line is expected")
     return cast("dict[str, Any]", record)

@@ -1,7 +1,4 @@
-"""A run that was interrupted, on disk: weights, moments, where it stood, and what it belongs to.
-
-Shapes: P parameters, by name.
-"""
+"""Checkpoints of a training run: weights, optimizer moments, progress, and what they belong to."""
 
 import json
 import os
@@ -20,20 +17,20 @@ from torch import Tensor
 
 from leafbeam.errors import CheckpointError
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
-from leafbeam.train.data import Histories
+from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe
 
-__all__ = ["Checkpoint", "Place", "fingerprint"]
+__all__ = ["Checkpoint", "TrainState", "fingerprint"]
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a run stands: everything that is random later follows from it and from the seed.
+class TrainState:
+    """The progress of a run; with the seed it determines everything random that follows.
 
     step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
-    best_recall, best_share: of the best weights seen so far; -1 before the first validation. worse: validations since then.
+    best_recall, best_share: of the best weights so far, -1 before the first validation. worse: validations since then.
     """
 
     step: int = 0
@@ -49,13 +46,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Checkpoint:
-    """One moment of a run, complete: resuming from it gives the weights, bit for bit, of a run that never stopped.
+    """A complete snapshot of a run: resuming gives the weights, bit for bit, of a run that never stopped.
 
-    tensors: weights, AdamW's moments and (where there are any) averaged and best weights, named "kind/parameter".
-    data: the `fingerprint` of what it trains on. bf16: how its matrices are multiplied.
+    tensors: weights, AdamW's moments and (if any) best weights, named "kind/parameter".
+    data: the `fingerprint` of the training data. bf16: whether matrices are multiplied in bf16.
     """
 
-    place: Place
+    state: TrainState
     recipe: Recipe
     vocabulary: AnyVocabulary
     data: str
@@ -63,50 +60,47 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
     def save(self, directory: str | Path) -> None:
-        """Write the directory; whoever reads it sees the former checkpoint whole, or this one whole."""
+        """Write the directory atomically: a reader sees the previous checkpoint or this one, complete."""
         directory = Path(directory)
-        partial, former = directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
+        partial, previous = directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}, partial / "tensors.safetensors"
-        )
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, partial / "tensors.safetensors")
         content = {
             "format": _FORMAT,
-            "place": asdict(self.place),
-            "recipe": json.loads(self.recipe.to_json()),
+            "state": asdict(self.state),
+            "recipe": asdict(self.recipe),
             "vocabulary": self.vocabulary.to_dict(),
             "data": self.data,
             "bf16": self.bf16,
         }
         (partial / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(former, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
         if directory.exists():
-            os.replace(directory, former)
+            os.replace(directory, previous)
         os.replace(partial, directory)
-        shutil.rmtree(former, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
 
     @classmethod
     def load(cls, directory: str | Path) -> "Checkpoint":
-        """Read what `save` wrote. Raises CheckpointError where it is missing, cut short or of another format."""
+        """Read what `save` wrote. Raises CheckpointError where it is missing, truncated or of another format."""
         directory = Path(directory)
-        former = directory.with_name(f"{directory.name}.old")
-        if former.exists() and not directory.exists():
-            directory = former  # `save` was stopped between its two renames
+        previous = directory.with_name(f"{directory.name}.old")
+        if previous.exists() and not directory.exists():
+            directory = previous  # `save` stopped between its two renames
         try:
             content: Any = json.loads((directory / "run.json").read_text(encoding="utf-8"))
             tensors = load_file(directory / "tensors.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{directory} is not a whole checkpoint of a training run ({error}): train from the start"
-            ) from error
+            raise CheckpointError(f"{directory} is not a complete checkpoint ({error}): train from the start") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise CheckpointError(
                 f"{directory} is a checkpoint of another format than {_FORMAT}: train again, or use the leafbeam that wrote it"
             )
         try:
             return cls(
-                place=Place(**content["place"]),
+                state=TrainState(**content["state"]),
                 recipe=Recipe.from_json(json.dumps(content["recipe"])),
                 vocabulary=vocabulary_from_dict(content["vocabulary"]),
                 data=str(content["data"]),
@@ -118,7 +112,7 @@ class Checkpoint:
 
     @staticmethod
     def exists(directory: str | Path) -> bool:
-        """Whether there is something for `load` to read."""
+        """Whether `load` would find a checkpoint."""
         directory = Path(directory)
         return directory.exists() or directory.with_name(f"{directory.name}.old").exists()
 
@@ -130,30 +124,29 @@ class Checkpoint:
             shutil.rmtree(directory.with_name(name), ignore_errors=True)
 
     def of(self, kind: str) -> dict[str, Tensor]:
-        """The tensors of one kind, by the parameter's name."""
+        """The tensors of one kind, by parameter name."""
         return {name.removeprefix(f"{kind}/"): x for name, x in self.tensors.items() if name.startswith(f"{kind}/")}
 
     def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
-        """CheckpointError unless it belongs to this recipe, this vocabulary and this data."""
+        """CheckpointError unless it belongs to this recipe, vocabulary and data."""
         if different := recipe.differences(self.recipe):
             raise CheckpointError(
-                f"the checkpoint was made under another recipe ({'; '.join(different)}): "
+                f"the checkpoint was made with another recipe ({'; '.join(different)}): "
                 "resume with the same one, or train from the start"
             )
         if vocabulary != self.vocabulary:
             raise CheckpointError(
-                f"the checkpoint is of a model over codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
-                f"{vocabulary.codebook_sizes}: resume with the SIDs that it began with, or train from the start"
+                f"the checkpoint's model has codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
+                f"{vocabulary.codebook_sizes}: resume with its SIDs, or train from the start"
             )
         if data != self.data:
             raise CheckpointError(
-                "the checkpoint was made on another log or other Semantic IDs: "
-                "resume with those that it began with, or train from the start"
+                "the checkpoint was made on another log or other Semantic IDs: resume with those, or train from the start"
             )
 
 
 def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:
-    """16 hexadecimal digits that stand for what a model is trained on: who took what in which order, the SIDs, user tokens."""
+    """16 hexadecimal digits of a hash of the training data: histories, SIDs and user tokens."""
     digest = sha256()
     for array in (histories.indptr_U1, histories.items_E, codes_NL, *(() if users_U is None else (users_U,))):
         digest.update(str((array.shape, array.dtype.str)).encode())

@@ -1,9 +1,9 @@
-"""What a batch of windows teaches each architecture.
+"""The forward pass of training for each architecture.
 
-Shapes: B windows, T items of each, P predicted items of each, L levels, D hidden.
+Shapes: B windows, T items of each, P predicted items of each, L levels, D hidden, S tokens.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,33 +13,29 @@ from leafbeam.model import AnyModel, EncoderDecoder
 __all__ = ["Predictions", "predict"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Predictions:
-    """Hidden states before each code of the predicted items, the last P of each window.
-
-    hidden_BPLD: what the head of each level reads. penalty: a scalar for the loss, 0 for a model without experts.
-    """
+class Predictions(NamedTuple):
+    """Hidden states before each code of the last P items of each window, and the router loss (0 without experts)."""
 
     hidden_BPLD: Tensor
-    penalty: Tensor
+    router_loss: Tensor
 
 
 def predict(model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator, users_B: Tensor | None = None) -> Predictions:
-    """One forward pass in training. users_B: the tokens of the windows' users, for a vocabulary that has them.
+    """One forward pass. users_B: the user tokens, for a vocabulary that has them.
 
-    A decoder alone predicts every item of a window from those before it, in one pass (P = T). An encoder sees all that it is
-    shown at once, so a window is one example: its last item from the others (P = 1), as TIGER trains.
+    A decoder predicts every item of a window from those before it (P = T); an encoder-decoder predicts the last item from
+    the others (P = 1), as in TIGER.
     """
     B, T, L = tokens_BTL.shape
-    begin = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
+    start = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
     if users_B is not None:
-        begin.append(users_B[:, None])
-    prompt_BS = torch.cat((*begin, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
+        start.append(users_B[:, None])
+    prompt_BS = torch.cat((*start, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
     if not isinstance(model, EncoderDecoder):
-        hidden_BSD = model(prompt_BS, dropout=dropout)[:, len(begin) - 1 :]
-        return Predictions(hidden_BPLD=hidden_BSD.reshape(B, T, L, -1), penalty=hidden_BSD.new_zeros(()))
-    balance: list[Tensor] = []
-    history_BS = prompt_BS[:, : len(begin) + (T - 1) * L]
-    hidden_BLD = model(history_BS, tokens_BTL[:, -1, :-1], dropout=dropout, balance=balance)
-    penalty = torch.stack(balance).mean() * model.config.router_aux_loss_coef if balance else hidden_BLD.new_zeros(())
-    return Predictions(hidden_BPLD=hidden_BLD[:, None], penalty=penalty)
+        hidden_BSD = model(prompt_BS, dropout=dropout)[:, len(start) - 1 :]
+        return Predictions(hidden_BSD.reshape(B, T, L, -1), hidden_BSD.new_zeros(()))
+    losses: list[Tensor] = []
+    history_BS = prompt_BS[:, : len(start) + (T - 1) * L]
+    hidden_BLD = model(history_BS, tokens_BTL[:, -1, :-1], dropout=dropout, balance=losses)
+    router_loss = torch.stack(losses).mean() * model.config.router_aux_loss_coef if losses else hidden_BLD.new_zeros(())
+    return Predictions(hidden_BLD[:, None], router_loss)

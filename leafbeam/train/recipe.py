@@ -1,29 +1,31 @@
-"""How a model is trained: one frozen table of settings, and the shape of the learning rate."""
+"""Training settings: budget, recipe, learning-rate schedule, and presets of three sizes."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import cos, pi
 from typing import Any, Literal, get_args
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
+from leafbeam.semid.config import check_choice
 
-__all__ = ["Architecture", "Budget", "Precision", "Recipe"]
+__all__ = ["Architecture", "Budget", "Precision", "PresetName", "Recipe", "preset"]
 
 Architecture = Literal["decoder-only", "encoder-decoder"]
 Precision = Literal["auto", "fp32", "bf16"]
+PresetName = Literal["tiny", "small", "base"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When training ends: after so many steps, epochs or minutes. Exactly one is given.
+    """When training ends: after a number of steps, epochs or minutes, exactly one of them.
 
-    Steps and epochs give the same weights on every run with one seed. Minutes do not: how far the schedule has come is
-    then read from the clock, so a faster machine takes more steps, and two runs never agree to the bit.
+    Steps and epochs give the same weights on every run with one seed. Minutes do not: the schedule then follows the clock,
+    so a faster machine takes more steps.
 
-    steps: updates of the weights. epochs: passes over the log, may be a fraction. minutes: of wall-clock time, counted
-    from the first step and carried over a resumed run.
+    steps: updates of the weights. epochs: passes over the log, may be a fraction. minutes: of wall-clock time from the first
+    step, carried over a resumed run.
 
     >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
     0.5
@@ -34,14 +36,14 @@ class Budget:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        if len(given) != 1:
-            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {given or 'none'} given")
-        for name, value in given.items():
-            _check_number(name, value, low=0, above=True)
+        limits = {name: value for name, value in asdict(self).items() if value is not None}
+        if len(limits) != 1:
+            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {limits or 'none'} given")
+        for name, value in limits.items():
+            _check_number(name, value, low=0, exclusive=True)
 
     def share(self, *, steps: int, epochs: float, seconds: float) -> float:
-        """How much of the budget is used up, from 0 to 1."""
+        """The used share of the budget, from 0 to 1."""
         if self.steps is not None:
             used = steps / self.steps
         elif self.epochs is not None:
@@ -57,27 +59,25 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that decides what training does, apart from the data.
+    """Everything that determines training, apart from the data. A checkpoint resumes only under the recipe it was saved with.
 
-    Think of it as the whole command line of a run: it is written into every checkpoint, and a checkpoint resumes only
-    under the same recipe. The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
+    The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
 
-    budget: when training ends. seed: the weights at the start, the order of the data and dropout follow from it.
-    architecture: Qwen3's, or T5's, with as many layers in the encoder as in the decoder (and no num_key_value_heads).
-    hidden_size .. tie_word_embeddings: the model (`ModelConfig`); dropout: share of values dropped in training.
-    num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: one network for all tokens.
-    max_items: the longest history the model is shown, in items; longer ones are cut into windows of it.
-    batch_tokens: tokens of a batch, about; a batch holds histories of one length, so none of it is padding.
+    seed: of the initial weights, the order of the data and dropout.
+    architecture: Qwen3's, or T5's with as many encoder as decoder layers (num_key_value_heads does not apply).
+    hidden_size .. tie_word_embeddings: the model (`ModelConfig`). dropout: share of values dropped in training.
+    num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: a dense layer.
+    max_items: the longest history, in items; longer ones are cut into windows. batch_tokens: approximate tokens of a batch.
     learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0.
     weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
     label_smoothing: share of the target's mass that is spread over the codes of its level.
-    precision: "auto" takes bf16 where the hardware multiplies it (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
-    threads: of the CPU, while it trains; more pays for wide models on idle cores only (see `torch_threads`).
-    validations: how often, evenly over the last half of the budget, recall on validation items is measured; the best
-    weights are kept. 0: never, the last weights are kept. validation_users: on how many users, at most.
-    patience: after so many validations in a row without a better one, training stops early; 0: never.
-    num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model knows no users.
-    user_dropout: how often training shows the token of no user instead, so that it means something where nobody is given.
+    precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
+    threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
+    validations: how many times, evenly over the last half of the budget, validation recall is measured; the best weights are
+    kept. 0: never, the last weights are kept. validation_users: sample size. patience: training stops after this many
+    validations in a row without a better one; 0: never.
+    num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
+    user_dropout: share of training examples that show the token of no user instead.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(minutes=10))
@@ -115,7 +115,7 @@ class Recipe:
         for name in ("seed", "validations", "patience", "num_users"):
             _check_whole(name, getattr(self, name), low=0)
         for name in ("learning_rate", "clip_norm"):
-            _check_number(name, getattr(self, name), low=0, above=True)
+            _check_number(name, getattr(self, name), low=0, exclusive=True)
         _check_number("weight_decay", self.weight_decay, low=0)
         for name in ("warmup", "label_smoothing", "dropout", "user_dropout"):
             _check_number(name, getattr(self, name), low=0, below=1)
@@ -124,23 +124,20 @@ class Recipe:
             raise ArgumentError(f"betas are two numbers, not {self.betas}")
         for beta in self.betas:
             _check_number("betas", beta, low=0, below=1)
-        if self.precision not in get_args(Precision):
-            raise ArgumentError(f"precision={self.precision!r}: choose one of {', '.join(map(repr, get_args(Precision)))}")
-        if self.architecture not in get_args(Architecture):
-            choices = ", ".join(map(repr, get_args(Architecture)))
-            raise ArgumentError(f"architecture={self.architecture!r}: choose one of {choices}")
+        check_choice("precision", self.precision, Precision)
+        check_choice("architecture", self.architecture, Architecture)
         if self.num_experts and self.architecture != "encoder-decoder":
             raise ArgumentError(f"num_experts={self.num_experts}: only the architecture 'encoder-decoder' has experts")
-        self.model_config(Vocabulary(codebook_sizes=(1,)))  # the sizes of the model are checked by their owner
+        self.model_config(Vocabulary(codebook_sizes=(1,)))  # checks the sizes of the model
 
     def vocabulary(self, codebook_sizes: Sequence[int]) -> Vocabulary:
-        """Which tokens a model of this recipe has: the SIDs' and the users'."""
+        """The tokens of a model of this recipe: those of the SIDs and of the users."""
         return Vocabulary(codebook_sizes=tuple(codebook_sizes), num_users=self.num_users)
 
     def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
-        """The model of this recipe over a vocabulary, with room for `max_items` items and one SID more.
+        """The configuration of the model, with positions for `max_items` items and one SID.
 
-        Not for more: whoever serves the model cuts longer histories to what it was trained on by looking at this number.
+        Engines truncate longer histories to this number of positions.
         """
         positions = (self.max_items + 1) * vocabulary.num_levels + 1
         if self.architecture == "encoder-decoder":
@@ -174,18 +171,18 @@ class Recipe:
         )
 
     def learning_rate_at(self, share: float) -> float:
-        """The learning rate when `share` of the budget is used up: a straight rise, then half a cosine down to 0."""
+        """The learning rate at a share of the budget: linear warm-up, then half a cosine down to 0."""
         if share < self.warmup:
             return self.learning_rate * max(share, 1e-3 * self.warmup) / self.warmup
         return self.learning_rate * 0.5 * (1 + cos(pi * (share - self.warmup) / (1 - self.warmup)))
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """One line; `from_json` reads it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
-        """The recipe that `to_json` wrote; CheckpointError where it is not one."""
+        """The inverse of `to_json`. Raises CheckpointError for anything else."""
         try:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
@@ -194,9 +191,49 @@ class Recipe:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
 
     def differences(self, other: "Recipe") -> list[str]:
-        """The settings in which two recipes differ, as "name: this, that"."""
+        """The settings in which two recipes differ, as "name: this, other"."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return [f"{name}: {mine}, {theirs}" for name, mine, theirs in pairs if mine != theirs]
+        return [f"{name}: {value}, {other_value}" for name, value, other_value in pairs if value != other_value]
+
+
+def preset(
+    name: PresetName, *, budget: Budget | None = None, seed: int = 0, architecture: Architecture = "decoder-only"
+) -> Recipe:
+    """A named recipe, optionally with another budget, seed or architecture (`dataclasses.replace` for the rest).
+
+    tiny: one layer of 64, a minute; to try things out. small: one layer of 128, ten minutes of one CPU core (`Recipe()`).
+    base: four layers of 256, 40 epochs with early stopping; for a GPU. Raises ArgumentError for another name.
+    """
+    if name not in get_args(PresetName):
+        raise ArgumentError(f"preset {name!r}: choose one of {', '.join(map(repr, get_args(PresetName)))}")
+    recipe = Recipe(seed=seed, architecture=architecture)
+    if name == "tiny":
+        recipe = replace(
+            recipe,
+            budget=Budget(minutes=1),
+            hidden_size=64,
+            intermediate_size=192,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            learning_rate=4e-3,
+        )
+    elif name == "base":
+        recipe = replace(
+            recipe,
+            budget=Budget(epochs=40),
+            hidden_size=256,
+            intermediate_size=768,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            dropout=0.2,
+            batch_tokens=8192,
+            learning_rate=1e-3,
+            validations=10,
+            validation_users=5000,
+            patience=4,
+        )
+    return replace(recipe, budget=budget or recipe.budget)
 
 
 def _check_whole(name: str, value: Any, *, low: int) -> None:
@@ -204,8 +241,8 @@ def _check_whole(name: str, value: Any, *, low: int) -> None:
         raise ArgumentError(f"{name} must be a whole number of at least {low}, not {value!r}")
 
 
-def _check_number(name: str, value: Any, *, low: float, above: bool = False, below: float = float("inf")) -> None:
-    right_kind = isinstance(value, int | float) and not isinstance(value, bool)
-    if not right_kind or not (low < value if above else low <= value) or not value < below:
-        limits = f"{'above' if above else 'at least'} {low}" + (f" and below {below}" if below < float("inf") else "")
+def _check_number(name: str, value: Any, *, low: float, exclusive: bool = False, below: float = float("inf")) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (low < value if exclusive else low <= value) or not value < below:
+        limits = f"{'above' if exclusive else 'at least'} {low}" + (f" and below {below}" if below < float("inf") else "")
         raise ArgumentError(f"{name} must be {limits}, not {value!r}")

@@ -1,4 +1,4 @@
-"""What an evaluation found: one frozen row of figures, as JSON and as a table."""
+"""The report of an evaluation, as JSON and as a table."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,40 +7,35 @@ from typing import Any, Literal
 from rich.table import Table
 
 from leafbeam.errors import DataError
-from leafbeam.train.metrics import Estimate, Scores
+from leafbeam.train.metrics import Estimate, RankingMetrics
 
-__all__ = ["Report", "Unconstrained"]
+__all__ = ["EvaluationReport", "UnconstrainedReport"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unconstrained:
-    """The same model and prompts, searched with and without the index, and what each took.
+class UnconstrainedReport:
+    """The same model and prompts, searched with and without the index.
 
-    invalid: share of a user's beams whose SID does not exist. scores: where the item's SID comes among the beams, those
-    that do not exist taking places too. constrained: the constrained search on the same users.
-    prompt_s: seconds for the prompts, which both share; constrained_s, unconstrained_s: for the rounds after them.
+    invalid: share of a user's beams whose SID does not exist. scores: metrics of the unconstrained beams, invalid ones
+    included. constrained: metrics of the constrained search on the same users.
+    prompt_s, constrained_s, unconstrained_s: seconds of the shared prompts, and of the decoding rounds of each search.
     """
 
     users: int
     invalid: Estimate
-    scores: Scores
-    constrained: Scores
+    scores: RankingMetrics
+    constrained: RankingMetrics
     prompt_s: float
     constrained_s: float
     unconstrained_s: float
 
-    @property
-    def speed(self) -> float:
-        """How many times as fast the constrained rounds are."""
-        return self.unconstrained_s / max(self.constrained_s, 1e-9)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """Scores of a model and of its baselines on one part of a split, and the conditions that they hold under.
+class EvaluationReport:
+    """Metrics of a model and of baselines on one part of a split, with the settings of the evaluation.
 
-    Every answer of the constrained search was checked against the table of SIDs: none was invalid, or there would be no
-    report. seen: whether items of a user's history are kept in the ranking, of the model and of the baselines, or removed.
+    Every SID of the constrained search was checked against the table of SIDs: none was invalid.
+    seen: whether items of a user's history were kept in the rankings of the model and of the baselines.
     """
 
     part: str
@@ -50,10 +45,10 @@ class Report:
     scoring: str
     max_items: int
     trie_version: str
-    model: Scores
-    popularity: Scores
-    text_neighbours: Scores | None
-    unconstrained: Unconstrained | None
+    model: RankingMetrics
+    popularity: RankingMetrics
+    text_neighbours: RankingMetrics | None
+    unconstrained: UnconstrainedReport | None
     seconds: float
     seen: Literal["kept", "removed"] = "kept"
 
@@ -62,24 +57,24 @@ class Report:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> "Report":
-        """The report that `to_json` wrote; DataError where it is not one."""
+    def from_json(cls, text: str) -> "EvaluationReport":
+        """The inverse of `to_json`. Raises DataError for anything else."""
         try:
-            read: dict[str, Any] = json.loads(text)
+            content: dict[str, Any] = json.loads(text)
             for name in ("model", "popularity", "text_neighbours"):
-                read[name] = read[name] and Scores.from_dict(read[name])
-            free: dict[str, Any] | None = read["unconstrained"]
-            if free is not None:
-                free["invalid"] = Estimate(**free["invalid"])
+                content[name] = content[name] and RankingMetrics.from_dict(content[name])
+            unconstrained: dict[str, Any] | None = content["unconstrained"]
+            if unconstrained is not None:
+                unconstrained["invalid"] = Estimate(**unconstrained["invalid"])
                 for name in ("scores", "constrained"):
-                    free[name] = Scores.from_dict(free[name])
-                read["unconstrained"] = Unconstrained(**free)
-            return cls(**read)
+                    unconstrained[name] = RankingMetrics.from_dict(unconstrained[name])
+                content["unconstrained"] = UnconstrainedReport(**unconstrained)
+            return cls(**content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
     def table(self) -> Table:
-        """The scores with their standard errors, a row for the model and for each baseline, to be printed by rich."""
+        """The metrics with their standard errors, one row for the model and one for each baseline, for rich."""
         rows = {"leafbeam": self.model, "most popular": self.popularity}
         if self.text_neighbours is not None:
             rows["nearest by text"] = self.text_neighbours
@@ -92,23 +87,19 @@ class Report:
         table.add_column("")
         for name in self.model.estimates:
             table.add_column(name, justify="right")
-        for name, scores in rows.items():
-            table.add_row(name, *(str(estimate) for estimate in scores.estimates.values()))
+        for name, metrics in rows.items():
+            table.add_row(name, *(str(estimate) for estimate in metrics.estimates.values()))
         return table
 
     @property
     def caption(self) -> str:
-        """What the table does not say: validity, time and conditions, in a few sentences."""
-        lines = [f"Invalid items: 0 constrained{self._invalid()}. Seen items are {self.seen}."]
-        if (free := self.unconstrained) is not None:
-            lines.append(
-                f"Rounds of {free.users:,} users: {free.constrained_s:.1f} s constrained, {free.unconstrained_s:.1f} s "
-                f"unconstrained ({free.speed:.2f}x as fast); prompts {free.prompt_s:.1f} s."
-            )
-        return " ".join(lines)
-
-    def _invalid(self) -> str:
+        """Invalid items, treatment of seen items, and times, in a few sentences."""
         if self.unconstrained is None:
-            return ""
-        invalid = self.unconstrained.invalid
-        return f", {invalid.mean:.2%} ± {invalid.error:.2%} unconstrained"
+            return f"Invalid items: 0 constrained. Seen items are {self.seen}."
+        free = self.unconstrained
+        speed = free.unconstrained_s / max(free.constrained_s, 1e-9)
+        return (
+            f"Invalid items: 0 constrained, {free.invalid.mean:.2%} ± {free.invalid.error:.2%} unconstrained. "
+            f"Seen items are {self.seen}. Decoding for {free.users:,} users: {free.constrained_s:.1f} s constrained, "
+            f"{free.unconstrained_s:.1f} s unconstrained ({speed:.2f}x as fast); prompts {free.prompt_s:.1f} s."
+        )

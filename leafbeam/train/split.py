@@ -1,4 +1,4 @@
-"""Which interactions train, which choose the model, which judge it.
+"""Leave-one-out split of a log into training, validation and test items.
 
 Shapes: U users, E interactions.
 """
@@ -8,14 +8,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.train.data import Histories, InteractionLog
+from leafbeam.train.histories import Histories
+from leafbeam.train.interaction_log import InteractionLog
 
 __all__ = ["Split", "SplitReport", "leave_one_out"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:
-    """How many users and interactions each part has, and how many users are too short to be evaluated."""
+    """The number of users and interactions of each part, and of users too short to be evaluated."""
 
     users: int
     users_evaluated: int
@@ -31,10 +32,10 @@ class SplitReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Split:
-    """A log cut in three by time. Rows are the users of the log in its own order, in every part.
+    """A log in three parts. All arrays are indexed by the users of the log.
 
-    train: each user's history without what is held out (never empty).
-    valid_U, test_U: int32, the item held out for validation and for the test; -1 where the user is too short for one.
+    train: each user's history without the held-out items (never empty).
+    valid_U, test_U: int32, the held-out items; -1 for users that are too short. valid_times_U: when valid_U was taken.
     """
 
     train: Histories
@@ -44,48 +45,40 @@ class Split:
     report: SplitReport
 
     def valid_users(self) -> NDArray[np.int64]:
-        """The users with a validation item: `train.of(users)` is then their prompt, `valid_U[users]` the answer."""
+        """The users with a validation item; their prompts are `train.select(users)`, the answers `valid_U[users]`."""
         return np.flatnonzero(self.valid_U >= 0)
 
     def test_users(self) -> NDArray[np.int64]:
-        """The users with a test item: `before_test().of(users)` is then their prompt, `test_U[users]` the answer."""
+        """The users with a test item; their prompts are `before_test().select(users)`, the answers `test_U[users]`."""
         return np.flatnonzero(self.test_U >= 0)
 
     def before_test(self) -> Histories:
-        """What is known of each user when its test item is asked for: training items, then the validation item."""
+        """Each user's history before the test item: training items, then the validation item."""
         has_valid_U = self.valid_U >= 0
         ends_U = self.train.indptr_U1[1:][has_valid_U]
-        indptr_U1 = self.train.indptr_U1 + np.concatenate([[0], np.cumsum(has_valid_U)])
         return Histories(
-            indptr_U1=indptr_U1,
+            indptr_U1=self.train.indptr_U1 + np.concatenate([[0], np.cumsum(has_valid_U)]),
             items_E=np.insert(self.train.items_E, ends_U, self.valid_U[has_valid_U]),
             times_E=np.insert(self.train.times_E, ends_U, self.valid_times_U[has_valid_U]),
         )
 
 
 def leave_one_out(log: InteractionLog) -> Split:
-    """Hold out each user's last item for the test and the last but one for validation; the rest trains.
+    """Hold out each user's last item for the test and the one before it for validation; the rest trains.
 
-    A user with fewer than three interactions would have no history left to predict from: all of it trains and none is
-    held out, counted in `report.users_too_short`. Linear in the interactions. (SASRec, section 4.1; TIGER, section 4.)
+    Users with fewer than three interactions train and are not evaluated (`report.users_too_short`).
+    (SASRec, section 4.1; TIGER, section 4.)
     """
     histories = log.histories
     evaluated_U = histories.lengths_U >= 3
-    ends_U = histories.indptr_U1[1:]
+    last_U = histories.indptr_U1[1:][evaluated_U] - 1
     train_E = np.ones(len(histories.items_E), np.bool_)
-    train_E[ends_U[evaluated_U] - 1] = False
-    train_E[ends_U[evaluated_U] - 2] = False
-    train = histories.where(train_E)
-
-    def held_out(back: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        rows = ends_U[evaluated_U] - back
-        items_U = np.full(len(histories), -1, np.int32)
-        times_U = np.zeros(len(histories), np.int64)
-        items_U[evaluated_U], times_U[evaluated_U] = histories.items_E[rows], histories.times_E[rows]
-        return items_U, times_U
-
-    valid_U, valid_times_U = held_out(2)
-    test_U, _ = held_out(1)
+    train_E[last_U] = train_E[last_U - 1] = False
+    train = histories.filter(train_E)
+    valid_U, test_U = (np.full(len(histories), -1, np.int32) for _ in range(2))
+    valid_times_U = np.zeros(len(histories), np.int64)
+    test_U[evaluated_U], valid_U[evaluated_U] = histories.items_E[last_U], histories.items_E[last_U - 1]
+    valid_times_U[evaluated_U] = histories.times_E[last_U - 1]
     trained_N = np.bincount(train.items_E, minlength=log.num_items) > 0
     return Split(
         train=train,
@@ -94,11 +87,11 @@ def leave_one_out(log: InteractionLog) -> Split:
         valid_times_U=valid_times_U,
         report=SplitReport(
             users=len(histories),
-            users_evaluated=int(evaluated_U.sum()),
-            users_too_short=int((~evaluated_U).sum()),
+            users_evaluated=len(last_U),
+            users_too_short=len(histories) - len(last_U),
             train_interactions=len(train.items_E),
-            valid_interactions=int(evaluated_U.sum()),
-            test_interactions=int(evaluated_U.sum()),
+            valid_interactions=len(last_U),
+            test_interactions=len(last_U),
             test_items_unseen_in_training=int((~trained_N[test_U[evaluated_U]]).sum()),
         ),
     )

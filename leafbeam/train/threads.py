@@ -1,4 +1,4 @@
-"""How many CPU threads torch multiplies with, for a while."""
+"""A context with a given number of torch CPU threads."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ __all__ = ["torch_threads"]
 
 @contextmanager
 def torch_threads(count: int) -> Generator[None]:
-    """Let torch use `count` threads inside the block, and as many as before after it.
+    """Let torch use `count` threads inside the block, and restore the previous number after it.
 
-    Matrices of a small model are done in a fraction of a millisecond. Threads that wait for each other that often gain
-    little on idle cores and lose nearly everything on busy ones (5 to 18 times slower on two cores shared by others).
+    Products of small matrices take a fraction of a millisecond; synchronising threads that often gains little on idle cores
+    and is 5 to 18 times slower on busy ones.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

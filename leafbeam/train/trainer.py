@@ -1,12 +1,11 @@
-"""The trainer: a log and Semantic IDs in, a model that predicts the next item's SID out.
+"""The training loop: next-item prediction over Semantic IDs, with checkpoints and validation.
 
-Shapes: N items, L levels, V codes of a level, D hidden, B histories of a batch, T items of each.
+Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each, D hidden.
 """
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,29 +14,25 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
-from leafbeam.index import Trie
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, TrainingError
 from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
-from leafbeam.semid import SidTable
 from leafbeam.train.batches import Batches
-from leafbeam.train.checkpoint import Checkpoint, Place, fingerprint
-from leafbeam.train.data import Histories, InteractionLog
-from leafbeam.train.evaluate import recall_on
+from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
+from leafbeam.train.histories import Histories
 from leafbeam.train.objective import predict
-from leafbeam.train.parallel import DataParallel, like, whole
-from leafbeam.train.recipe import Precision, Recipe
-from leafbeam.train.split import Split
+from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
+from leafbeam.train.recipe import Recipe
 from leafbeam.train.threads import torch_threads
 
-__all__ = ["Progress", "TrainStats", "Trainer", "bf16_pays", "codes_of_log", "train"]
+__all__ = ["Progress", "TrainStats", "Trainer", "is_bf16_faster"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainStats:
-    """How a run is doing, after each step.
+    """Statistics after a step.
 
-    share: of the budget used up, 0 to 1. loss: running mean, nats an item (all levels), label smoothing included.
-    remaining_s: seconds left, as it looks now. recall: Recall@10 on validation items when last measured, or None.
+    share: used share of the budget, 0 to 1. loss: running mean, nats an item (all levels), with label smoothing.
+    remaining_s: estimated seconds left. recall: the last Recall@10 on validation items, or None.
     """
 
     step: int
@@ -56,24 +51,22 @@ Progress = Callable[[TrainStats], None]
 
 
 class Trainer:
-    """Fits a model to histories, one batch after another, and can stop and go on anywhere.
-
-    Think of a run as a fixed sequence of steps: which histories step s reads and what dropout takes away follow from
-    (seed, s) alone, so a run that is resumed from a checkpoint ends with the same weights, bit for bit. Only a budget in
-    minutes asks the clock, and is reproducible to no bit.
+    """Trains a model on histories step by step; can stop at any step and resume.
 
     for each step:
         loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
         clip the gradient, take an AdamW step at the schedule's learning rate
 
-    model: changed in place, on its own device. histories: rows of `codes_NL`; hand over the training part of a split only.
-    validate: measures Recall@10 of the model on validation items; called `recipe.validations` times, or until it has been no
-    better `recipe.patience` times in a row, which ends the run. parallel: this process of several that train together.
-    user_ids: one a history, for a recipe with `num_users`, whose model then sees the user's token before the history.
-    clock: seconds that only grow; for tests.
+    The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit;
+    only a budget in minutes depends on the clock.
+
+    model: changed in place, on its own device. histories: rows of `codes_NL`; pass the training part of a split only.
+    validate: returns Recall@10 on validation items; called `recipe.validations` times, or until `recipe.patience` calls in a
+    row brought no better value. parallel: this process of several. user_ids: one a history, for a recipe with `num_users`.
+    clock: monotonic seconds; for tests.
 
     Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items, ArgumentError where
-    recipe, vocabulary and user_ids do not agree on users.
+    recipe, vocabulary and user_ids disagree about users.
     """
 
     def __init__(
@@ -94,9 +87,9 @@ class Trainer:
             )
         self.model = model
         self.recipe = recipe
-        self.place = Place()
+        self.state = TrainState()
         self.recall: float | None = None
-        self.bf16 = _bf16(recipe.precision, model.device)
+        self.bf16 = is_bf16_faster(model.device) if recipe.precision == "auto" else recipe.precision == "bf16"
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
@@ -104,7 +97,7 @@ class Trainer:
         self._validate = validate
         self._parallel = parallel
         self._best: dict[str, Tensor] = {}
-        self._whole = True
+        self._is_consistent = True
         self._clock = clock
         self._now = clock()
         self._batches = Batches(
@@ -126,36 +119,39 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """How much of the budget is used up, from 0 to 1."""
-        place = self.place
-        epochs = place.epoch + place.batch / len(self._epoch)
-        return self.recipe.budget.share(steps=place.step, epochs=epochs, seconds=place.seconds)
+        """The used share of the budget, from 0 to 1."""
+        return self.recipe.budget.share(steps=self.state.step, epochs=self.epochs, seconds=self.state.seconds)
+
+    @property
+    def epochs(self) -> float:
+        """Passes over the data so far."""
+        return self.state.epoch + self.state.batch / len(self._epoch)
 
     @property
     def ended(self) -> bool:
-        """Whether the budget is used up, or validation has stopped getting better."""
-        return self.share >= 1 or 0 < self.recipe.patience <= self.place.worse
+        """Whether the budget is used up, or `patience` validations in a row brought no better recall."""
+        return self.share >= 1 or 0 < self.recipe.patience <= self.state.worse
 
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
-        """Train until the budget is used up; the model then holds the best (or the last) weights, in evaluation mode.
+        """Train to the end of the budget; the model then holds the best (or the last) weights, in evaluation mode.
 
-        checkpoint: a directory, written anew every `every_s` seconds and when Ctrl-C stops the run (a sharded run then keeps
-        the last one: its processes stop at different places). Of several processes all name it, and the first one writes.
-        Raises TrainingError when the loss is no longer a number.
+        checkpoint: a directory, written every `every_s` seconds and on Ctrl-C (a sharded run then keeps the last one, since
+        its processes stop at different steps). All processes pass it; rank 0 writes.
+        Raises TrainingError when the loss is no longer finite.
         """
-        self._now, saved = self._clock(), self.place.seconds
+        self._now, saved = self._clock(), self.state.seconds
         try:
             while not self.ended:
-                moment = self.step()
+                stats = self.step()
                 self._validate_if_due()
                 if progress is not None:
-                    progress(replace(moment, recall=self.recall))
-                if checkpoint is not None and self.place.seconds - saved >= every_s:  # the same on every process
+                    progress(replace(stats, recall=self.recall))
+                if checkpoint is not None and self.state.seconds - saved >= every_s:  # the same on every process
                     self._save(checkpoint)
-                    saved = self.place.seconds
+                    saved = self.state.seconds
         except KeyboardInterrupt:
-            # Where weights and place do not agree, or others would have to help, the last minute's checkpoint stands.
-            if checkpoint is not None and self._whole and not self._sharded:
+            # During an update, and in a sharded run, the last checkpoint stays.
+            if checkpoint is not None and self._is_consistent and not self._sharded:
                 self._save(checkpoint)
             raise
         if self._best:
@@ -163,27 +159,25 @@ class Trainer:
         self.model.eval()
 
     def step(self) -> TrainStats:
-        """One update of the weights; TrainingError, and no update, when the loss or its gradient is not a number."""
-        place, share = self.place, self.share
-        rate = self.recipe.learning_rate_at(share)
-        items_BT, weight = self._epoch[place.batch], 1.0
-        users_B = None if self._users_U is None else self._users_U[self._epoch.users(place.batch)]
+        """One update of the weights. Raises TrainingError, without an update, when the loss or its gradient is not finite."""
+        before, rate = self.state, self.recipe.learning_rate_at(self.share)
+        items_BT, weight = self._epoch[before.batch], 1.0
+        users_B = None if self._users_U is None else self._users_U[self._epoch.users(before.batch)]
         if self._parallel is not None:
-            users_B = None if users_B is None else self._parallel.part(users_B)[0]
-            items_BT, weight = self._parallel.part(items_BT)
-        device = self.model.device
-        items = torch.as_tensor(items_BT, dtype=torch.int64, device=device)
-        users = None if users_B is None else torch.as_tensor(users_B, device=device)
-        with torch_threads(self.recipe.threads):  # how many they are decides the last bits of a sum
+            users_B = None if users_B is None else self._parallel.local_rows(users_B)[0]
+            items_BT, weight = self._parallel.local_rows(items_BT)
+        items = torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device)
+        users = None if users_B is None else torch.as_tensor(users_B, device=self.model.device)
+        with torch_threads(self.recipe.threads):  # the number of threads decides the last bits of a sum
             self._update(items, users, rate, weight)
-        seconds, share = self.place.seconds, self.share
+        seconds, share = self.state.seconds, self.share
         return TrainStats(
-            step=self.place.step,
-            epochs=self.place.epoch + self.place.batch / len(self._epoch),
+            step=self.state.step,
+            epochs=self.epochs,
             share=share,
-            loss=self.place.loss,
+            loss=self.state.loss,
             learning_rate=rate,
-            items_per_second=items_BT.size / max(seconds - place.seconds, 1e-9),
+            items_per_second=items_BT.size / max(seconds - before.seconds, 1e-9),
             seconds=seconds,
             remaining_s=seconds * (1 - share) / max(share, 1e-9),
             recall=self.recall,
@@ -191,34 +185,31 @@ class Trainer:
         )
 
     def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
-        """Nats an item: each level's cross-entropy over that level's codes alone, given everything before; then summed.
+        """Nats an item: the sum over levels of the cross-entropy over that level's codes, plus the router loss of experts.
 
-        users_B: the tokens of the windows' users. A model with experts adds its load-balancing loss.
+        users_B: the user tokens of the windows.
         """
         tokens_BTL = self._tokens_NL[items_BT]
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            found = predict(self.model, tokens_BTL, self._dropout, users_B)
-            logits_L = [self.model.head(found.hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
-        codes_BTL = self._codes_NL[items_BT][:, -found.hidden_BPLD.shape[1] :]
+            hidden_BPLD, router_loss = predict(self.model, tokens_BTL, self._dropout, users_B)
+            logits_L = [self.model.head(hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
+        codes_BPL = self._codes_NL[items_BT][:, -hidden_BPLD.shape[1] :]
+        smoothing = self.recipe.label_smoothing
         losses_L = [
-            F.cross_entropy(
-                logits.flatten(0, 1).float(),
-                codes_BTL[:, :, level].flatten(),
-                label_smoothing=self.recipe.label_smoothing,
-            )
+            F.cross_entropy(logits.flatten(0, 1).float(), codes_BPL[:, :, level].flatten(), label_smoothing=smoothing)
             for level, logits in enumerate(logits_L)
         ]
-        return torch.stack(losses_L).sum() + found.penalty
+        return torch.stack(losses_L).sum() + router_loss
 
     def checkpoint(self) -> Checkpoint:
-        """This moment of the run (copies of the weights and of AdamW's moments); sharded, all processes make it together."""
-        tensors = {f"weights/{name}": whole(weight.detach()).clone() for name, weight in self.model.named_parameters()}
+        """A snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
+        tensors = {f"weights/{name}": full_tensor(weight.detach()).clone() for name, weight in self.model.named_parameters()}
         for name, weight in self.model.named_parameters():
             moments = self._optimizer.state.get(weight, {})
-            tensors |= {f"{kind}/{name}": whole(moment).clone() for kind, moment in moments.items()}
-        tensors |= {f"best/{name}": whole(weight) for name, weight in self._best.items()}
+            tensors |= {f"{kind}/{name}": full_tensor(moment).clone() for kind, moment in moments.items()}
+        tensors |= {f"best/{name}": full_tensor(weight) for name, weight in self._best.items()}
         return Checkpoint(
-            place=self.place,
+            state=self.state,
             recipe=self.recipe,
             vocabulary=self.model.vocabulary,
             data=self._data,
@@ -227,7 +218,7 @@ class Trainer:
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go to the moment of a checkpoint; CheckpointError where it belongs to another recipe, vocabulary or log."""
+        """Continue from a checkpoint. Raises CheckpointError where it belongs to another recipe, vocabulary or log."""
         checkpoint.check(recipe=self.recipe, vocabulary=self.model.vocabulary, data=self._data)
         weights, best = checkpoint.of("weights"), checkpoint.of("best")
         named = dict(self.model.named_parameters())
@@ -235,27 +226,24 @@ class Trainer:
             raise CheckpointError("the checkpoint's weights are not those of this model: train from the start")
         with torch.no_grad():
             for name, weight in named.items():
-                weight.copy_(like(weights[name], weight))
+                weight.copy_(shard_like(weights[name], weight))
         for kind in ("exp_avg", "exp_avg_sq"):
             for name, moment in checkpoint.of(kind).items():
-                self._optimizer.state[named[name]][kind] = like(moment, named[name])
+                self._optimizer.state[named[name]][kind] = shard_like(moment, named[name])
         for name, steps in checkpoint.of("step").items():
             self._optimizer.state[named[name]]["step"] = steps.to(self.model.device)
-        self._best = {name: like(weight, named[name]) for name, weight in best.items()}
-        self.place, self.bf16 = checkpoint.place, checkpoint.bf16
-        self.recall = self.place.best_recall if self.place.best_recall >= 0 else None
-        self._epoch = self._batches.epoch(self.place.epoch)
+        self._best = {name: shard_like(weight, named[name]) for name, weight in best.items()}
+        self.state, self.bf16 = checkpoint.state, checkpoint.bf16
+        self.recall = self.state.best_recall if self.state.best_recall >= 0 else None
+        self._epoch = self._batches.epoch(self.state.epoch)
         self._now = self._clock()
 
-    def whole_model(self) -> AnyModel:
-        """The model itself; for a sharded run one like it that is not, with the same weights, in evaluation mode.
-
-        All processes have to ask for it together.
-        """
+    def full_model(self) -> AnyModel:
+        """The model; for a sharded run an unsharded copy in evaluation mode (a collective call)."""
         if not self._sharded:
             return self.model
         model = new_model(self.model.config, self.model.vocabulary, device=self.model.device)
-        model.load_state_dict({name: whole(weight.detach()) for name, weight in self.model.named_parameters()})
+        model.load_state_dict({name: full_tensor(weight.detach()) for name, weight in self.model.named_parameters()})
         return model.eval()
 
     @property
@@ -268,20 +256,20 @@ class Trainer:
             checkpoint.save(directory)
 
     def _update(self, items_BT: Tensor, users_B: Tensor | None, rate: float, weight: float) -> None:
-        step = self.place.step
+        step = self.state.step
         rank = () if self._parallel is None else (self._parallel.rank,)
         seed = np.random.SeedSequence([self.recipe.seed, step, *rank]).generate_state(1)
         self._dropout.manual_seed(int(seed[0]))
         self.model.train()
-        loss = self.loss(items_BT, self._without_some(users_B)) * weight
+        loss = self.loss(items_BT, self._drop_users(users_B)) * weight
         self._optimizer.zero_grad()
         if self._parallel is None:
             loss.backward()
         else:
             self._parallel.backward(loss)
             self._parallel.sum_gradients(self.model.parameters())
-            loss = self._parallel.sum_of(loss)
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm))
+            loss = self._parallel.sum(loss)
+        norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm))
         if not bool(torch.isfinite(loss + norm)):
             raise TrainingError(
                 f"at step {step:,} the loss is {loss.item():g} and the norm of its gradient {norm.item():g}: "
@@ -289,13 +277,13 @@ class Trainer:
             )
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._whole = False
+        self._is_consistent = False
         self._optimizer.step()
         self._advance(loss.item())
-        self._whole = True
+        self._is_consistent = True
 
-    def _without_some(self, users_B: Tensor | None) -> Tensor | None:
-        """The users' tokens with `recipe.user_dropout` of them replaced by the one of no user."""
+    def _drop_users(self, users_B: Tensor | None) -> Tensor | None:
+        """The user tokens with a share of `recipe.user_dropout` replaced by the token of no user."""
         if users_B is None:
             return None
         drawn_B = torch.rand(users_B.shape, device=users_B.device, generator=self._dropout)
@@ -303,107 +291,37 @@ class Trainer:
         return users_B.masked_fill(drawn_B < self.recipe.user_dropout, self.model.vocabulary.no_user)
 
     def _advance(self, loss: float) -> None:
-        """The next batch; the next epoch after the last one."""
-        place, elapsed = self.place, self._clock() - self._now
+        """Move the state to the next batch."""
+        state, elapsed = self.state, self._clock() - self._now
         if self._parallel is not None:
-            elapsed = self._parallel.latest(elapsed, self.model.device)
-        batch, epoch = place.batch + 1, place.epoch
+            elapsed = self._parallel.max_seconds(elapsed, self.model.device)
+        batch, epoch = state.batch + 1, state.epoch
         if batch == len(self._epoch):
             batch, epoch = 0, epoch + 1
             self._epoch = self._batches.epoch(epoch)
-        mean = loss if place.step == 0 else 0.98 * place.loss + 0.02 * loss
-        seconds = place.seconds + elapsed
-        self.place = replace(place, step=place.step + 1, epoch=epoch, batch=batch, seconds=seconds, loss=mean)
+        mean = loss if state.step == 0 else 0.98 * state.loss + 0.02 * loss
+        seconds = state.seconds + elapsed
+        self.state = replace(state, step=state.step + 1, epoch=epoch, batch=batch, seconds=seconds, loss=mean)
         self._now += elapsed
 
     def _validate_if_due(self) -> None:
-        """Measure recall when the next of the evenly spaced places in the last half of the budget is reached."""
-        count, number = self.recipe.validations, self.place.next_validation
+        """Measure recall at the next of the evenly spaced points in the last half of the budget."""
+        count, number = self.recipe.validations, self.state.next_validation
         if self._validate is None or number >= count or self.share < 0.5 + 0.5 * (number + 1) / count:
             return
         self.model.eval()
         with torch_threads(self.recipe.threads):
-            self.recall = self._validate(self.whole_model())
-        self.place = replace(self.place, next_validation=number + 1, worse=self.place.worse + 1)
-        if self.recall > self.place.best_recall:
-            self.place = replace(self.place, best_recall=self.recall, best_share=self.share, worse=0)
+            self.recall = self._validate(self.full_model())
+        self.state = replace(self.state, next_validation=number + 1, worse=self.state.worse + 1)
+        if self.recall > self.state.best_recall:
+            self.state = replace(self.state, best_recall=self.recall, best_share=self.share, worse=0)
             self._best = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
-
-
-def train(
-    log: InteractionLog,
-    split: Split,
-    sids: SidTable,
-    recipe: Recipe | None = None,
-    directory: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    resume: bool = False,
-    device: torch.device | str = "cpu",
-    parallel: DataParallel | None = None,
-) -> AnyModel:
-    """Train a model on the training part of a split, and save it.
-
-    Writes `directory/model` (readable by transformers and by `load_model`), `directory/training.json`, and once a minute
-    `directory/checkpoint`, from which resume=True goes on (from the start where there is none).
-    directory=None writes nothing. parallel: one of several processes (`DataParallel.join()`); the first one writes.
-    What is held out is never trained on; with `recipe.validations`, recall on the
-    validation items of a sample of users chooses among the weights of the run, and the test items are never read.
-
-    Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
-    another log or another recipe, TrainingError when the loss stops being a number.
-    """
-    recipe = recipe or Recipe()
-    vocabulary = recipe.vocabulary(sids.codebook_sizes)
-    generator = torch.Generator().manual_seed(recipe.seed)
-    model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
-    codes_NL = codes_of_log(log, sids)
-    validate = None
-    if recipe.validations:
-        trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
-        validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
-    users = log.user_ids if recipe.num_users else None
-    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
-    if directory is None:
-        trainer.run(progress=progress)
-        return trainer.whole_model()
-    directory = Path(directory)
-    saved = directory / "checkpoint"
-    if not resume and (parallel is None or parallel.rank == 0):
-        Checkpoint.remove(saved)  # else a later resume could go on with a run that this one replaces
-    elif resume and Checkpoint.exists(saved):
-        trainer.resume(Checkpoint.load(saved))
-    writes = parallel is None or parallel.rank == 0
-    trainer.run(progress=progress, checkpoint=saved)
-    model = trainer.whole_model()
-    if not writes:
-        return model
-    model.save_pretrained(directory / "model")
-    summary = {**asdict(trainer.place), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
-    (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    return model
-
-
-def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
-    """The SIDs (N, L) of the log's items, in its order. Raises ItemIdError where an item has none."""
-    order = np.argsort(sids.item_ids)
-    same_kind = sids.item_ids.dtype.kind == log.item_ids.dtype.kind
-    place = np.searchsorted(sids.item_ids, log.item_ids, sorter=order) if same_kind and len(order) else np.zeros(0, np.int64)
-    rows = order[np.minimum(place, len(order) - 1)] if len(place) else place
-    known = sids.item_ids[rows] == log.item_ids if len(rows) == len(log.item_ids) else np.zeros(len(log.item_ids), np.bool_)
-    if not known.all():
-        missing: np.generic = log.item_ids[int(np.argmin(known))]
-        raise ItemIdError(
-            f"{int((~known).sum()):,} of the log's {len(known):,} items have no Semantic ID, the first is {missing.item()!r}: "
-            "fit the SIDs on this log with `leafbeam fit-sids`"
-        )
-    return sids.codes[rows]
 
 
 def _user_tokens(
     model: AnyModel, histories: Histories, recipe: Recipe, user_ids: NDArray[np.int64] | NDArray[np.str_] | None
 ) -> NDArray[np.int64] | None:
-    """The token of each history's user, None for a recipe without; ArgumentError where not all say the same."""
+    """The user token of each history, None without user tokens. Raises ArgumentError where the arguments disagree."""
     vocabulary = model.vocabulary
     if recipe.num_users != vocabulary.num_users:
         raise ArgumentError(
@@ -418,14 +336,14 @@ def _user_tokens(
         return None
     if len(user_ids) != len(histories):
         raise ArgumentError(f"{len(user_ids):,} user_ids for {len(histories):,} histories: one for each, in their order")
-    assert isinstance(vocabulary, Vocabulary)  # the other kind has no user tokens
+    assert isinstance(vocabulary, Vocabulary)  # a TokenTable has no user tokens
     return vocabulary.user_tokens(user_ids)
 
 
-def bf16_pays(device: torch.device) -> bool:
-    """Whether matrices of this size multiply faster in bf16 here: known of a GPU, measured on a CPU (a few milliseconds).
+def is_bf16_faster(device: torch.device) -> bool:
+    """Whether bf16 matrix products are at least 1.5 times as fast: asked of a GPU, measured on a CPU (a few milliseconds).
 
-    Most CPUs emulate bf16: on AMD Zen 3 it is 10 to 15 times slower than fp32. "Faster" is by half or more.
+    Most CPUs emulate bf16: on AMD Zen 3 it is 10 to 15 times slower than fp32.
     """
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -437,7 +355,3 @@ def bf16_pays(device: torch.device) -> bool:
             torch.mm(a, b)
             seconds[dtype] = min(seconds[dtype], time.perf_counter() - begun)
     return 1.5 * seconds[torch.bfloat16] < seconds[torch.float32]
-
-
-def _bf16(precision: Precision, device: torch.device) -> bool:
-    return bf16_pays(device) if precision == "auto" else precision == "bf16"

@@ -1,6 +1,6 @@
-"""Beam search that knows no catalog: what the constraint is compared with.
+"""Beam search without a constraint, and membership tests of its results.
 
-Shapes: B requests, K beams, L levels, V codes of a level, N items, M SIDs in question.
+Shapes: B requests, K beams, L levels, V codes of a level, N items, M SIDs.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ StepFn = Callable[[Tensor | None, Tensor | None], Tensor]
 
 @torch.inference_mode()
 def unconstrained_search(step_fn: StepFn, *, num_levels: int, num_beams: int) -> tuple[Tensor, Tensor]:
-    """The `num_beams` best SIDs by the model alone: codes_BKL and scores_BK, best first. Many of them may not exist.
+    """The `num_beams` likeliest SIDs, whether or not they exist: codes_BKL and scores_BK, best first.
 
     for each level:
         score = beam score + log_softmax(logits)[code]
         keep the `num_beams` best of all beams' codes
 
-    The same contract with the model, the same width and the same normalisation as `BeamSearch(scoring="full")`.
+    The step function, width and normalisation are those of `BeamSearch(scoring="full")`.
     """
     scores_BK = torch.log_softmax(step_fn(None, None), dim=-1)
     scores_BK, code_BK = scores_BK.topk(min(num_beams, scores_BK.shape[-1]), dim=-1)
@@ -35,15 +35,15 @@ def unconstrained_search(step_fn: StepFn, *, num_levels: int, num_beams: int) ->
         total_BC = (scores_BK[..., None] + torch.log_softmax(logits_BKV, dim=-1)).view(B, K * V)
         scores_BK, best_BK = total_BC.topk(min(num_beams, K * V), dim=-1)
         parent_BK, code_BK = best_BK // V, best_BK % V
-        before_BKL = codes_BKL.gather(1, parent_BK[..., None].expand(-1, -1, codes_BKL.shape[-1]))
-        codes_BKL = torch.cat((before_BKL, code_BK[..., None]), dim=-1)
+        prefix_BKL = codes_BKL.gather(1, parent_BK[..., None].expand(-1, -1, codes_BKL.shape[-1]))
+        codes_BKL = torch.cat((prefix_BKL, code_BK[..., None]), dim=-1)
     return codes_BKL, scores_BK
 
 
 class SidSet:
-    """Which SIDs exist, looked up without the index: the referee over both searches.
+    """The existing SIDs, looked up without the index, to check both searches.
 
-    Think of it as a trie of sorted tables: the nodes of a level are numbered in the order of (parent, code).
+    Each level holds the sorted keys `parent * size + code` of its nodes; a node's number is its position among them.
     """
 
     def __init__(self, codes_NL: NDArray[np.int64], codebook_sizes: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class SidSet:
             self._keys.append(keys)
 
     def contains(self, codes_ML: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each SID is one of the set's. L binary searches each."""
+        """Whether each SID exists. Cost: L binary searches each."""
         node_M = np.zeros(len(codes_ML), np.int64)
         known_M = np.full(len(codes_ML), len(self._keys[0]) > 0)
         for level, (size, keys) in enumerate(zip(self._sizes, self._keys, strict=True)):

@@ -18,8 +18,7 @@ from benchmarks.papers.tiger_table_1 import published
 from benchmarks.studies.cold_study import METHODS
 from leafbeam.datasets.shop import make_shop
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train.metrics import Scores
-from leafbeam.train.recipe import Budget
+from leafbeam.train import Budget, RankingMetrics
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
@@ -94,7 +93,7 @@ def test_tiger_s_table_of_beauty():
 def test_rows_are_kept_by_data_share_and_seed_and_drawn_anew(shop: Path, tmp_path: Path):
     table = learning_table("static-table-3")
     assert table is not None
-    figures = as_dict(Scores.of(np.array([0, 3, 40])))
+    figures = as_dict(RankingMetrics.from_ranks(np.array([0, 3, 40])))
     measured = {
         "split": {"cold_items": 9, "test_users": 3, "test_users_with_another_cold_item": 1, "train_users": 5},
         "methods": {name: {"all": figures} for name in METHODS},

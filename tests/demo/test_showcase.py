@@ -19,7 +19,7 @@ from leafbeam.demo.sql_checker import SqlChecker
 from leafbeam.demo.steps import Server, run_command
 from leafbeam.demo.tour import Visit
 from leafbeam.errors import ArgumentError, DataError, DemoError
-from leafbeam.train.data import load_log
+from leafbeam.train import load_log
 
 ITEMS = pa.table(
     {

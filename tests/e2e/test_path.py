@@ -19,7 +19,7 @@ from leafbeam.cli.sources import Source
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.steps import Server, running_server
 from leafbeam.demo.tour import Visit
-from leafbeam.train.data import load_log
+from leafbeam.train import load_log
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 

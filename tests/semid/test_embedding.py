@@ -13,8 +13,7 @@ from leafbeam.semid import EmbeddingConfig, embed, fit_sids, text_columns, text_
 from leafbeam.semid import text as text_module
 from leafbeam.semid.behaviour import behaviour_vectors, positive_pmi
 from leafbeam.semid.text import sentence_vectors
-from leafbeam.train.data import InteractionLog, log_of_tables
-from leafbeam.train.split import leave_one_out
+from leafbeam.train import InteractionLog, leave_one_out, log_from_tables
 
 WORDS = ["red", "blue", "shoe", "boot", "tea", "green", "silk", "old"]
 CONFIG = EmbeddingConfig(text_dims=6, behaviour_dims=5)
@@ -34,7 +33,7 @@ def sessions_of(histories: list[list[int]]) -> SimpleNamespace:
 def log_of(histories: list[list[int]]) -> InteractionLog:
     rows = [(user, item, time) for user, items in enumerate(histories) for time, item in enumerate(items)]
     users, items, times = zip(*rows, strict=True)
-    return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), shop())
+    return log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), shop())
 
 
 def test_held_out_interactions_change_no_embedding_and_no_sid():

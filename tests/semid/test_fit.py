@@ -11,8 +11,7 @@ import pytest
 from leafbeam.errors import ArgumentError, CodesError, DataError
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, RqVae, RqVaeConfig, fit_sids, plot_report
 from leafbeam.semid.report import neighbour_overlap
-from leafbeam.train.data import load_log
-from leafbeam.train.split import leave_one_out
+from leafbeam.train import leave_one_out, load_log
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SMALL = QuantiserConfig(codebook_sizes=(4, 4))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import DataError, LeafbeamError
-from leafbeam.train.amazon import load_amazon
+from leafbeam.train import load_amazon
 
 REVIEWS_2014 = [
     {

@@ -9,11 +9,8 @@ import torch
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model import EncoderDecoder, Vocabulary, load_model, new_model
+from leafbeam.train import Budget, Checkpoint, Histories, Recipe, Trainer, TrainStats
 from leafbeam.train.batches import Batches
-from leafbeam.train.checkpoint import Checkpoint
-from leafbeam.train.data import Histories
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.trainer import Trainer, TrainStats
 
 SIZES = (4, 5, 2)
 TINY = Recipe(

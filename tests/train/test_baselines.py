@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError
+from leafbeam.train import Histories, RankingMetrics
 from leafbeam.train.baselines import neighbour_ranks, popularity_ranks
-from leafbeam.train.data import Histories
-from leafbeam.train.metrics import MISS, Estimate, Scores
+from leafbeam.train.metrics import MISS, Estimate
 
 
 def test_popularity_ranks_by_training_count_then_by_row():
@@ -17,7 +17,7 @@ def test_nearest_neighbours_rank_by_cosine_to_the_last_item_without_it():
     vectors = np.array([[1, 0], [10, 1], [0, 2], [1, 1], [0, 0], [-1, 0]], np.float64)
     last, targets = np.array([0, 0, 0, 0, 0, 2]), np.array([1, 3, 2, 4, 5, 3])
     # cosine to item 0: item 1 .995, item 3 .707, items 2 and 4 zero (row order), item 5 -1
-    assert neighbour_ranks(vectors, last, targets, chunk=4).tolist() == [0, 1, 2, 3, 4, 0]
+    assert neighbour_ranks(vectors, last, targets, batch_users=4).tolist() == [0, 1, 2, 3, 4, 0]
     assert neighbour_ranks(vectors, np.array([1]), np.array([1])).tolist() == [MISS]
 
 
@@ -27,13 +27,13 @@ def test_nearest_neighbours_equal_a_full_sort_of_random_vectors():
     vectors[10] = vectors[11]
     last, targets = rng.integers(0, 50, 300), rng.integers(0, 50, 300)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    for rank, item, target in zip(neighbour_ranks(vectors, last, targets, chunk=7), last, targets, strict=True):
+    for rank, item, target in zip(neighbour_ranks(vectors, last, targets, batch_users=7), last, targets, strict=True):
         cosine = units @ units[item]
         order = [row for row in sorted(range(50), key=lambda row: (-round(float(cosine[row]), 5), row)) if row != item]
         assert rank == (MISS if item == target else order.index(target))
 
 
-def test_what_was_seen_is_no_answer_of_a_baseline():
+def test_removed_seen_items_are_not_ranked_by_a_baseline():
     rng = np.random.default_rng(2)
     vectors = rng.standard_normal((20, 4)).astype(np.float32)
     lengths = rng.integers(1, 9, 60)
@@ -41,7 +41,7 @@ def test_what_was_seen_is_no_answer_of_a_baseline():
     seen = Histories(indptr_U1=ptr, items_E=rng.integers(0, 20, ptr[-1]), times_E=np.arange(ptr[-1]))
     last, targets = seen.items_E[ptr[1:] - 1], rng.integers(0, 20, 60)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    nearest = neighbour_ranks(vectors, last, targets, seen=seen, chunk=7)
+    nearest = neighbour_ranks(vectors, last, targets, seen=seen, batch_users=7)
     popular = popularity_ranks(seen, targets, num_items=20, seen=seen)
     counts = np.bincount(seen.items_E, minlength=20)
     for user, target in enumerate(targets):
@@ -51,13 +51,13 @@ def test_what_was_seen_is_no_answer_of_a_baseline():
             assert ranks[user] == (MISS if target in mine else order.index(target))
 
 
-def test_vectors_that_are_no_numbers_are_refused():
+def test_vectors_that_are_not_finite_are_refused():
     with pytest.raises(ArgumentError, match="finite"):
         neighbour_ranks(np.array([[1.0, np.nan]]), np.array([0]), np.array([0]))
 
 
-def test_scores_equal_the_formulas_by_hand():
-    scores = Scores.of(np.array([0, 4, 5, 9, 10, MISS]))
+def test_ranking_metrics_equal_the_formulas():
+    scores = RankingMetrics.from_ranks(np.array([0, 4, 5, 9, 10, MISS]))
     assert scores.users == 6
     assert scores.recall_1.mean == pytest.approx(1 / 6)
     assert scores.recall_5.mean == pytest.approx(2 / 6)
@@ -72,11 +72,11 @@ def test_scores_equal_the_formulas_by_hand():
 
 def test_the_standard_error_is_the_spread_of_the_mean_over_samples():
     rng = np.random.default_rng(1)
-    estimates = [Estimate.of((rng.random(400) < 0.2).astype(float)) for _ in range(400)]
+    estimates = [Estimate.from_values((rng.random(400) < 0.2).astype(float)) for _ in range(400)]
     spread = np.std([estimate.mean for estimate in estimates])
     assert np.mean([estimate.error for estimate in estimates]) == pytest.approx(spread, rel=0.1)
 
 
-def test_scores_of_nobody_are_refused():
+def test_metrics_of_no_user_are_refused():
     with pytest.raises(ArgumentError, match="no user"):
-        Scores.of(np.zeros(0, np.int64))
+        RankingMetrics.from_ranks(np.zeros(0, np.int64))

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from leafbeam.errors import DataError
-from leafbeam.train.movielens import load_movielens
+from leafbeam.train import load_movielens
 
 RATINGS = "userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n1,10,5.0,1260759100\n2,10,4.0,835355493\n"
 MOVIES = (
@@ -50,8 +50,8 @@ def test_low_ratings_can_be_left_out(tmp_path):
         (RATINGS, MOVIES.replace("genres", "kinds", 1), "no column 'genres'"),
         (RATINGS + "3,10,good,1\n", MOVIES, "numbers of stars"),
         (RATINGS + "3,10,,1\n", MOVIES, "empty in 1 rows"),
-        (RATINGS + ",10,3.0,1\n", MOVIES, "'userId' of interactions is null in 1 rows"),
-        (RATINGS + "3,10,3.0,\n", MOVIES, "'timestamp' is null"),
+        (RATINGS + ",10,3.0,1\n", MOVIES, "ratings.csv, column 'userId': null in 1 rows, first in row 3"),
+        (RATINGS + "3,10,3.0,\n", MOVIES, "column 'timestamp': null"),
         (RATINGS + "3,10\n", MOVIES, "cannot be read"),
         ("userId,movieId,rating,timestamp\n", MOVIES, "numbers of stars|no rating"),
         (RATINGS, MOVIES + "10,again,Drama\n", "listed more than once"),

@@ -13,11 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model, new_model
-from leafbeam.train.checkpoint import Checkpoint
-from leafbeam.train.parallel import DataParallel
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.split import leave_one_out
-from leafbeam.train.trainer import Trainer, train
+from leafbeam.train import Budget, Checkpoint, DataParallel, Recipe, Trainer, leave_one_out, train
 from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
 PLAIN = dataclasses.replace(TINY, budget=Budget(steps=6), dropout=0.0, batch_tokens=45)
@@ -39,7 +35,7 @@ def plainly() -> dict[str, object]:
         "weights": weights_of(trainer.model),
         "losses": losses,
         "dropping": weights_of(dropping.model),
-        "seconds": dropping.place.seconds,
+        "seconds": dropping.state.seconds,
     }
 
 
@@ -76,7 +72,7 @@ def shared(out: str) -> dict[str, object]:
         dist.barrier()
         resumed = of_any(recipe, parallel)
         resumed.resume(Checkpoint.load(f"{out}/{name}"))
-        ends = [weights_of(one.whole_model()) for one in (trainer, resumed) if one.run() is None]
+        ends = [weights_of(one.full_model()) for one in (trainer, resumed) if one.run() is None]
         assert same(*ends)
         found[name] = {"losses": losses, "weights": ends[0], "share": here / sum(weight.numel() for weight in weights)}
     model = train(*shop(), f"{out}/run", parallel=parallel)  # pyright: ignore[reportArgumentType]
@@ -128,12 +124,12 @@ def test_two_processes_learn_what_one_learns(out: Path):
     assert first["seconds"] == second["seconds"] > 0  # one clock, though each process has its own
 
 
-def test_each_process_has_its_part_and_together_they_have_all():
+def test_the_local_rows_of_all_processes_are_the_batch():
     items = np.arange(15, dtype=np.int32).reshape(5, 3)
-    parts = [DataParallel(rank=rank, size=2).part(items) for rank in range(2)]
+    parts = [DataParallel(rank=rank, size=2).local_rows(items) for rank in range(2)]
     assert sorted(np.concatenate([part[0] for part in parts]).ravel().tolist()) == list(range(15))
     assert [weight for _, weight in parts] == [0.6, 0.4]
-    mine, weight = DataParallel(rank=1, size=2).part(items[:1])
+    mine, weight = DataParallel(rank=1, size=2).local_rows(items[:1])
     assert (mine.shape, weight) == ((1, 3), 0.0)
 
 

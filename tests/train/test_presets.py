@@ -8,9 +8,7 @@ import torch
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import Vocabulary, new_model
-from leafbeam.train.presets import preset
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.trainer import Trainer
+from leafbeam.train import Budget, Recipe, Trainer, preset
 from tests.train.test_trainer import all_codes, walks
 
 SIZES = (4, 5, 2)
@@ -32,8 +30,8 @@ def losses_of(recipe: Recipe) -> list[float]:
     trainer = Trainer(model, walks(60), all_codes(), recipe)
     losses: list[float] = []
     for _ in range(STEPS):
-        before, moment = trainer.place.loss, trainer.step()
-        losses.append(moment.loss if moment.step == 1 else (moment.loss - 0.98 * before) / 0.02)
+        before, stats = trainer.state.loss, trainer.step()
+        losses.append(stats.loss if stats.step == 1 else (stats.loss - 0.98 * before) / 0.02)
     return losses
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from leafbeam.train.data import load_log, log_of_tables
-from leafbeam.train.split import leave_one_out
+from leafbeam.train import leave_one_out, load_log, log_from_tables
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -16,7 +15,7 @@ DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3] / "shared"
 def log_of(histories: list[list[int]]):
     users = [user for user, items in enumerate(histories) for _ in items]
     times = [time for items in histories for time in range(len(items))]
-    return log_of_tables(pa.table({"user_id": users, "item_id": [i for h in histories for i in h], "timestamp": times}))
+    return log_from_tables(pa.table({"user_id": users, "item_id": [i for h in histories for i in h], "timestamp": times}))
 
 
 def test_the_last_item_is_the_test_and_the_one_before_it_validates():

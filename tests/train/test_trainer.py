@@ -10,11 +10,19 @@ import torch
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
 from leafbeam.model import Transformer, Vocabulary
 from leafbeam.semid import SidTable
-from leafbeam.train.checkpoint import Checkpoint
-from leafbeam.train.data import Histories, InteractionLog, log_of_tables
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.split import leave_one_out
-from leafbeam.train.trainer import Trainer, TrainStats, codes_of_log, train
+from leafbeam.train import (
+    Budget,
+    Checkpoint,
+    Histories,
+    InteractionLog,
+    Recipe,
+    Trainer,
+    TrainStats,
+    codes_of_log,
+    leave_one_out,
+    log_from_tables,
+    train,
+)
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
@@ -62,11 +70,11 @@ def same(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> bool
 
 def test_a_log_that_can_be_learned_is_learned():
     recipe = dataclasses.replace(TINY, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
-    moments: list[TrainStats] = []
+    history: list[TrainStats] = []
     trainer = trainer_of(recipe)
-    trainer.run(progress=moments.append)
-    assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.05)
-    assert moments[-1].loss < 0.45 * moments[0].loss  # the first item of a walk cannot be foreseen
+    trainer.run(progress=history.append)
+    assert history[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.05)
+    assert history[-1].loss < 0.45 * history[0].loss  # the first item of a walk cannot be foreseen
     codes = all_codes()
     tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
     with torch.inference_mode():
@@ -105,7 +113,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int):
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
     resumed.run()
     assert same(weights_of(whole.model), weights_of(resumed.model))
-    assert dataclasses.replace(whole.place, seconds=0) == dataclasses.replace(resumed.place, seconds=0)
+    assert dataclasses.replace(whole.state, seconds=0) == dataclasses.replace(resumed.state, seconds=0)
     assert same(dict(whole.checkpoint().tensors), dict(resumed.checkpoint().tensors))
 
 
@@ -113,15 +121,15 @@ def test_an_interrupted_run_leaves_a_checkpoint_that_ends_with_the_same_bits(tmp
     whole = trainer_of()
     whole.run()
 
-    def stop(moment: TrainStats) -> None:
-        if moment.step == 7:
+    def stop(stats: TrainStats) -> None:
+        if stats.step == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         trainer_of().run(progress=stop, checkpoint=tmp_path / "checkpoint")
     resumed = trainer_of()
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
-    assert resumed.place.step == 7
+    assert resumed.state.step == 7
     resumed.run()
     assert same(weights_of(whole.model), weights_of(resumed.model))
 
@@ -135,7 +143,7 @@ def test_an_interrupt_in_the_middle_of_an_update_keeps_the_checkpoint_before_it(
     def interrupted(loss: float) -> None:
         raise KeyboardInterrupt
 
-    trainer._advance = interrupted  # the weights are new, the place is not
+    trainer._advance = interrupted  # the weights are new, the state is not
     with pytest.raises(KeyboardInterrupt):
         trainer.run(checkpoint=tmp_path / "checkpoint")
     resumed, whole = trainer_of(), trainer_of()
@@ -149,8 +157,8 @@ def test_bf16_trains_to_about_the_loss_of_fp32_and_keeps_fp32_weights(tmp_path: 
     fp32, bf16 = trainer_of(), trainer_of(dataclasses.replace(TINY, precision="bf16"))
     for trainer in (fp32, bf16):
         trainer.run()
-    assert bf16.place.loss != fp32.place.loss
-    assert bf16.place.loss == pytest.approx(fp32.place.loss, rel=0.02)
+    assert bf16.state.loss != fp32.state.loss
+    assert bf16.state.loss == pytest.approx(fp32.state.loss, rel=0.02)
     assert {weight.dtype for weight in bf16.model.parameters()} == {torch.float32}
 
 
@@ -175,7 +183,7 @@ def test_an_update_uses_the_recipes_threads_and_gives_the_others_back(monkeypatc
     before, seen = torch.get_num_threads(), []
     trainer = trainer_of(dataclasses.replace(TINY, threads=before + 1))
     measured = trainer.loss
-    monkeypatch.setattr(trainer, "loss", lambda *given: seen.append(torch.get_num_threads()) or measured(*given))
+    monkeypatch.setattr(trainer, "loss", lambda *args: seen.append(torch.get_num_threads()) or measured(*args))
     trainer.run()
     assert seen == [before + 1] * 12
     assert torch.get_num_threads() == before
@@ -188,25 +196,25 @@ def test_a_budget_in_minutes_follows_the_clock_and_ends_on_time():
         now[0] += 0.5
         return now[0]
 
-    moments: list[TrainStats] = []
+    history: list[TrainStats] = []
     recipe = dataclasses.replace(TINY, budget=Budget(minutes=0.5))
     trainer = trainer_of(recipe, clock=clock)
-    trainer.run(progress=moments.append)
-    assert 30 <= moments[-1].seconds <= 31
-    assert moments[-1].share == 1
-    rates = [moment.learning_rate for moment in moments]
+    trainer.run(progress=history.append)
+    assert 30 <= history[-1].seconds <= 31
+    assert history[-1].share == 1
+    rates = [stats.learning_rate for stats in history]
     peak = int(np.argmax(rates))
     assert peak <= 0.1 * len(rates)
     assert rates[peak] == pytest.approx(recipe.learning_rate, rel=0.01)
     assert rates[-1] < 0.01 * recipe.learning_rate
     assert all(np.diff(rates[peak:]) <= 0)
-    assert moments[len(moments) // 2].remaining_s == pytest.approx(15, abs=1)
+    assert history[len(history) // 2].remaining_s == pytest.approx(15, abs=1)
 
 
 def test_a_budget_in_epochs_reads_the_log_so_many_times():
     trainer = trainer_of(dataclasses.replace(TINY, budget=Budget(epochs=2)))
     trainer.run()
-    assert (trainer.place.epoch, trainer.place.batch) == (2, 0)
+    assert (trainer.state.epoch, trainer.state.batch) == (2, 0)
 
 
 @pytest.mark.parametrize("budget", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 5, "epochs": 1.0}, {"epochs": float("nan")}])
@@ -252,7 +260,7 @@ def test_a_loss_that_is_not_a_number_is_a_named_error_and_changes_nothing():
         trainer.step()
     after = weights_of(trainer.model)
     assert all(torch.equal(before[name].nan_to_num(7), after[name].nan_to_num(7)) for name in before)
-    assert trainer.place.step == 1
+    assert trainer.state.step == 1
 
 
 def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path: Path):
@@ -275,7 +283,7 @@ def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path
     resumed.run()
     assert len(seen) == 3
     assert same(weights_of(resumed.model), seen[1])
-    assert resumed.place.best_recall == 0.5
+    assert resumed.state.best_recall == 0.5
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
@@ -312,14 +320,14 @@ def test_saving_over_a_checkpoint_leaves_the_newest_one_only(tmp_path: Path):
         trainer.step()
         trainer.checkpoint().save(tmp_path / "checkpoint")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert Checkpoint.load(tmp_path / "checkpoint").place.step == 3
+    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 3
 
 
 def test_a_save_that_was_stopped_between_its_renames_is_found(tmp_path: Path):
     trainer_of().checkpoint().save(tmp_path / "checkpoint")
     (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.old")
     assert Checkpoint.exists(tmp_path / "checkpoint")
-    assert Checkpoint.load(tmp_path / "checkpoint").place.step == 0
+    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 0
 
 
 def test_sids_that_do_not_fit_are_refused():
@@ -334,7 +342,7 @@ def test_sids_that_do_not_fit_are_refused():
 def log_of(histories: list[list[str]]) -> InteractionLog:
     rows = [(user, item, time) for user, items in enumerate(histories) for time, item in enumerate(items)]
     users, items, times = zip(*rows, strict=True)
-    return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}))
+    return log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}))
 
 
 def sids_of(item_ids: list[str]) -> SidTable:
@@ -359,14 +367,14 @@ def test_train_writes_a_model_that_reads_back_and_goes_on_where_it_was_stopped(t
     split, sids = leave_one_out(log), sids_of(items)
     whole = train(log, split, sids, TINY)
 
-    def stop(moment: TrainStats) -> None:
-        if moment.step == 5:
+    def stop(stats: TrainStats) -> None:
+        if stats.step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(log, split, sids, TINY, tmp_path, progress=stop)
     steps: list[int] = []
-    model = train(log, split, sids, TINY, tmp_path, resume=True, progress=lambda moment: steps.append(moment.step))
+    model = train(log, split, sids, TINY, tmp_path, resume=True, progress=lambda stats: steps.append(stats.step))
     assert steps == list(range(6, 13))
     assert same(weights_of(whole), weights_of(model))
     read = Transformer.from_pretrained(tmp_path / "model")
@@ -397,12 +405,12 @@ def test_training_stops_when_validation_gets_no_better_and_a_resumed_run_stops_t
 
     trainer = trainer_of(recipe, validate=measured())
     trainer.run()
-    place = trainer.place
-    assert (place.next_validation, place.best_recall, place.worse) == (5, 0.3, 3)
-    assert place.step < 200
+    state = trainer.state
+    assert (state.next_validation, state.best_recall, state.worse) == (5, 0.3, 3)
+    assert state.step < 200
     assert trainer.ended
     trainer.checkpoint().save(tmp_path / "checkpoint")
     resumed = trainer_of(recipe, validate=measured())
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
     resumed.run()
-    assert resumed.place.step == place.step
+    assert resumed.state.step == state.step

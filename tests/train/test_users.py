@@ -13,13 +13,9 @@ from leafbeam.engine import Engine, Request
 from leafbeam.errors import ArgumentError, CheckpointError, RequestError
 from leafbeam.index import Trie
 from leafbeam.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, load_model, new_model, vocabulary_from_dict
+from leafbeam.train import Budget, Checkpoint, Histories, Recipe, Trainer, evaluate, leave_one_out, train
 from leafbeam.train.batches import Batches
-from leafbeam.train.checkpoint import Checkpoint, fingerprint
-from leafbeam.train.evaluate import evaluate
-from leafbeam.train.histories import Histories
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.split import leave_one_out
-from leafbeam.train.trainer import Trainer, train
+from leafbeam.train.checkpoint import fingerprint
 from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, walks, weights_of
 
 USERS = dataclasses.replace(TINY, num_users=16, user_dropout=0.0, dropout=0.0, label_smoothing=0.0)
@@ -51,7 +47,7 @@ def test_user_tokens_lie_behind_the_levels_and_an_id_is_its_text():
     assert np.array_equal(VOCABULARY.user_tokens([7, np.int64(8)]), VOCABULARY.user_tokens(["7", np.str_("8")]))
 
 
-def test_prompts_carry_the_token_of_the_user_or_of_nobody():
+def test_prompts_carry_the_token_of_the_user_or_of_no_user():
     histories = [[[0, 1, 1]], []]
     tokens_BT, lengths_B = VOCABULARY.prompts(histories, ["ann", "bob"])
     assert lengths_B.tolist() == [5, 2]
@@ -61,7 +57,7 @@ def test_prompts_carry_the_token_of_the_user_or_of_nobody():
     assert VOCABULARY.prompts([])[0].shape == (0, 2)
 
 
-def test_what_cannot_be_meant_is_named():
+def test_invalid_users_are_named():
     with pytest.raises(ArgumentError, match="num_users=-1"):
         Vocabulary(codebook_sizes=SIZES, num_users=-1)
     with pytest.raises(ArgumentError, match="whole numbers"):
@@ -82,7 +78,7 @@ def test_what_cannot_be_meant_is_named():
         TokenTable(tokens_per_level=((3,), (4,)), size=9, pad=0, bos=1, eos=2).prompts([[]], [1])
 
 
-def test_recipe_vocabulary_and_ids_have_to_agree():
+def test_recipe_vocabulary_and_user_ids_have_to_agree():
     with pytest.raises(ArgumentError, match="num_users=16 without user_ids"):
         trainer_of(user_ids=None)
     with pytest.raises(ArgumentError, match="num_users=0 with user_ids"):
@@ -132,14 +128,14 @@ def test_who_it_is_decides_where_histories_are_equal(recipe: Recipe):
     trainer = trainer_of(recipe, opposites(40))
     trainer.run()
     vocabulary = trainer.model.vocabulary
-    asked = vocabulary.prompts([all_codes()[[3]]] * 40, np.arange(40))
-    first_code = trainer.model.start(*(torch.as_tensor(array) for array in asked)).step_fn().argmax(-1).flatten()
+    prompts = vocabulary.prompts([all_codes()[[3]]] * 40, np.arange(40))
+    first_code = trainer.model.start(*(torch.as_tensor(array) for array in prompts)).step_fn().argmax(-1).flatten()
     expected = all_codes()[np.where(np.arange(40) % 2, 30, 17), 0]
     assert expected.min() < expected.max()
     assert (first_code.numpy() == expected).mean() > 0.9  # but for two that share a token
 
 
-def test_dropping_users_trains_the_token_of_nobody_and_only_then():
+def test_dropping_users_trains_the_token_of_no_user_and_only_then():
     for rate, moved in ((0.0, False), (0.5, True)):
         trainer = trainer_of(dataclasses.replace(USERS, tie_word_embeddings=False, weight_decay=0.0, user_dropout=rate))
         before = trainer.model.get_parameter("model.embed_tokens.weight")[VOCABULARY.no_user].detach().clone()
@@ -251,7 +247,7 @@ def test_a_user_that_is_no_id_is_refused(user: object):
         Request(user=user)  # type: ignore[arg-type]
 
 
-def test_the_engine_asks_for_nobody_with_a_history_as_long_as_fits(monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_asks_for_no_user_with_a_history_as_long_as_fits(monkeypatch: pytest.MonkeyPatch):
     model, codes = trainer_of().model.eval(), all_codes()
     ids = np.array([f"i{item:02}" for item in range(len(codes))])
     seen: list[list[int]] = []

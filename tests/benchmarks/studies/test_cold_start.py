@@ -10,7 +10,7 @@ from benchmarks.studies.cold_start import cold_split
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
-from leafbeam.train.data import Histories, InteractionLog, load_log, log_of_tables
+from leafbeam.train import Histories, InteractionLog, load_log, log_from_tables
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
 KINDS = ("red shoe", "green tea", "blue lamp", "old book", "soft soap", "hard nut")
@@ -31,7 +31,7 @@ def shop(users: int = 300, items: int = 60, *, seed: int = 0, first_review: bool
     }
     if first_review:
         listed["first_review"] = pa.array([1000 + item for item in range(items)], pa.int64()).cast(pa.timestamp("s"))
-    return log_of_tables(pa.table(columns), pa.table(listed))
+    return log_from_tables(pa.table(columns), pa.table(listed))
 
 
 @pytest.mark.parametrize("part", ["test", "valid"])
@@ -103,7 +103,7 @@ def test_a_share_that_leaves_nothing_is_a_named_error():
     nobody = log.items.append_column("unused", pa.nulls(60)).set_column(
         2, "first_review", pa.array([1] * 59 + [9], pa.int64()).cast(pa.timestamp("s"))
     )
-    keeps = log.histories.where(log.histories.items_E != 59)
+    keeps = log.histories.filter(log.histories.items_E != 59)
     with pytest.raises(DataError, match="no user's last item"):
         cold_split(dataclasses.replace(log, items=nobody, histories=keeps), share=0.02)
 
@@ -120,7 +120,7 @@ def test_ages_that_cannot_be_read_are_named_errors():
     listed = pa.table({"item_id": ["a", "b", "c"]})
     taken = pa.table({"user_id": [1, 1], "item_id": ["a", "b"], "timestamp": [1, 2]})
     with pytest.raises(DataError, match="their age is unknown"):
-        cold_split(log_of_tables(taken, listed), share=0.4)
+        cold_split(log_from_tables(taken, listed), share=0.4)
 
 
 @pytest.mark.data

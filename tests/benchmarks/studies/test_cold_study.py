@@ -6,8 +6,8 @@ from benchmarks.studies.cold_study import METHODS, ColdResult, ColdStudy, Fusion
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.errors import ArgumentError
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
+from leafbeam.train import Budget, Recipe
 from leafbeam.train.metrics import MISS
-from leafbeam.train.recipe import Budget, Recipe
 from tests.benchmarks.studies.test_cold_start import shop
 
 STUDY = ColdStudy(

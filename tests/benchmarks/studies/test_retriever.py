@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.studies.retriever import DenseRecipe, DenseRetriever, fit_dense
 from leafbeam.errors import ArgumentError
-from leafbeam.train.histories import Histories
+from leafbeam.train import Histories
 
 
 def histories_of(rows: list[list[int]]) -> Histories:

@@ -3,13 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from tests.train.test_evaluate import walks
 
 from benchmarks.studies.sasrec import SasRec, SasRecRecipe, fit_sasrec, sasrec_ranks
 from leafbeam.errors import ArgumentError
-from leafbeam.train.evaluate import Questions
-from leafbeam.train.metrics import MISS, Scores
-from leafbeam.train.split import Split, leave_one_out
-from tests.train.test_evaluate import walks
+from leafbeam.train import EvaluationSet, RankingMetrics, Split, leave_one_out
+from leafbeam.train.metrics import MISS
 
 TINY = SasRecRecipe(hidden=16, layers=1, max_items=6, dropout=0.1, learning_rate=1e-2, batch_items=200, epochs=40)
 
@@ -23,18 +22,18 @@ def split() -> Split:
 def test_it_learns_what_follows_from_the_last_item(split: Split, loss: str):
     recipe = SasRecRecipe(**{**_settings(), "loss": loss})
     model, how = fit_sasrec(split, 30, recipe)
-    scores = Scores.of(sasrec_ranks(model, Questions.of(split, "test")))
+    scores = RankingMetrics.from_ranks(sasrec_ranks(model, EvaluationSet.from_split(split, "test")))
     # One negative at a time tells near items apart slowly; all at once, quickly.
     assert scores.recall_5.mean > 0.9
     assert scores.recall_1.mean > (0.2 if loss == "bce" else 0.5)
     assert how["valid_recall_10"] > 0.9
     untrained = SasRec(30, recipe, torch.Generator().manual_seed(0))
-    assert Scores.of(sasrec_ranks(untrained, Questions.of(split, "test"))).recall_5.mean < 0.5
+    assert RankingMetrics.from_ranks(sasrec_ranks(untrained, EvaluationSet.from_split(split, "test"))).recall_5.mean < 0.5
 
 
 def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
-    questions = Questions.of(split, "test")
+    questions = EvaluationSet.from_split(split, "test")
     ranks = sasrec_ranks(model, questions, batch_users=7)
     for place in range(0, len(ranks), 11):
         items = torch.as_tensor(questions.histories[place][-6:].astype(np.int64))[None]
@@ -45,7 +44,7 @@ def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
 
 def test_what_was_seen_is_no_answer(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
-    questions = Questions.of(split, "test")
+    questions = EvaluationSet.from_split(split, "test")
     again_U = questions.histories.items_E[questions.histories.indptr_U1[:-1]]  # the oldest item, every tenth time
     targets_U = np.where(np.arange(len(again_U)) % 10, questions.targets_U, again_U)
     questions = dataclasses.replace(questions, targets_U=targets_U)
@@ -77,7 +76,9 @@ def test_it_stops_when_validation_gets_no_better_and_keeps_the_best(split: Split
     recipe = SasRecRecipe(**{**_settings(), "epochs": 500, "validate_every": 1, "patience": 3, "learning_rate": 3e-2})
     model, how = fit_sasrec(split, 30, recipe)
     assert how["epochs"] == how["best_epoch"] + 3 < 500
-    again = Scores.of(sasrec_ranks(model, Questions.of(split, "valid", sample=recipe.validation_users))).recall_10.mean
+    again = RankingMetrics.from_ranks(
+        sasrec_ranks(model, EvaluationSet.from_split(split, "valid", sample=recipe.validation_users))
+    ).recall_10.mean
     assert again == pytest.approx(how["valid_recall_10"])
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.train import Histories
 from leafbeam.train.batches import Batches
-from leafbeam.train.data import Histories
 
 
 def histories_of(lengths: list[int]) -> Histories:

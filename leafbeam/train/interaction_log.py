@@ -1,4 +1,4 @@
-"""Logs of who took which item when, and the items themselves.
+"""Interaction logs: interactions of users with items in time order, and the table of items.
 
 Shapes: U users, N items, E interactions; `indptr_U1` has U + 1 entries.
 """
@@ -9,7 +9,7 @@ Shapes: U users, N items, E interactions; `indptr_U1` has U + 1 entries.
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +17,21 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.semid.config import check_choice
+from leafbeam.semid.table import numpy_ids
 from leafbeam.train.histories import Histories
 from leafbeam.train.tables import (
+    SourceTable,
     TimeUnit,
     find_table,
     id_column,
-    numpy_ids,
     read_table,
-    same_kind,
-    times_of,
+    same_id_type,
+    timestamps,
     whole_numbers,
 )
 
-__all__ = ["Columns", "Histories", "InteractionLog", "LogReport", "load_log", "log_of_tables"]
+__all__ = ["Columns", "InteractionLog", "LogReport", "load_log", "log_from_tables"]
 
 Duplicates = Literal["drop", "keep"]
 Order = Literal["time", "file"]
@@ -39,7 +41,7 @@ Unseen = Literal["keep", "drop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """What the columns are called in the user's own tables."""
+    """Column names of the user's own tables."""
 
     user: str = "user_id"
     item: str = "item_id"
@@ -49,7 +51,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogReport:
-    """What the loader read, kept and left out."""
+    """Counts of what the loader read, kept and dropped."""
 
     rows_read: int
     duplicates_dropped: int
@@ -74,9 +76,9 @@ class LogReport:
 class InteractionLog:
     """All interactions of all users, and the items.
 
-    item_ids: int64 or text (N,): the rows of `items` and the numbers in `histories.items_E`.
-    user_ids: int64 or text (U,), in order of first appearance: the rows of `histories`.
-    items: a table of N rows, `item_id` first, then whatever is known of an item (null where nothing is).
+    item_ids: int64 or text (N,); position n is row n of `items` and number n in `histories.items_E`.
+    user_ids: int64 or text (U,) in order of first appearance; position u is user u of `histories`.
+    items: a table of N rows, `item_id` first, then the items' attributes (null where unknown).
     """
 
     item_ids: NDArray[np.int64] | NDArray[np.str_]
@@ -92,6 +94,9 @@ class InteractionLog:
     @property
     def num_users(self) -> int:
         return len(self.user_ids)
+
+    def __repr__(self) -> str:
+        return f"InteractionLog({self.num_users:,} users, {self.num_items:,} items, {self.report.interactions:,} interactions)"
 
 
 def load_log(
@@ -109,12 +114,11 @@ def load_log(
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items.
 
-    `path` is a directory that holds `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the
-    two files.
-    In CSV, ids that are all plain whole numbers become int64, anything else ("007") stays text.
-    The remaining options, and the rules for rows that are not as they should be, are those of `log_of_tables`.
+    path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text.
+    The other options are those of `log_from_tables`.
 
-    Raises DataError for a file that is missing, empty or not a table, and for what `log_of_tables` refuses.
+    Raises DataError for a file that is missing, empty or not a table, and as `log_from_tables` does.
     """
     if (path is None) == (interactions is None):
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
@@ -128,10 +132,9 @@ def load_log(
             raise DataError(f"{directory} holds no interactions.parquet, interactions.csv or interactions.csv.gz")
         items = items if items is not None else find_table(directory, "items")
     assert interactions is not None
-    log_path, items_path = Path(interactions), None if items is None else Path(items)
-    return log_of_tables(
-        read_table(log_path, (columns.user, columns.item)),
-        None if items_path is None else read_table(items_path, (columns.item_of_items,)),
+    return log_from_tables(
+        read_table(Path(interactions), (columns.user, columns.item)),
+        None if items is None else read_table(Path(items), (columns.item_of_items,)),
         columns=columns,
         time_unit=time_unit,
         duplicates=duplicates,
@@ -139,13 +142,12 @@ def load_log(
         unlisted=unlisted,
         unseen=unseen,
         k_core=k_core,
-        from_csv=(_is_csv(log_path), items_path is not None and _is_csv(items_path)),
     )
 
 
-def log_of_tables(
-    interactions: pa.Table,
-    items: pa.Table | None = None,
+def log_from_tables(
+    interactions: pa.Table | SourceTable,
+    items: pa.Table | SourceTable | None = None,
     *,
     columns: Columns | None = None,
     time_unit: TimeUnit = "s",
@@ -154,49 +156,47 @@ def log_of_tables(
     unlisted: Unlisted = "keep",
     unseen: Unseen = "keep",
     k_core: int = 0,
-    from_csv: tuple[bool, bool] = (False, False),
 ) -> InteractionLog:
-    """Make a log of two tables in memory. A sort of the rows; no Python loop over them.
+    """Make a log from two tables in memory. Cost: a sort of the rows.
 
     Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. Rules, each counted in `report`:
 
-    * each user's rows are sorted by time; equal times keep the file's order (order="file" trusts it altogether);
-    * a time after now stays where it stands in the order, and is counted: clocks are wrong more often than dates matter;
-      where *every* time is after now, the unit is wrong, and that is an error;
-    * rows with the same user, item and time are one interaction, the first (duplicates="keep": all);
-      the same item at another time is a repeat and stays;
-    * an item of the log that the item table lacks is added with null attributes (unlisted="drop" drops its rows,
-      "refuse" raises);
-    * an item that nobody took stays in the catalog (unseen="drop": leaves it);
-    * an item without any text stays: its embedding is then behaviour alone;
-    * a user with one interaction stays: it trains, and is not evaluated (`split.leave_one_out`);
-    * k_core=k drops users and items with fewer than k interactions until none is left; the catalog is then the
-      survivors (as in the 5-core sets of the literature), whatever `unseen` says.
+    * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether);
+    * a time in the future is kept; if *every* time is in the future, the unit is wrong: an error;
+    * rows with the same user, item and time are one interaction (duplicates="keep": all of them are kept);
+    * an item that the item table lacks is added with null attributes (unlisted="drop" drops its rows, "refuse" raises);
+    * an item without interactions is kept (unseen="drop" drops it);
+    * an item without text is kept: its embedding is co-occurrence alone;
+    * a user with one interaction is kept: it trains, and is not evaluated (`leave_one_out`);
+    * k_core=k drops users and items with fewer than k interactions until none is left; only the surviving items stay,
+      whatever `unseen` says.
 
-    Raises DataError for missing columns, null or empty ids, ids of two kinds, an item listed twice, times that are
-    null, not finite, unparsable or all in the future, and for a log that is empty, or is after k_core.
+    Raises DataError for missing columns, null or empty ids, ids of two types, an item listed twice, times that are null, not
+    finite, unparsable or all in the future, and for a log that is empty, also after k_core.
     """
     columns = columns or Columns()
-    _check_choices(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
-    users = id_column(interactions, columns.user, "interactions")
-    taken = id_column(interactions, columns.item, "interactions")
-    times_E = times_of(interactions, columns.timestamp, time_unit)
+    _check_options(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
+    if not isinstance(interactions, SourceTable):
+        interactions = SourceTable(interactions, "the table of interactions")
+    users, taken = id_column(interactions, columns.user), id_column(interactions, columns.item)
+    times_E = timestamps(interactions, columns.timestamp, time_unit)
     if len(users) == 0:
-        raise DataError("the table of interactions has no rows")
-    users = whole_numbers(users) if from_csv[0] else users
+        raise DataError(f"{interactions.source} has no rows")
+    users = whole_numbers(users) if interactions.is_csv else users
     future_E = times_E > time.time() * 1e6
     if future_E.all():
         raise DataError(f"every time lies in the future as time_unit={time_unit!r}: is it another unit (s, ms, us, ns)?")
 
     if items is None:
-        taken = whole_numbers(taken) if from_csv[0] else taken
-        listed, items = taken.slice(0, 0), pa.table({"item_id": taken.slice(0, 0)})
+        taken = whole_numbers(taken) if interactions.is_csv else taken
+        listed, attributes = taken.slice(0, 0), pa.table({columns.item_of_items: taken.slice(0, 0)})
     else:
-        listed = id_column(items, columns.item_of_items, "items")
+        items = items if isinstance(items, SourceTable) else SourceTable(items, "the table of items")
+        listed, attributes = id_column(items, columns.item_of_items), items.table
         if len(listed) == 0:
-            raise DataError("the table of items has no rows: leave it out, or fill it")
-        taken, listed = same_kind(taken, listed, from_csv=from_csv)
-        _check_unique(listed)
+            raise DataError(f"{items.source} has no rows: leave it out, or fill it")
+        taken, listed = same_id_type(taken, listed, interactions, items)
+        _check_unique(listed, items.source)
     unlisted_ids = pc.unique(taken.filter(pc.invert(pc.is_in(taken, value_set=listed.combine_chunks()))))
     if len(unlisted_ids) and unlisted == "refuse":
         raise DataError(
@@ -206,45 +206,40 @@ def log_of_tables(
     catalog = pa.chunked_array([*listed.chunks, *([unlisted_ids] if unlisted == "keep" else [])], type=listed.type)
     encoded_users = users.combine_chunks().dictionary_encode()
     users_E = encoded_users.indices.to_numpy().astype(np.int64)
-    found = pc.fill_null(pc.index_in(taken, value_set=catalog.combine_chunks()), -1)
-    items_E = found.to_numpy().astype(np.int32)
-    user_ids = encoded_users.dictionary
+    items_E = pc.fill_null(pc.index_in(taken, value_set=catalog.combine_chunks()), -1).to_numpy().astype(np.int32)
 
+    out_of_order = _count_out_of_order(users_E, times_E)
     listed_E = items_E >= 0
     sort_E = np.lexsort((times_E, users_E)) if order == "time" else np.argsort(users_E, kind="stable")
-    out_of_order = _count_out_of_order(users_E, times_E)
     sort_E = sort_E[listed_E[sort_E]]
     users_E, items_E, times_E = users_E[sort_E], items_E[sort_E], times_E[sort_E]
-
     first_E = _first_of_equals(users_E, items_E, times_E) if duplicates == "drop" else np.ones(len(users_E), np.bool_)
     users_E, items_E, times_E = users_E[first_E], items_E[first_E], times_E[first_E]
-    core_E = _core(users_E, items_E, k_core, num_users=len(user_ids), num_items=len(catalog))
+    core_E = _core(users_E, items_E, k_core)
     users_E, items_E, times_E = users_E[core_E], items_E[core_E], times_E[core_E]
     if len(users_E) == 0:
         rule = f"no {k_core}-core: nobody is left" if k_core else "no interaction whose item is listed"
-        raise DataError(f"of {len(interactions):,} rows there is {rule}")
+        raise DataError(f"of {len(listed_E):,} rows there is {rule}")
 
     seen_N = np.bincount(items_E, minlength=len(catalog)) > 0
-    unseen_items = int((~seen_N).sum())
     keep_N = seen_N if k_core or unseen == "drop" else np.ones(len(catalog), np.bool_)
     items_E = (np.cumsum(keep_N) - 1)[items_E].astype(np.int32)
-    table = _item_table(items, columns.item_of_items, catalog, keep_N)
-    counts_U = np.bincount(users_E, minlength=len(user_ids))
-    kept_U = counts_U > 0
-    counts_U = counts_U[kept_U]
-    indptr_U1 = np.concatenate([[0], np.cumsum(counts_U)])
+    table = _item_table(attributes, columns.item_of_items, catalog, keep_N)
+    counts_U = np.bincount(users_E, minlength=len(encoded_users.dictionary))
+    user_ids = encoded_users.dictionary.filter(pa.array(counts_U > 0))
+    counts_U = counts_U[counts_U > 0]
     return InteractionLog(
         item_ids=numpy_ids(table["item_id"]),
-        user_ids=numpy_ids(user_ids.filter(pa.array(kept_U))),
-        histories=Histories(indptr_U1=indptr_U1, items_E=items_E, times_E=times_E),
+        user_ids=numpy_ids(user_ids),
+        histories=Histories(indptr_U1=np.concatenate([[0], np.cumsum(counts_U)]), items_E=items_E, times_E=times_E),
         items=table,
         report=LogReport(
-            rows_read=len(interactions),
+            rows_read=len(listed_E),
             duplicates_dropped=int((~first_E).sum()),
             unlisted_items=len(unlisted_ids),
             unlisted_rows_dropped=int((~listed_E).sum()),
             core_rows_dropped=int((~core_E).sum()),
-            unseen_items=unseen_items,
+            unseen_items=int((~seen_N).sum()),
             unseen_items_dropped=int((~keep_N).sum()),
             items_without_text=_count_without_text(table),
             users_out_of_order=out_of_order,
@@ -257,42 +252,30 @@ def log_of_tables(
     )
 
 
-def _is_csv(path: Path) -> bool:
-    return path.name.endswith((".csv", ".csv.gz"))
-
-
-def _check_choices(
-    *, time_unit: TimeUnit, duplicates: Duplicates, order: Order, unlisted: Unlisted, unseen: Unseen, k_core: int
-) -> None:
-    for name, value, kind in (
-        ("time_unit", time_unit, TimeUnit),
-        ("duplicates", duplicates, Duplicates),
-        ("order", order, Order),
-        ("unlisted", unlisted, Unlisted),
-        ("unseen", unseen, Unseen),
-    ):
-        if value not in get_args(kind):
-            raise ArgumentError(f"{name}={value!r}: choose one of {', '.join(map(repr, get_args(kind)))}")
+def _check_options(*, k_core: int, **choices: str) -> None:
+    literals = {"time_unit": TimeUnit, "duplicates": Duplicates, "order": Order, "unlisted": Unlisted, "unseen": Unseen}
+    for name, value in choices.items():
+        check_choice(name, value, literals[name])
     if k_core < 0:
         raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
 
 
-def _check_unique(listed: pa.ChunkedArray) -> None:
-    """An item id that stands in two rows is an error: which row would be the item?"""
+def _check_unique(listed: pa.ChunkedArray, source: str) -> None:
     encoded = listed.combine_chunks().dictionary_encode()
     if len(encoded.dictionary) == len(listed):
         return
-    counts = np.bincount(encoded.indices.to_numpy())
-    twice = int(np.argmax(counts > 1))
-    rows = np.flatnonzero(encoded.indices.to_numpy() == twice)[:2].tolist()
+    codes = encoded.indices.to_numpy()
+    counts = np.bincount(codes)
+    repeated = int(np.argmax(counts > 1))
+    first, second = np.flatnonzero(codes == repeated)[:2].tolist()
     raise DataError(
-        f"{int((counts > 1).sum()):,} item ids are listed more than once in the table of items, the first is "
-        f"{encoded.dictionary[twice].as_py()!r} in rows {rows[0]:,} and {rows[1]:,}: keep one row an item"
+        f"{source}: {int((counts > 1).sum()):,} item ids are listed more than once, the first is "
+        f"{encoded.dictionary[repeated].as_py()!r} in rows {first:,} and {second:,}: keep one row an item"
     )
 
 
 def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) -> int:
-    """How many users have a row in the file that is earlier than the row before it."""
+    """The number of users with a row that is earlier than their row before it."""
     by_user_E = np.argsort(users_E, kind="stable")
     users_E, times_E = users_E[by_user_E], times_E[by_user_E]
     falls = (users_E[1:] == users_E[:-1]) & (times_E[1:] < times_E[:-1])
@@ -300,9 +283,9 @@ def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) 
 
 
 def _first_of_equals(users_E: NDArray[np.int64], items_E: NDArray[np.int32], times_E: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks the first of the rows that agree in user, item and time."""
+    """Marks the first of the rows with equal user, item and time."""
     sort_E = np.lexsort((items_E, times_E, users_E))  # stable: the first of equals stays first
-    same = np.ones(len(users_E) - 1 if len(users_E) else 0, np.bool_)
+    same = np.ones(max(len(users_E) - 1, 0), np.bool_)
     for values in (users_E, items_E, times_E):
         same &= values[sort_E][1:] == values[sort_E][:-1]
     first_E = np.ones(len(users_E), np.bool_)
@@ -310,14 +293,12 @@ def _first_of_equals(users_E: NDArray[np.int64], items_E: NDArray[np.int32], tim
     return first_E
 
 
-def _core(
-    users_E: NDArray[np.int64], items_E: NDArray[np.int32], k_core: int, *, num_users: int, num_items: int
-) -> NDArray[np.bool_]:
-    """Marks the interactions of the k-core: repeat "drop users and items with fewer than k" until nothing changes."""
+def _core(users_E: NDArray[np.int64], items_E: NDArray[np.int32], k_core: int) -> NDArray[np.bool_]:
+    """Marks the interactions of the k-core: drops users and items with fewer than k until nothing changes."""
     keep_E = np.ones(len(users_E), np.bool_)
-    while k_core > 1:
-        enough_U = np.bincount(users_E[keep_E], minlength=num_users) >= k_core
-        enough_N = np.bincount(items_E[keep_E], minlength=num_items) >= k_core
+    while k_core > 1 and len(users_E):
+        enough_U = np.bincount(users_E[keep_E], minlength=int(users_E.max()) + 1) >= k_core
+        enough_N = np.bincount(items_E[keep_E], minlength=int(items_E.max()) + 1) >= k_core
         narrower_E = keep_E & enough_U[users_E] & enough_N[items_E]
         if narrower_E.sum() == keep_E.sum():
             break
@@ -326,23 +307,23 @@ def _core(
 
 
 def _item_table(items: pa.Table, id_name: str, catalog: pa.ChunkedArray, keep_N: NDArray[np.bool_]) -> pa.Table:
-    """The items' attributes in the order of the catalog, `item_id` first, null for items that were not listed."""
+    """The items' attributes in the order of the catalog, `item_id` first, null for unlisted items."""
     others = [name for name in items.column_names if name != id_name]
     if "item_id" in others:
         raise DataError(f"the item id is the column {id_name!r}, but another column is called 'item_id': rename that one")
     attributes = items.select(others)
     missing = len(catalog) - len(items)
-    if missing:
-        nulls = pa.table({field.name: pa.nulls(missing, field.type) for field in attributes.schema}) if others else None
-        attributes = pa.concat_tables([attributes, nulls]) if nulls is not None else attributes
+    if missing and others:
+        nulls = pa.table({field.name: pa.nulls(missing, field.type) for field in attributes.schema})
+        attributes = pa.concat_tables([attributes, nulls])
     table = pa.Table.from_arrays([catalog, *attributes.columns], names=["item_id", *others])
     return table.filter(pa.array(keep_N)).replace_schema_metadata(None)
 
 
 def _count_without_text(table: pa.Table) -> int:
-    """How many items have no text in any column beside the id."""
-    has_text = np.zeros(len(table), np.bool_)
+    """The number of items without text in any column but the id."""
+    has_text_N = np.zeros(len(table), np.bool_)
     for field in table.schema:
         if field.name != "item_id" and (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
-            has_text |= pc.fill_null(pc.greater(pc.utf8_length(table[field.name]), 0), False).to_numpy(zero_copy_only=False)
-    return int((~has_text).sum())
+            has_text_N |= pc.fill_null(pc.greater(pc.utf8_length(table[field.name]), 0), False).to_numpy(zero_copy_only=False)
+    return int((~has_text_N).sum())

@@ -1,4 +1,4 @@
-"""The loader: what it reads, in which order, and what it says of rows that are not as they should be."""
+"""Loading a log: files, order, rules for irregular rows, and errors that name file, column and row."""
 
 import datetime as dt
 import gzip
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import ArgumentError, DataError, LeafbeamError
-from leafbeam.train.data import Columns, load_log, log_of_tables
+from leafbeam.train import Columns, load_log, log_from_tables
 
 ROWS = {
     "user_id": ["b", "a", "b", "a", "b", "c"],
@@ -75,52 +75,52 @@ def test_files_can_be_named_and_columns_called_anything(tmp_path):
 
 def test_equal_times_keep_the_order_of_the_file():
     items = list(range(50))
-    log = log_of_tables(pa.table({"user_id": [1] * 50, "item_id": items[::-1], "timestamp": [9] * 50}))
+    log = log_from_tables(pa.table({"user_id": [1] * 50, "item_id": items[::-1], "timestamp": [9] * 50}))
     assert names(log, 0) == items[::-1]
 
 
 def test_order_file_trusts_the_file_where_times_disagree():
     table = pa.table({"user_id": [1, 2, 1], "item_id": [5, 6, 7], "timestamp": [9, 1, 3]})
-    assert names(log_of_tables(table, order="file"), 0) == [5, 7]
-    assert names(log_of_tables(table), 0) == [7, 5]
+    assert names(log_from_tables(table, order="file"), 0) == [5, 7]
+    assert names(log_from_tables(table), 0) == [7, 5]
 
 
 def test_a_row_given_twice_counts_once_and_a_repeat_at_another_time_stays():
     table = pa.table({"user_id": [1, 1, 1, 2], "item_id": [5, 5, 5, 5], "timestamp": [1, 1, 2, 1]})
-    log = log_of_tables(table)
+    log = log_from_tables(table)
     assert [len(log.histories[user]) for user in range(2)] == [2, 1]
     assert log.report.duplicates_dropped == 1
-    assert len(log_of_tables(table, duplicates="keep").histories[0]) == 3
+    assert len(log_from_tables(table, duplicates="keep").histories[0]) == 3
 
 
 def test_an_item_that_is_not_listed_is_added_dropped_or_refused():
     clicks = pa.table({"user_id": [1, 1, 2], "item_id": ["a", "new", "new"], "timestamp": [1, 2, 3]})
     items = pa.table({"item_id": ["a"], "title": ["t"], "size": pa.array([3], pa.int8())})
-    kept = log_of_tables(clicks, items)
+    kept = log_from_tables(clicks, items)
     assert kept.item_ids.tolist() == ["a", "new"]
     assert kept.items["title"].to_pylist() == ["t", None]
     assert kept.report.unlisted_items == 1
-    dropped = log_of_tables(clicks, items, unlisted="drop")
+    dropped = log_from_tables(clicks, items, unlisted="drop")
     assert dropped.user_ids.tolist() == [1]
     assert dropped.report.unlisted_rows_dropped == 2
     with pytest.raises(DataError, match="'new'"):
-        log_of_tables(clicks, items, unlisted="refuse")
+        log_from_tables(clicks, items, unlisted="refuse")
 
 
 def test_an_item_that_nobody_took_stays_unless_asked():
     clicks = pa.table({"user_id": [1], "item_id": ["b"], "timestamp": [1]})
     items = pa.table({"item_id": ["a", "b"]})
-    kept = log_of_tables(clicks, items)
+    kept = log_from_tables(clicks, items)
     assert names(kept, 0) == ["b"]
     assert (kept.num_items, kept.report.unseen_items) == (2, 1)
-    assert log_of_tables(clicks, items, unseen="drop").item_ids.tolist() == ["b"]
+    assert log_from_tables(clicks, items, unseen="drop").item_ids.tolist() == ["b"]
 
 
 def test_the_core_is_the_same_as_dropping_one_by_one():
     rng = np.random.default_rng(0)
     users, items = rng.integers(0, 60, 400), rng.integers(0, 60, 400)
     pairs = list(zip(users.tolist(), items.tolist(), range(400), strict=True))
-    log = log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": np.arange(400)}), k_core=5)
+    log = log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": np.arange(400)}), k_core=5)
     while True:
         kept = [
             row
@@ -139,7 +139,7 @@ def test_the_core_is_the_same_as_dropping_one_by_one():
 
 def test_a_core_of_nobody_is_an_error():
     with pytest.raises(DataError, match="7-core"):
-        log_of_tables(pa.table(ROWS), k_core=7)
+        log_from_tables(pa.table(ROWS), k_core=7)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +159,15 @@ def test_a_core_of_nobody_is_an_error():
     ],
 )
 def test_times_of_every_kind_are_microseconds(times, unit):
-    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), time_unit=unit)
+    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), time_unit=unit)
     assert log.histories.times_E.tolist() == [1_000_000, 2_000_000]
 
 
 def test_dates_are_times_and_fractions_of_seconds_order_rows():
     dates = pa.array([dt.date(1970, 1, 3), dt.date(1970, 1, 2)])
-    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": dates}))
+    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": dates}))
     assert log.histories.times_E.tolist() == [86_400_000_000, 172_800_000_000]
-    log = log_of_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": [0.75, 0.25]}))
+    log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": [0.75, 0.25]}))
     assert (names(log, 0), log.histories.times_E.tolist()) == ([2, 1], [250_000, 750_000])
 
 
@@ -193,10 +193,10 @@ def test_numbers_in_one_csv_and_text_in_the_other_agree_as_text(tmp_path):
 
 BAD_TABLES = {
     "no such column": ({"user_id": [1], "item_id": [1]}, "no column 'timestamp'"),
-    "null user": ({**ROWS, "user_id": ["a", None, "b", "b", "b", "b"]}, "null in 1 rows, first in row 1"),
+    "null user": ({**ROWS, "user_id": ["a", None, "b", "b", "b", "b"]}, "column 'user_id': null in 1 rows, first in row 1"),
     "null item": ({**ROWS, "item_id": [None] * 6}, "null in 6 rows"),
-    "empty text": ({**ROWS, "item_id": ["", "x", "y", "z", "x", "y"]}, "empty in 1 rows, first in row 0"),
-    "null time": ({**ROWS, "timestamp": [1, 2, None, 4, 5, 6]}, "null in 1 rows, first in row 2"),
+    "empty text": ({**ROWS, "item_id": ["", "x", "y", "z", "x", "y"]}, "column 'item_id': empty in 1 rows, first in row 0"),
+    "null time": ({**ROWS, "timestamp": [1, 2, None, 4, 5, 6]}, "column 'timestamp': null in 1 rows, first in row 2"),
     "no rows": ({"user_id": pa.array([], pa.int64()), "item_id": pa.array([], pa.int64()), "timestamp": []}, "no rows"),
     "float ids": ({**ROWS, "item_id": [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]}, "of type double"),
     "huge ids": ({**ROWS, "item_id": pa.array([2**63] * 6, pa.uint64())}, "beyond 64 bits"),
@@ -212,18 +212,18 @@ BAD_TABLES = {
 def test_a_bad_table_is_a_named_error(case):
     columns, message = BAD_TABLES[case]
     with pytest.raises(DataError, match=message):
-        log_of_tables(pa.table(columns))
+        log_from_tables(pa.table(columns))
 
 
 def test_an_item_listed_twice_is_an_error_that_names_both_rows():
     items = pa.table({"item_id": ["x", "y", "x"]})
     with pytest.raises(DataError, match="'x' in rows 0 and 2"):
-        log_of_tables(pa.table(ROWS), items)
+        log_from_tables(pa.table(ROWS), items)
 
 
 def test_ids_of_two_kinds_are_an_error():
     with pytest.raises(DataError, match="in one type"):
-        log_of_tables(pa.table(ROWS), pa.table({"item_id": [1, 2]}))
+        log_from_tables(pa.table(ROWS), pa.table({"item_id": [1, 2]}))
 
 
 BAD_FILES = {
@@ -263,16 +263,16 @@ def test_places_without_a_log_are_named(tmp_path):
 
 def test_wrong_options_are_named():
     with pytest.raises(ArgumentError, match="time_unit='minutes'"):
-        log_of_tables(pa.table(ROWS), time_unit="minutes")
+        log_from_tables(pa.table(ROWS), time_unit="minutes")
     with pytest.raises(ArgumentError, match="k_core=-1"):
-        log_of_tables(pa.table(ROWS), k_core=-1)
+        log_from_tables(pa.table(ROWS), k_core=-1)
     with pytest.raises(ArgumentError, match="directory"):
         load_log()
 
 
 def test_histories_of_chosen_users_are_theirs():
-    histories = log_of_tables(pa.table(ROWS), pa.table(ITEMS)).histories
-    chosen = histories.of(np.array([2, 0, 2]))
+    histories = log_from_tables(pa.table(ROWS), pa.table(ITEMS)).histories
+    chosen = histories.select(np.array([2, 0, 2]))
     assert [chosen[user].tolist() for user in range(3)] == [histories[user].tolist() for user in (2, 0, 2)]
     with pytest.raises(IndexError):
         histories[3]
@@ -284,12 +284,12 @@ cell = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from(["", "a", "01", 
 @given(st.lists(st.tuples(cell, cell, cell), max_size=6), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, header):
-    place = tmp_path_factory.mktemp("fuzz")
+    directory = tmp_path_factory.mktemp("fuzz")
     lines = ["user_id,item_id,timestamp"] if header else []
     lines += [",".join("" if value is None else str(value) for value in row) for row in rows]
-    (place / "interactions.csv").write_text("\n".join(lines))
+    (directory / "interactions.csv").write_text("\n".join(lines))
     try:
-        log = load_log(place)
+        log = load_log(directory)
     except LeafbeamError:
         return
     assert log.report.interactions == len(log.histories.items_E) <= len(rows)
@@ -299,8 +299,8 @@ def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, h
 def test_times_in_the_future_are_counted_and_a_log_of_nothing_else_is_refused():
     soon = int(time.time()) + 10**6
     rows = {"user_id": [1, 1, 1], "item_id": ["a", "b", "c"], "timestamp": [soon, 5, 7]}
-    log = log_of_tables(pa.table(rows))
+    log = log_from_tables(pa.table(rows))
     assert log.report.rows_in_the_future == 1
     assert log.item_ids[log.histories[0]].tolist() == ["b", "c", "a"]
     with pytest.raises(DataError, match="every time lies in the future as time_unit='s'"):
-        log_of_tables(pa.table({**rows, "timestamp": [soon, soon, soon]}))
+        log_from_tables(pa.table({**rows, "timestamp": [soon, soon, soon]}))

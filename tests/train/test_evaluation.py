@@ -13,13 +13,21 @@ from leafbeam.errors import ArgumentError, DataError, ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Vocabulary
 from leafbeam.semid import SidTable
-from leafbeam.train.data import InteractionLog, log_of_tables
-from leafbeam.train.evaluate import Questions, evaluate, recall_on
-from leafbeam.train.metrics import MISS, Scores
-from leafbeam.train.recipe import Budget, Recipe
-from leafbeam.train.report import Report
-from leafbeam.train.split import Split, leave_one_out
-from leafbeam.train.trainer import train
+from leafbeam.train import (
+    Budget,
+    EvaluationReport,
+    EvaluationSet,
+    InteractionLog,
+    RankingMetrics,
+    Recipe,
+    Split,
+    evaluate,
+    leave_one_out,
+    log_from_tables,
+    train,
+)
+from leafbeam.train.evaluation import recall_on
+from leafbeam.train.metrics import MISS
 from leafbeam.train.unconstrained import SidSet, unconstrained_search
 
 SIZES = (4, 5, 3)
@@ -43,7 +51,7 @@ def log_of(histories: list[list[int]]) -> InteractionLog:
     rows = [(user, f"i{item:02}", time) for user, items in enumerate(histories) for time, item in enumerate(items)]
     users, items, times = zip(*rows, strict=True)
     listed = pa.table({"item_id": [f"i{item:02}" for item in range(30)]})
-    return log_of_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), listed)
+    return log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}), listed)
 
 
 def walks(users: int, *, seed: int = 0) -> InteractionLog:
@@ -109,10 +117,10 @@ def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[Intera
         free_ranks.append([tuple(every[row]) for row in order].index(tuple(sids.codes[target])))
         invalid.append(np.mean([tuple(every[row].tolist()) not in exists for row in order]))
     report = evaluate(model, trie, log, split, part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7)
-    assert report.model == Scores.of(np.array(ranks))
+    assert report.model == RankingMetrics.from_ranks(np.array(ranks))
     assert report.users == len(ranks)
     assert report.unconstrained is not None
-    assert report.unconstrained.scores == Scores.of(np.array(free_ranks))
+    assert report.unconstrained.scores == RankingMetrics.from_ranks(np.array(free_ranks))
     assert report.unconstrained.constrained == report.model
     assert report.unconstrained.invalid.mean == pytest.approx(np.mean(invalid))
 
@@ -130,12 +138,12 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     assert recall_on(trie, log, split, max_items=6, sample=30)(model) > 0.85
 
 
-def test_what_was_seen_is_no_answer_of_the_model(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, sids, trie = shop
     model, ranks = model_of(), []
-    questions = Questions.of(split, "test")
-    for place, target in enumerate(questions.targets_U):
-        history = questions.histories[place]
+    eval_set = EvaluationSet.from_split(split, "test")
+    for index, target in enumerate(eval_set.targets_U):
+        history = eval_set.histories[index]
         scores = log_probabilities(model, sids.codes[history[-4:]], sids.codes)
         above = set(np.flatnonzero(scores > scores[target]).tolist()) - set(history.tolist())
         ranks.append(MISS if target in history else len(above))
@@ -143,17 +151,17 @@ def test_what_was_seen_is_no_answer_of_the_model(shop: tuple[InteractionLog, Spl
     settings = {"num_beams": 60, "max_items": 4, "unconstrained_users": 5, "text_vectors_ND": vectors}
     report = evaluate(model, trie, log, split, **settings, remove_seen=True, batch_users=7)
     kept = evaluate(model, trie, log, split, **settings)
-    assert report.model == Scores.of(np.array(ranks)) != kept.model
+    assert report.model == RankingMetrics.from_ranks(np.array(ranks)) != kept.model
     assert (report.seen, kept.seen) == ("removed", "kept")
     assert "removed" in report.caption
     assert report.text_neighbours != kept.text_neighbours
     assert report.popularity != kept.popularity
     before = json.loads(kept.to_json())
     del before["seen"]  # a report from before there was a choice
-    assert Report.from_json(json.dumps(before)) == kept
+    assert EvaluationReport.from_json(json.dumps(before)) == kept
 
 
-def test_every_user_is_asked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+def test_every_user_is_ranked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
     seen: list[tuple[int, int]] = []
     settings = {"num_beams": 5, "max_items": 4}
@@ -165,27 +173,27 @@ def test_every_user_is_asked_once_whatever_the_batches(shop: tuple[InteractionLo
     assert whole.unconstrained is None
     assert seen[-1] == (whole.users, whole.users)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    users = np.concatenate(list(Questions.of(split, "test").batches(4, 3)))
+    users = np.concatenate(list(EvaluationSet.from_split(split, "test").batches(4, 3)))
     assert sorted(users.tolist()) == list(range(whole.users))
 
 
 def test_a_sample_is_drawn_by_its_seed(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     _, split, _, _ = shop
-    users = [Questions.of(split, "test", sample=12, seed=seed).users for seed in (0, 0, 1)]
+    users = [EvaluationSet.from_split(split, "test", sample=12, seed=seed).users for seed in (0, 0, 1)]
     assert len(np.unique(users[0])) == 12
     assert (users[0] == users[1]).all()
     assert (users[0] != users[2]).any()
 
 
-def test_the_question_of_the_test_holds_the_validation_item_and_never_the_answer(
+def test_histories_before_the_test_hold_the_validation_item_and_never_the_target(
     shop: tuple[InteractionLog, Split, SidTable, Trie],
 ):
     log, split, _, _ = shop
     for part, back in (("valid", 2), ("test", 1)):
-        questions = Questions.of(split, part)
-        for place, user in enumerate(questions.users):
-            assert questions.histories[place].tolist() == log.histories[user][:-back].tolist()
-            assert questions.targets_U[place] == log.histories[user][-back]
+        eval_set = EvaluationSet.from_split(split, part)
+        for index, user in enumerate(eval_set.users):
+            assert eval_set.histories[index].tolist() == log.histories[user][:-back].tolist()
+            assert eval_set.targets_U[index] == log.histories[user][-back]
 
 
 def test_an_index_that_does_not_fit_is_refused(shop: tuple[InteractionLog, Split, SidTable, Trie]):
@@ -211,10 +219,10 @@ def test_a_report_survives_json_and_prints_every_figure(shop: tuple[InteractionL
     log, split, _, trie = shop
     vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
     report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, text_vectors_ND=vectors)
-    assert Report.from_json(report.to_json()) == report
+    assert EvaluationReport.from_json(report.to_json()) == report
     assert json.loads(report.to_json())["model"]["recall_10"]["mean"] == report.model.recall_10.mean
     with pytest.raises(DataError, match="not a report"):
-        Report.from_json('{"model": 1}')
+        EvaluationReport.from_json('{"model": 1}')
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.table())
     text = console.export_text()
@@ -239,7 +247,7 @@ def test_the_unconstrained_search_equals_an_enumeration_of_every_sid_when_it_is_
     np.testing.assert_allclose(scores_BK[0].numpy(), scores[order], atol=1e-4)
 
 
-def test_the_referee_knows_exactly_the_sids_of_the_set():
+def test_the_sid_set_contains_exactly_its_sids():
     rng = np.random.default_rng(0)
     sizes = (2**31, 3, 70_000)
     codes = rng.integers(0, (40, 3, 50), (200, 3))

@@ -1,0 +1,96 @@
+"""One training run: build the model, train it, save model, checkpoints and a summary.
+
+Shapes: N items, L levels.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leafbeam.errors import ItemIdError
+from leafbeam.index import Trie
+from leafbeam.model import AnyModel, new_model
+from leafbeam.semid import SidTable
+from leafbeam.train.checkpoint import Checkpoint
+from leafbeam.train.evaluation import recall_on
+from leafbeam.train.interaction_log import InteractionLog
+from leafbeam.train.parallel import DataParallel
+from leafbeam.train.recipe import Recipe
+from leafbeam.train.split import Split
+from leafbeam.train.trainer import Progress, Trainer
+
+__all__ = ["codes_of_log", "train"]
+
+
+def train(
+    log: InteractionLog,
+    split: Split,
+    sids: SidTable,
+    recipe: Recipe | None = None,
+    directory: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    device: torch.device | str = "cpu",
+    parallel: DataParallel | None = None,
+) -> AnyModel:
+    """Train a model on the training part of a split, and save it.
+
+    Writes `directory/model` (readable by transformers and `load_model`), `directory/training.json`, and every minute
+    `directory/checkpoint`, from which resume=True continues (it starts anew where there is none). directory=None writes
+    nothing. parallel: this one of several processes (`DataParallel.join()`); rank 0 writes.
+    Held-out items are never trained on; with `recipe.validations`, recall on the validation items of a sample of users
+    selects the best weights of the run. Test items are never read.
+
+    Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
+    another log or another recipe, TrainingError when the loss is no longer finite.
+    """
+    recipe = recipe or Recipe()
+    vocabulary = recipe.vocabulary(sids.codebook_sizes)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
+    codes_NL = codes_of_log(log, sids)
+    validate = None
+    if recipe.validations:
+        trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
+        validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
+    users = log.user_ids if recipe.num_users else None
+    trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
+    if directory is None:
+        trainer.run(progress=progress)
+        return trainer.full_model()
+    directory, writes = Path(directory), parallel is None or parallel.rank == 0
+    checkpoint = directory / "checkpoint"
+    if resume and Checkpoint.exists(checkpoint):
+        trainer.resume(Checkpoint.load(checkpoint))
+    elif not resume and writes:
+        Checkpoint.remove(checkpoint)  # a later resume must not continue the run that this one replaces
+    trainer.run(progress=progress, checkpoint=checkpoint)
+    model = trainer.full_model()
+    if writes:
+        model.save_pretrained(directory / "model")
+        summary = {**asdict(trainer.state), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
+        (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return model
+
+
+def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
+    """The SIDs (N, L) of the log's items, in its order. Raises ItemIdError where an item has none."""
+    known_N, rows_N = np.zeros(log.num_items, np.bool_), np.zeros(log.num_items, np.int64)
+    if len(sids) and sids.item_ids.dtype.kind == log.item_ids.dtype.kind:
+        order = np.argsort(sids.item_ids)
+        found_N = np.searchsorted(sids.item_ids, log.item_ids, sorter=order)
+        rows_N = order[np.minimum(found_N, len(order) - 1)]
+        known_N = sids.item_ids[rows_N] == log.item_ids
+    if not known_N.all():
+        missing: np.generic = log.item_ids[int(np.argmin(known_N))]
+        count = int((~known_N).sum())
+        raise ItemIdError(
+            f"{count:,} of the log's {len(known_N):,} items have no Semantic ID, the first is {missing.item()!r}: "
+            "fit the SIDs on this log with `leafbeam fit-sids`"
+        )
+    return sids.codes[rows_N]
