@@ -15,10 +15,10 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.micro.attention import QWEN3_06B, Shape, bytes_of
+from benchmarks.peers.in_place_reorder import by_parent, follow_on_device, two_passes
 from benchmarks.peers.paged_attention import PagedBeams
 from benchmarks.peers.per_beam_attention import TreeBeams
 from leafbeam.ops.attention import reference, triton
-from leafbeam.ops.attention.reorder import by_parent, two_passes
 
 __all__ = ["measure", "parity", "runs"]
 
@@ -75,7 +75,7 @@ def parity(device: torch.device, shape: Shape) -> dict[str, Any]:
     errors: dict[str, float] = {}
     with poisoned():
         errors["attend"] = relative_error(triton.attend(*given.values()), exact)
-        errors["attend, one stretch"] = relative_error(triton.attend(*given.values(), stretches=1), exact)
+        errors["attend, one split"] = relative_error(triton.attend(*given.values(), splits=1), exact)
         parts = triton.prefix_attention(given["query"], given["key"], given["value"], given["lengths"])
         rest = triton.suffix_attention(given["query"], given["slots_key"], given["slots_value"], given["ancestors"])
         errors["merged in torch"] = relative_error(reference.merge(*parts, *rest), exact)
@@ -109,11 +109,11 @@ def _follow(device: torch.device, shape: Shape) -> dict[str, Any]:
     ascending = drawn.gather(1, by_parent(drawn)).contiguous()
     expected, found = slots.cpu(), slots.clone()
     two_passes(expected, ascending.cpu())
-    triton.follow_in_place(found, ascending)
+    follow_on_device(found, ascending)
     assert torch.equal(found.cpu(), expected), "the kernel does not move slots as the two passes do"
     at = drawn[..., None, None, None].expand_as(slots)
     wrong = slots.clone()
-    triton.follow_in_place(wrong, drawn)
+    follow_on_device(wrong, drawn)
     share = float((wrong != slots.gather(1, at)).flatten(2).any(2).float().mean())
     return {"parity": "ok", "share_of_slots_destroyed_by_parents_out_of_order": round(share, 4)}
 

@@ -1,17 +1,22 @@
-"""The model room: which token is which code, models over them (Qwen3, an encoder-decoder), and their rounds in a search."""
+"""Models over Semantic IDs (Qwen3, a T5 encoder-decoder), their vocabularies, and their decoding sessions."""
 
-from leafbeam.model.config import ModelConfig
-from leafbeam.model.encoder_decoder import EncoderDecoder
-from leafbeam.model.kv_cache import search_bytes, token_bytes
-from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model
-from leafbeam.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
-from leafbeam.model.prompt_store import PromptStore
-from leafbeam.model.session import DecodeSession
-from leafbeam.model.t5_config import EncoderDecoderConfig
-from leafbeam.model.transformer import Transformer
-from leafbeam.model.two_stage import TwoStage
-from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
-from leafbeam.model.workspace import Workspace
+from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:
+    from leafbeam.model.config import ModelConfig
+    from leafbeam.model.encoder_decoder import EncoderDecoder
+    from leafbeam.model.kv_cache import search_bytes, token_bytes
+    from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model
+    from leafbeam.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
+    from leafbeam.model.prompt_store import PromptStore
+    from leafbeam.model.session import DecodeSession
+    from leafbeam.model.t5_config import EncoderDecoderConfig
+    from leafbeam.model.transformer import Transformer
+    from leafbeam.model.two_stage import GeneratedText, TwoStage
+    from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict
+    from leafbeam.model.workspace import Workspace
 
 __all__ = [
     "AnyConfig",
@@ -20,6 +25,7 @@ __all__ = [
     "DecodeSession",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "GeneratedText",
     "ModelConfig",
     "PromptStore",
     "TokenTable",
@@ -36,3 +42,29 @@ __all__ = [
     "token_bytes",
     "vocabulary_from_dict",
 ]
+
+_EXPORTS = {
+    "AnyConfig": ".loading",
+    "AnyModel": ".loading",
+    "AnyVocabulary": ".vocabulary",
+    "DecodeSession": ".session",
+    "EncoderDecoder": ".encoder_decoder",
+    "EncoderDecoderConfig": ".t5_config",
+    "GeneratedText": ".two_stage",
+    "ModelConfig": ".config",
+    "PromptStore": ".prompt_store",
+    "TokenTable": ".vocabulary",
+    "Transformer": ".transformer",
+    "TwoStage": ".two_stage",
+    "Vocabulary": ".vocabulary",
+    "Workspace": ".workspace",
+    "load_model": ".loading",
+    "new_model": ".loading",
+    "qwen3_config": ".presets",
+    "qwen3_vocabulary": ".presets",
+    "search_bytes": ".kv_cache",
+    "tiger_config": ".presets",
+    "token_bytes": ".kv_cache",
+    "vocabulary_from_dict": ".vocabulary",
+}
+__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

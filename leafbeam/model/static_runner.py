@@ -14,8 +14,7 @@ from torch import Tensor
 
 from leafbeam.model.kv_cache import PromptCache
 from leafbeam.model.transformer import Transformer
-from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
-from leafbeam.ops.attention.reorder import extend_ancestors
+from leafbeam.ops.attention.reference import extend_ancestors, merge, prefix_attention, suffix_attention
 
 __all__ = ["Attention", "StaticRunner", "StaticSession", "attend"]
 

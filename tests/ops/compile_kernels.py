@@ -107,10 +107,11 @@ def head() -> None:
 
 
 def attention() -> None:
-    from benchmarks.peers import paged_attention
+    from benchmarks.peers import in_place_reorder, paged_attention
     from leafbeam.ops.attention import triton
 
     kernels_of(triton)
+    kernels_of(in_place_reorder)
     kernels_of(paged_attention)
     for dtype, per, codes in ((torch.bfloat16, 2, 3), (torch.float32, 8, 1)):
         requests, beams, groups, size, tokens = 2, 70, 4, 128, 1000
@@ -120,7 +121,7 @@ def attention() -> None:
         ancestors = torch.zeros(requests, beams, codes, dtype=torch.int64)
         lengths = torch.full((requests,), tokens)
         triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
-        triton.follow_in_place(slots, ancestors[:, :, 0].contiguous())
+        in_place_reorder.follow_on_device(slots, ancestors[:, :, 0].contiguous())
         paged_attention.PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2]).attend(query[:1, :2])
 
 

@@ -1,4 +1,4 @@
-"""Attention over prompt and suffix: Triton against torch, ancestors against moving, and when moving in place is wrong."""
+"""Attention over prompt and codes: Triton kernels against torch, and the table of ancestors against moved slots."""
 
 from collections.abc import Generator
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.gpu.timing import poisoned
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention import reference, triton
-from leafbeam.ops.attention.reorder import by_parent, directions, extend_ancestors, follow_in_place, two_passes
+from leafbeam.ops.attention.reference import extend_ancestors
 
 
 @pytest.fixture(autouse=True)
@@ -35,14 +35,14 @@ SHAPES = [(1, 1, 1, 1, 8, 3), (2, 5, 2, 2, 16, 70), (2, 3, 1, 4, 20, 130), (1, 3
 
 
 @pytest.mark.parametrize(("requests", "beams", "groups", "per", "size", "tokens"), SHAPES)
-@pytest.mark.parametrize("stretches", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3])
 def test_prefix_kernel_is_the_reference(
-    requests: int, beams: int, groups: int, per: int, size: int, tokens: int, stretches: int
+    requests: int, beams: int, groups: int, per: int, size: int, tokens: int, splits: int
 ) -> None:
     shapes = (requests, beams, groups * per, size), (requests, groups, size, tokens), (requests, groups, tokens, size)
     query, key, value = draw(tokens, *shapes)
     lengths = torch.tensor([max(1, tokens // 3), tokens][-requests:])
-    found = triton.prefix_attention(query, key, value, lengths, stretches=stretches)
+    found = triton.prefix_attention(query, key, value, lengths, splits=splits)
     expected = reference.prefix_attention(query, key, value, lengths)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -51,10 +51,10 @@ def test_prefix_kernel_is_the_reference(
 def test_keys_beyond_a_prompts_end_are_never_seen() -> None:
     query, key, value = draw(1, (2, 3, 2, 16), (2, 1, 16, 90), (2, 1, 90, 16))
     lengths = torch.tensor([5, 66])
-    before = triton.prefix_attention(query, key, value, lengths, stretches=2)
+    before = triton.prefix_attention(query, key, value, lengths, splits=2)
     for request, length in enumerate(lengths.tolist()):
         key[request, :, :, length:], value[request, :, length:] = torch.nan, torch.nan
-    after = triton.prefix_attention(query, key, value, lengths, stretches=2)
+    after = triton.prefix_attention(query, key, value, lengths, splits=2)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -82,7 +82,7 @@ def test_attend_is_one_softmax_over_prompt_and_codes(scale: float) -> None:
     query = query * scale
     ancestors = torch.randint(0, beams, (1, beams, codes), generator=torch.Generator().manual_seed(4))
     lengths = torch.tensor([tokens - 9])
-    found = triton.attend(query, key, value, lengths, slots_key, slots_value, ancestors, stretches=2)
+    found = triton.attend(query, key, value, lengths, slots_key, slots_value, ancestors, splits=2)
     own_key, own_value = (slots[0][ancestors[0], torch.arange(codes)] for slots in (slots_key, slots_value))
     prompt_key, prompt_value = (
         key[0].permute(2, 0, 1).expand(beams, -1, -1, -1),
@@ -113,66 +113,6 @@ def test_ancestors_say_what_moving_would_have_brought() -> None:
         assert torch.equal(followed, moved)
 
 
-def naive(slots: Tensor, parents: Tensor) -> None:
-    """One pass from the first slot on."""
-    for slot, parent in enumerate(parents[0].tolist()):
-        slots[0, slot] = slots[0, parent]
-
-
-def maps(seed: int, beams: int, ascending: bool) -> Tensor:
-    parents = torch.randint(0, beams, (1, beams), generator=torch.Generator().manual_seed(seed))
-    return parents.gather(1, by_parent(parents)) if ascending else parents
-
-
-def test_two_passes_are_right_for_ascending_parents_and_one_pass_is_not() -> None:
-    wrong = 0
-    for seed in range(300):
-        beams = 2 + seed % 30
-        parents, slots = maps(seed, beams, ascending=True), torch.arange(float(beams))[None, :, None].clone()
-        expected, one_pass = slots[:, parents[0]], slots.clone()
-        naive(one_pass, parents)
-        wrong += not torch.equal(one_pass, expected)
-        follow_in_place(slots, parents)
-        assert torch.equal(slots, expected)
-    assert wrong > 150
-
-
-def test_two_passes_destroy_slots_when_parents_are_not_ascending_and_the_guard_refuses_them() -> None:
-    wrong = 0
-    for seed in range(100):
-        parents, slots = maps(seed, 70, ascending=False), torch.arange(70.0)[None, :, None].clone()
-        expected = slots[:, parents[0]]
-        with pytest.raises(ArgumentError, match="ascending"):
-            follow_in_place(slots.clone(), parents)
-        two_passes(slots, parents)
-        wrong += not torch.equal(slots, expected)
-    assert wrong >= 99
-
-
-def test_fewer_beams_leave_the_other_slots_alone_and_more_than_slots_are_refused() -> None:
-    slots = torch.arange(5.0)[None, :, None].clone()
-    follow_in_place(slots, torch.tensor([[1, 4]]))
-    assert slots.flatten().tolist() == [1, 4, 2, 3, 4]
-    assert directions(torch.tensor([[1, 1, 0]])).tolist() == [[1, 0, -1]]
-    with pytest.raises(ArgumentError, match="widest round"):
-        follow_in_place(slots, torch.zeros(1, 6, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="0 to 4"):
-        follow_in_place(slots, torch.tensor([[0, 5]]))
-    with pytest.raises(ArgumentError, match="0 to 4"):
-        follow_in_place(slots, torch.tensor([[-1, 0]]))
-    follow_in_place(slots, torch.zeros(1, 0, dtype=torch.int64))
-
-
-def test_the_kernel_follows_as_the_two_passes_do() -> None:
-    for seed in range(3):
-        parents = torch.cat([maps(seed, 7, ascending=True), maps(seed + 50, 7, ascending=True)])
-        slots = draw(seed, (2, 9, 3, 5))[0]
-        expected = slots.clone()
-        two_passes(expected, parents)
-        triton.follow_in_place(slots, parents)
-        assert torch.equal(slots, expected)
-
-
 def test_what_does_not_fit_is_refused_before_a_launch() -> None:
     query, key, value, slots = draw(6, (2, 3, 4, 16), (2, 2, 16, 9), (2, 2, 9, 16), (2, 3, 2, 2, 16))
     lengths = torch.tensor([9, 9])
@@ -192,7 +132,3 @@ def test_what_does_not_fit_is_refused_before_a_launch() -> None:
         triton.suffix_attention(query, slots, slots.transpose(2, 3).contiguous().transpose(2, 3))
     with pytest.raises(ArgumentError, match="ancestors"):
         triton.suffix_attention(query, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="contiguous"):
-        triton.follow_in_place(slots, torch.zeros(2, 3))
-    with pytest.raises(ArgumentError, match="widest"):
-        triton.follow_in_place(slots, torch.zeros(2, 4, dtype=torch.int64))

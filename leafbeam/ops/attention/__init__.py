@@ -1,5 +1,21 @@
-"""Attention of many beams over one prompt and their own few codes: `prefix_attention`, `suffix_attention`, `merge`.
+"""Attention of many beams over one shared prompt and over their own few codes.
 
-`reference` is plain torch (and what the model runs on a CPU), `triton` the kernels of a GPU; `reorder` moves suffix slots when
-beams find new parents, `ancestors` makes that unnecessary.
+The functions here are plain torch (`reference`); `triton` has `attend`, the same on a GPU in two launches.
 """
+
+from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:
+    from leafbeam.ops.attention.reference import (
+        causal_suffix_attention,
+        extend_ancestors,
+        merge,
+        prefix_attention,
+        suffix_attention,
+    )
+
+__all__ = ["causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
+
+__getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, ".reference"))

@@ -1,7 +1,7 @@
-"""Attention over a shared prompt and over each beam's own codes, in torch, and how the two become one.
+"""Attention over a shared prompt and over each beam's own codes, in plain torch; what models run on a CPU.
 
-One softmax over a prompt and a suffix is two, weighted by their summed exponentials: so the prompt's keys are read once for all
-beams of a request instead of once for each (xGR, section 5).
+One softmax over prompt and codes equals two, weighted by their summed exponentials, so the prompt's keys are read once for all
+beams of a request (xGR, section 5).
 
 Shapes: B requests, T tokens of a prompt or new codes of a beam, K beams, S codes of a beam so far, H query heads, G key heads,
 R query heads per key head (H = G x R), E values of a head.
@@ -10,7 +10,7 @@ R query heads per key head (H = G x R), E values of a head.
 import torch
 from torch import Tensor
 
-__all__ = ["causal_suffix_attention", "merge", "prefix_attention", "suffix_attention"]
+__all__ = ["causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
 
 
 def prefix_attention(
@@ -18,13 +18,12 @@ def prefix_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of all beams over their request's prompt -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
-    All queries of a request that share a key head, K x R of them, are one tile against keys that are read once. lengths_B: the
-    tokens of each prompt that count (at least 1), None: all. Cost: B x H x K x T floats for the time of the call.
+    The K x R queries that share a key head are one matrix, multiplied with keys that are read once. lengths_B: the tokens of
+    each prompt that count (at least 1), None: all. Cost: B x H x K x T floats of memory.
     """
     groups, size = key_BGET.shape[1:3]
     query_BGKRE = query_BKHE.unflatten(2, (groups, -1)).transpose(1, 2)
-    tile = query_BGKRE.flatten(2, 3)
-    scores = torch.matmul(tile * size**-0.5, key_BGET).float()
+    scores = torch.matmul(query_BGKRE.flatten(2, 3) * size**-0.5, key_BGET).float()
     if lengths_B is not None:
         padding_BT = torch.arange(key_BGET.shape[3], device=scores.device) >= lengths_B[:, None]
         scores.masked_fill_(padding_BT[:, None, None], -torch.inf)
@@ -42,14 +41,14 @@ def suffix_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention of each beam over its own few codes -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
-    ancestors_BKS: int64, in whose slot each code of each beam stands (see `ancestors`); None: in the beam's own.
+    ancestors_BKS: int64, the slot that holds each code of each beam (see `extend_ancestors`); None: the beam's own.
     """
     if ancestors_BKS is not None:
         at_BKS11 = ancestors_BKS[..., None, None].expand(*ancestors_BKS.shape, *key_BKSGE.shape[3:])
         key_BKSGE, value_BKSGE = key_BKSGE.gather(1, at_BKS11), value_BKSGE.gather(1, at_BKS11)
     groups, size = key_BKSGE.shape[3:]
     query_BKGRE = query_BKHE.unflatten(2, (groups, -1)) * size**-0.5
-    # So few keys a beam make matrix products of no size at all: multiplying and adding up is faster.
+    # With so few keys a beam, multiplying and summing is faster than matrix products.
     scores_BKSGR = (query_BKGRE[:, :, None] * key_BKSGE[..., None, :]).sum(-1).float()
     lse_BKGR = scores_BKSGR.logsumexp(2)
     weights_BKSGR = (scores_BKSGR - lse_BKGR[:, :, None]).exp_().to(value_BKSGE.dtype)
@@ -58,7 +57,7 @@ def suffix_attention(
 
 
 def causal_suffix_attention(query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention of a beam's last T codes over its S, each up to itself -> (B, K, T, H, E), log-sum-exps (B, K, T, H)."""
+    """Causal attention of a beam's last T codes over its S -> values (B, K, T, H, E), log-sum-exp (B, K, T, H)."""
     num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
     groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
     query_BKGNE = (query_BKTHE.unflatten(3, (groups, -1)) * size**-0.5).permute(0, 1, 3, 2, 4, 5).flatten(3, 4)
@@ -72,7 +71,22 @@ def causal_suffix_attention(query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE:
     return values.permute(0, 1, 3, 2, 4, 5).flatten(3, 4), lse_BKGTR.transpose(2, 3).flatten(3, 4)
 
 
-def merge(one_BKHE: Tensor, one_lse_BKH: Tensor, other_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:
-    """Attention over two sets of keys from attention over each: the parts weigh as much as their summed exponentials."""
-    share_BKH = torch.sigmoid(other_lse_BKH - one_lse_BKH)
-    return torch.lerp(one_BKHE, other_BKHE, share_BKH[..., None].to(one_BKHE.dtype))
+def merge(values_BKHE: Tensor, lse_BKH: Tensor, other_values_BKHE: Tensor, other_lse_BKH: Tensor) -> Tensor:
+    """Attention over two sets of keys from attention over each, weighted by their summed exponentials."""
+    share_BKH = torch.sigmoid(other_lse_BKH - lse_BKH)
+    return torch.lerp(values_BKHE, other_values_BKHE, share_BKH[..., None].to(values_BKHE.dtype))
+
+
+def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor) -> Tensor:
+    """ancestors[b, k] = ancestors[b, parents[b, k]] + [k], with no ancestors before the first code.
+
+    The table says which beam wrote each of a beam's codes, so that suffix slots never move. Cost: S + 1 numbers a beam.
+
+    >>> extend_ancestors(extend_ancestors(None, torch.tensor([[0, 0, 0]])), torch.tensor([[2, 0]]))[0].tolist()
+    [[2, 0], [0, 1]]
+    """
+    own_BK1 = torch.arange(parents_BK.shape[1], device=parents_BK.device).expand_as(parents_BK)[..., None]
+    if ancestors_BKS is None:
+        return own_BK1.contiguous()  # the kernels need it contiguous
+    before_BKS = ancestors_BKS.gather(1, parents_BK[..., None].expand(-1, -1, ancestors_BKS.shape[2]))
+    return torch.cat((before_BKS, own_BK1), 2)

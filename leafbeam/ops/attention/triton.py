@@ -1,61 +1,87 @@
-"""Attention on a GPU: the prompt's keys once for all beams, the beams' own codes, one merge; two launches for `attend`.
+"""Attention on a GPU: the prompt's keys are read once for all beams; `attend` takes two launches.
 
-Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), float32 alone, slowly.
+Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
 
 Shapes: B requests, K beams, T tokens of a prompt, S codes of a beam so far, H query heads, G key heads, R = H / G, E values of
-a head, Z stretches of a prompt, M = K x R.
+a head, Z splits of a prompt, M = K x R.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.attention.triton_kernels import follow_kernel, prefix_kernel, suffix_kernel
+from leafbeam.ops.attention.triton_kernels import prefix_kernel, suffix_kernel
 
-__all__ = ["Parts", "attend", "follow_in_place", "prefix_attention", "prefix_parts", "suffix_attention"]
+__all__ = ["attend", "prefix_attention", "suffix_attention"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """What each stretch of the prompt gives every query: values (Z, B, G, M, E) and log-sum-exp (Z, B, G, M), float32.
-
-    The lse of a stretch beyond a prompt's end is -inf, and its values are whatever was in memory.
-    """
+class _PrefixSplits(NamedTuple):
+    """Attention over each split of the prompt, float32; a split beyond the prompt's end has lse -inf and no values."""
 
     values_ZBGME: Tensor
     lse_ZBGM: Tensor
 
 
-def prefix_parts(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, stretches: int | None = None
-) -> Parts:
-    """One launch: every query against every stretch of its prompt.
+def attend(
+    query_BKHE: Tensor,
+    key_BGET: Tensor,
+    value_BGTE: Tensor,
+    lengths_B: Tensor,
+    suffix_key_BKSGE: Tensor,
+    suffix_value_BKSGE: Tensor,
+    ancestors_BKS: Tensor | None = None,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """One softmax over prompt and codes -> (B, K, H, E): `reference.merge` of the two attentions.
 
-    lengths_B: int64 on the device, tokens of each prompt that count, at least 1; no host looks at it. stretches: into how many
-    parts the T places of a prompt are cut, None: so many that a large GPU has work for all its processors.
+    lengths_B: int64 on the device, tokens of each prompt that count, at least 1; the host does not read it. Suffix slots may be
+    any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: into how many parts a
+    prompt is split, None: enough to occupy a large GPU.
     """
+    parts = _split_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
+    return _merge(query_BKHE, parts, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)[0]
+
+
+def prefix_attention(
+    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, splits: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Equals `ops.attention.reference.prefix_attention`: values (B, K, H, E), log-sum-exp (B, K, H)."""
+    return _merge(query_BKHE, _split_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B, splits), None, None, None)
+
+
+def suffix_attention(
+    query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Equals `ops.attention.reference.suffix_attention`: values (B, K, H, E), log-sum-exp (B, K, H)."""
+    return _merge(query_BKHE, None, key_BKSGE, value_BKSGE, ancestors_BKS)
+
+
+def _split_prefix(
+    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, splits: int | None
+) -> _PrefixSplits:
+    """The first launch: every query against every split of its prompt."""
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     requests, beams, heads, size = query_BKHE.shape
     groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
     rows = beams * heads // groups
     tile = max(16, min(64, triton.next_power_of_2(rows)))
     block = 64
-    if stretches is None:
-        programs = _parts_of(rows, tile) * requests * groups
-        stretches = max(1, min(_parts_of(tokens, 4 * block), _parts_of(264, programs), 16))
-    stretch = _parts_of(_parts_of(tokens, stretches), block) * block
-    stretches = _parts_of(tokens, stretch)
-    parts = Parts(
-        values_ZBGME=torch.empty(stretches, requests, groups, rows, size, device=query_BKHE.device),
-        lse_ZBGM=torch.empty(stretches, requests, groups, rows, device=query_BKHE.device),
+    programs = _cdiv(rows, tile) * requests * groups
+    wanted = splits or max(1, min(_cdiv(tokens, 4 * block), _cdiv(264, programs), 16))
+    split = _cdiv(_cdiv(tokens, wanted), block) * block
+    num_splits = _cdiv(tokens, split)
+    parts = _PrefixSplits(
+        values_ZBGME=torch.empty(num_splits, requests, groups, rows, size, device=query_BKHE.device),
+        lse_ZBGM=torch.empty(num_splits, requests, groups, rows, device=query_BKHE.device),
     )
-    prefix_kernel[(_parts_of(rows, tile), requests * groups, stretches)](
+    prefix_kernel[(_cdiv(rows, tile), requests * groups, num_splits)](
         query_BKHE,
         key_BGET,
         value_BGTE,
@@ -71,7 +97,7 @@ def prefix_parts(
         R=heads // groups,
         E=size,
         E_PADDED=max(16, triton.next_power_of_2(size)),
-        STRETCH=stretch,
+        SPLIT=split,
         ROWS=tile,
         TOKENS=block,
         num_warps=4,
@@ -80,65 +106,18 @@ def prefix_parts(
     return parts
 
 
-def attend(
-    query_BKHE: Tensor,
-    key_BGET: Tensor,
-    value_BGTE: Tensor,
-    lengths_B: Tensor,
-    suffix_key_BKSGE: Tensor,
-    suffix_value_BKSGE: Tensor,
-    ancestors_BKS: Tensor | None = None,
-    *,
-    stretches: int | None = None,
-) -> Tensor:
-    """Attention over prompt and suffix together (B, K, H, E): what `reference.merge` makes of the two, in two launches.
-
-    Suffix slots may be any view [B, at least K, S, G, E] whose last axis is contiguous, one for keys and values alike.
-    """
-    parts = prefix_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, stretches=stretches)
-    return _finish(query_BKHE, parts, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)[0]
-
-
-def prefix_attention(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, stretches: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """See `ops.attention.reference.prefix_attention`, which this equals: values (B, K, H, E), log-sum-exp (B, K, H)."""
-    parts = prefix_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, stretches=stretches)
-    return _finish(query_BKHE, parts, None, None, None)
-
-
-def suffix_attention(
-    query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """See `ops.attention.reference.suffix_attention`, which this equals: values (B, K, H, E), log-sum-exp (B, K, H)."""
-    return _finish(query_BKHE, None, key_BKSGE, value_BKSGE, ancestors_BKS)
-
-
-def follow_in_place(slots_BKX: Tensor, parents_BK: Tensor) -> None:
-    """`reorder.two_passes` in one launch, without a look at the parents: they must be ascending (`reorder.by_parent`).
-
-    slots_BKX: contiguous behind [B, at least K]. Cost: each slot that changes is read and written once, one after the other
-    within a request; K of them take as long as K reads that wait for each other.
-    """
-    if not slots_BKX.is_contiguous() or not parents_BK.is_contiguous() or parents_BK.dtype != torch.int64:
-        raise ArgumentError("follow_in_place needs contiguous slots and contiguous int64 parents")
-    if parents_BK.shape[1] > slots_BKX.shape[1]:
-        raise ArgumentError(f"{parents_BK.shape[1]} beams and {slots_BKX.shape[1]} slots: make room for the widest round")
-    width = slots_BKX[0, 0].numel()
-    follow_kernel[(len(slots_BKX), _parts_of(width, 1024))](
-        slots_BKX, parents_BK, *slots_BKX.stride()[:2], slots_BKX.shape[1], parents_BK.shape[1], width, BLOCK=1024
-    )
-
-
-def _parts_of(number: int, size: int) -> int:
-    """How many parts of a size hold so many."""
+def _cdiv(number: int, size: int) -> int:
     return -(-number // size)
 
 
-def _finish(
-    query_BKHE: Tensor, parts: Parts | None, key_BKSGE: Tensor | None, value_BKSGE: Tensor | None, ancestors_BKS: Tensor | None
+def _merge(
+    query_BKHE: Tensor,
+    parts: _PrefixSplits | None,
+    key_BKSGE: Tensor | None,
+    value_BKSGE: Tensor | None,
+    ancestors_BKS: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The second launch: suffix slots and the prompt's stretches, merged."""
+    """The second launch: attention over the suffix slots, merged with the prompt's splits."""
     requests, beams, heads, size = query_BKHE.shape
     codes, groups, strides = 0, 0, (0, 0, 0, 0)
     if key_BKSGE is not None and value_BKSGE is not None:
@@ -162,7 +141,7 @@ def _finish(
         beams,
         size**-0.5,
         CODES=codes,
-        STRETCHES=0 if parts is None else len(parts.lse_ZBGM),
+        SPLITS=0 if parts is None else len(parts.lse_ZBGM),
         GROUPS=groups,
         R=heads // groups,
         R_PADDED=triton.next_power_of_2(heads // groups),
@@ -205,12 +184,10 @@ def _check_suffix(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, an
         )
     if key_BKSGE.stride() != value_BKSGE.stride() or key_BKSGE.stride(-1) != 1 or query_BKHE.stride(-1) != 1:
         raise ArgumentError("suffix keys and values need equal strides, and every last axis to be contiguous")
+    expected = requests, beams, codes
     if ancestors_BKS is not None and (
-        ancestors_BKS.shape != (requests, beams, codes)
-        or ancestors_BKS.dtype != torch.int64
-        or not ancestors_BKS.is_contiguous()
+        ancestors_BKS.shape != expected or ancestors_BKS.dtype != torch.int64 or not ancestors_BKS.is_contiguous()
     ):
         raise ArgumentError(
-            f"ancestors are {ancestors_BKS.dtype} {tuple(ancestors_BKS.shape)}: "
-            f"expected contiguous int64 {(requests, beams, codes)}"
+            f"ancestors are {ancestors_BKS.dtype} {tuple(ancestors_BKS.shape)}: expected contiguous int64 {expected}"
         )

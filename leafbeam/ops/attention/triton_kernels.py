@@ -1,15 +1,9 @@
-"""Attention of many beams over a shared prompt and over their own codes, in Triton.
+"""Triton kernels for attention of many beams over a shared prompt and over their own codes.
 
-    prefix_kernel  one program for a tile of the K x R queries that share a key head, and a stretch of the prompt: its keys are
-                   read once for the whole tile; leaves values and log-sum-exp of the stretch
-    suffix_kernel  one program for a beam and key head: its few codes (found through the table of ancestors), then the stretches
-                   of the prompt, merged by their log-sum-exps
-    follow_kernel  one program for a request and a part of every slot: the two passes of `reorder.two_passes`
-
-How long each prompt is, is read on the device. Exponentials are of base 2, which is what the hardware has.
+Prompt lengths are read on the device. Exponentials use base 2, the hardware's.
 
 Shapes: B requests, K beams, T tokens of a prompt, S codes of a beam so far, H query heads, G key heads, R = H / G, E values of
-a head, Z stretches, M = K x R.
+a head, Z splits of a prompt, M = K x R.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -19,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["follow_kernel", "prefix_kernel", "suffix_kernel"]
+__all__ = ["prefix_kernel", "suffix_kernel"]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
@@ -48,15 +42,19 @@ def prefix_kernel(
     R: tl.constexpr,
     E: tl.constexpr,
     E_PADDED: tl.constexpr,
-    STRETCH: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Program (i, b x G + g, z): rows i x ROWS and following of request b and key head g, stretch z of the prompt."""
+    """t = tokens z x SPLIT to min((z + 1) x SPLIT, length[b]); scores = query[b, m, g] @ key[b, g, :, t] x scale
+    values[z, b, g, m], lse[z, b, g, m] = softmax(scores) @ value[b, g, t], logsumexp(scores)
+
+    Program (i, b x G + g, z): rows m = i x ROWS and following. A split beyond the prompt's end has lse -inf and no values.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     request = (tl.program_id(1) // GROUPS).to(tl.int64)
     group = (tl.program_id(1) % GROUPS).to(tl.int64)
-    first = tl.program_id(2) * STRETCH
+    first = tl.program_id(2) * SPLIT
     length = tl.load(lengths_B + request)
     out = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * num_rows + row
     if first >= length:
@@ -69,7 +67,7 @@ def prefix_kernel(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     values = tl.zeros([ROWS, E_PADDED], tl.float32)
-    for start in range(0, STRETCH, TOKENS):
+    for start in range(0, SPLIT, TOKENS):
         token = first + start + tl.arange(0, TOKENS).to(tl.int64)
         inside = token < length
         key = tl.load(
@@ -79,7 +77,7 @@ def prefix_kernel(
         )
         score = tl.dot(query, key, input_precision="ieee") * (scale * _LOG2_E)
         score = tl.where(inside[None, :], score, float("-inf"))
-        highest = tl.maximum(top, tl.max(score, 1))  # the first token of a stretch counts, so this is a number
+        highest = tl.maximum(top, tl.max(score, 1))  # finite: the first token of the split counts
         weight = tl.exp2(score - highest[:, None])
         shrink = tl.exp2(top - highest)
         value = tl.load(
@@ -98,7 +96,7 @@ def prefix_kernel(
 
 @triton.jit
 def _merged(values, lse, other_values, other_lse):
-    """Two parts of a softmax as one; a part of nothing (lse = -inf) weighs nothing, whatever its values are."""
+    """merge(values, lse, other_values, other_lse), logaddexp(lse, other_lse); a part with lse -inf is ignored, even NaN."""
     highest = tl.maximum(lse, other_lse)
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     weight, other_weight = tl.exp(lse - shift), tl.exp(other_lse - shift)
@@ -130,7 +128,7 @@ def suffix_kernel(
     beams,
     scale,
     CODES: tl.constexpr,
-    STRETCHES: tl.constexpr,
+    SPLITS: tl.constexpr,
     GROUPS: tl.constexpr,
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
@@ -138,7 +136,11 @@ def suffix_kernel(
     E_PADDED: tl.constexpr,
     TABLE: tl.constexpr,
 ):
-    """Program (b x K + k, g): the R heads of beam k of request b that share key head g. CODES or STRETCHES may be 0."""
+    """owner[s] = ancestors[b, k, s] if TABLE else k; scores[s] = query[b, k, g] . key[b, owner[s], s, g] x scale
+    out[b, k, g], out_lse[b, k, g] = attention over these codes, merged with every split of the prompt
+
+    Program (b x K + k, g): the R query heads of key head g. CODES or SPLITS may be 0.
+    """
     request = (tl.program_id(0) // beams).to(tl.int64)
     beam = (tl.program_id(0) % beams).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
@@ -158,30 +160,12 @@ def suffix_kernel(
         value = tl.load(value_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
         score = tl.sum(query * key[None, :], 1) * scale
         values, lse = _merged(values, lse, tl.zeros([R_PADDED, E_PADDED], tl.float32) + value[None, :], score)
-    for stretch in tl.static_range(STRETCHES):
-        row = ((stretch * (tl.num_programs(0) // beams) + request) * GROUPS + group) * beams * R + beam * R + r
+    for split in tl.static_range(SPLITS):
+        row = ((split * (tl.num_programs(0) // beams) + request) * GROUPS + group) * beams * R + beam * R + r
         part = tl.load(lse_ZBGM + row, mask=r < R, other=float("-inf"))
-        there = inside & (part > float("-inf"))[:, None]  # of a stretch beyond the prompt nothing was written
-        values, lse = _merged(values, lse, tl.load(values_ZBGME + row[:, None] * E + e[None, :], mask=there, other=0.0), part)
+        written = inside & (part > float("-inf"))[:, None]  # a split beyond the prompt's end has no values
+        split_values = tl.load(values_ZBGME + row[:, None] * E + e[None, :], mask=written, other=0.0)
+        values, lse = _merged(values, lse, split_values, part)
     head = (request * beams + beam) * GROUPS * R + group * R + r
     tl.store(out_BKHE + head[:, None] * E + e[None, :], values, mask=inside)
     tl.store(out_lse_BKH + head, lse, mask=r < R)
-
-
-@triton.jit
-def follow_kernel(slots_BKX, parents_BK, stride_b, stride_k, slots, beams, width, BLOCK: tl.constexpr):
-    """Program (b, i): part i of every slot of request b, one slot after the other. Right for ascending parents."""
-    request = tl.program_id(0).to(tl.int64)
-    x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    base = slots_BKX + request * stride_b + x
-    slot = tl.program_id(0) * 0
-    while slot < beams:
-        parent = tl.load(parents_BK + request * beams + slot)
-        if parent > slot:
-            tl.store(base + slot * stride_k, tl.load(base + parent * stride_k, mask=x < width), mask=x < width)
-        slot += 1
-    while slot > 0:
-        slot -= 1
-        parent = tl.load(parents_BK + request * beams + slot)
-        if parent < slot:
-            tl.store(base + slot * stride_k, tl.load(base + parent * stride_k, mask=x < width), mask=x < width)

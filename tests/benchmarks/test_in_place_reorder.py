@@ -1,0 +1,76 @@
+"""xGR's in-place reordering of suffix slots: right for ascending parents, refused for others."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.peers.in_place_reorder import by_parent, directions, follow_in_place, follow_on_device, two_passes
+from leafbeam.errors import ArgumentError
+
+
+def naive(slots: Tensor, parents: Tensor) -> None:
+    """One pass from the first slot on."""
+    for slot, parent in enumerate(parents[0].tolist()):
+        slots[0, slot] = slots[0, parent]
+
+
+def maps(seed: int, beams: int, ascending: bool) -> Tensor:
+    parents = torch.randint(0, beams, (1, beams), generator=torch.Generator().manual_seed(seed))
+    return parents.gather(1, by_parent(parents)) if ascending else parents
+
+
+def test_two_passes_are_right_for_ascending_parents_and_one_pass_is_not() -> None:
+    wrong = 0
+    for seed in range(300):
+        beams = 2 + seed % 30
+        parents, slots = maps(seed, beams, ascending=True), torch.arange(float(beams))[None, :, None].clone()
+        expected, one_pass = slots[:, parents[0]], slots.clone()
+        naive(one_pass, parents)
+        wrong += not torch.equal(one_pass, expected)
+        follow_in_place(slots, parents)
+        assert torch.equal(slots, expected)
+    assert wrong > 150
+
+
+def test_two_passes_destroy_slots_when_parents_are_not_ascending_and_the_guard_refuses_them() -> None:
+    wrong = 0
+    for seed in range(100):
+        parents, slots = maps(seed, 70, ascending=False), torch.arange(70.0)[None, :, None].clone()
+        expected = slots[:, parents[0]]
+        with pytest.raises(ArgumentError, match="ascending"):
+            follow_in_place(slots.clone(), parents)
+        two_passes(slots, parents)
+        wrong += not torch.equal(slots, expected)
+    assert wrong >= 99
+
+
+def test_fewer_beams_leave_the_other_slots_alone_and_more_than_slots_are_refused() -> None:
+    slots = torch.arange(5.0)[None, :, None].clone()
+    follow_in_place(slots, torch.tensor([[1, 4]]))
+    assert slots.flatten().tolist() == [1, 4, 2, 3, 4]
+    assert directions(torch.tensor([[1, 1, 0]])).tolist() == [[1, 0, -1]]
+    with pytest.raises(ArgumentError, match="widest round"):
+        follow_in_place(slots, torch.zeros(1, 6, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="0 to 4"):
+        follow_in_place(slots, torch.tensor([[0, 5]]))
+    with pytest.raises(ArgumentError, match="0 to 4"):
+        follow_in_place(slots, torch.tensor([[-1, 0]]))
+    follow_in_place(slots, torch.zeros(1, 0, dtype=torch.int64))
+
+
+def test_the_kernel_follows_as_the_two_passes_do() -> None:
+    for seed in range(3):
+        parents = torch.cat([maps(seed, 7, ascending=True), maps(seed + 50, 7, ascending=True)])
+        slots = torch.randn(2, 9, 3, 5, generator=torch.Generator().manual_seed(seed))
+        expected = slots.clone()
+        two_passes(expected, parents)
+        follow_on_device(slots, parents)
+        assert torch.equal(slots, expected)
+
+
+def test_the_kernel_refuses_slots_and_parents_that_do_not_fit() -> None:
+    slots = torch.zeros(2, 3, 2, 2, 16)
+    with pytest.raises(ArgumentError, match="contiguous"):
+        follow_on_device(slots, torch.zeros(2, 3))
+    with pytest.raises(ArgumentError, match="widest"):
+        follow_on_device(slots, torch.zeros(2, 4, dtype=torch.int64))
