@@ -25,7 +25,7 @@ def make_shop(
     if existing and not force:
         raise DataError(f"{existing[0]} exists: choose another --out, or pass --force to replace it")
     require("`leafbeam make-shop`", "pyarrow")
-    from leafbeam.datasets.shop import make_shop as generate
+    from leafbeam.datasets import make_shop as generate
     from leafbeam.demo.rules import write_rules
 
     console = stdout()
@@ -63,6 +63,6 @@ def demo(
         *("duckdb", "fastapi", "prometheus_client", "pyarrow", "scipy", "sklearn", "torch", "uvicorn"),
         extra="train,serve",
     )
-    from leafbeam.demo.demo import Demo
+    from leafbeam.demo import Demo
 
     Demo(data=data, minutes=minutes, runs=runs, num_items=items, num_users=users, seed=seed, console=stdout()).run()

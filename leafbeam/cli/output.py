@@ -7,7 +7,7 @@ from rich.text import Text
 
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
-from leafbeam.demo.showcase import facts_of, title_of
+from leafbeam.demo.display import item_facts, item_title
 from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie
@@ -47,7 +47,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     table.add_column("score", justify="right")
     rows = engine.catalog.lookup(result.item_ids).to_pylist()
     for rank, (row, sid, score) in enumerate(zip(rows, result.sids, result.scores, strict=True), 1):
-        title = Text.assemble(title_of(row), "\n", (facts_of(row), "dim"))
+        title = Text.assemble(item_title(row), "\n", (item_facts(row), "dim"))
         table.add_row(str(rank), str(row["item_id"]), title, " ".join(map(str, sid)), f"{score:.2f}")
     console.print(table)
     if result.num_valid < request.num_items:

@@ -1,4 +1,4 @@
-"""What the demo's shop sells: departments with their brands, categories with the words that titles are made of."""
+"""The synthetic shop's assortment: departments with brands, categories with the words of titles."""
 
 import tomllib
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ __all__ = ["Category", "Department", "read_assortment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:
-    """One shelf: the words of its titles, what a noun costs, and which shelves people go to from here.
+    """A category: the words of its titles, typical prices of its nouns, and the categories that users visit next.
 
-    sizes: smallest first; a larger size costs more. then: other categories, the most usual next stop first.
+    sizes: ascending in size and price. next_categories: other categories, the most frequent next one first.
     """
 
     name: str
@@ -20,12 +20,12 @@ class Category:
     lines: tuple[str, ...]
     finishes: tuple[str, ...]
     sizes: tuple[str, ...]
-    then: tuple[str, ...]
+    next_categories: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Department:
-    """Shelves that share their brands, the best known brand first."""
+    """Categories that share their brands, the best-known brand first."""
 
     name: str
     brands: tuple[str, ...]
@@ -33,7 +33,7 @@ class Department:
 
 
 def read_assortment() -> tuple[Department, ...]:
-    """The departments of `assortment.toml`, which comes with the package."""
+    """The departments of the package's `assortment.toml`."""
     text = files("leafbeam.datasets").joinpath("assortment.toml").read_text(encoding="utf-8")
     return tuple(
         Department(
@@ -41,15 +41,15 @@ def read_assortment() -> tuple[Department, ...]:
             brands=tuple(department["brands"]),
             categories=tuple(
                 Category(
-                    name=shelf["name"],
-                    nouns=tuple(shelf["nouns"]),
-                    prices=tuple(float(price) for price in shelf["nouns"].values()),
-                    lines=tuple(shelf["lines"]),
-                    finishes=tuple(shelf["finishes"]),
-                    sizes=tuple(shelf["sizes"]),
-                    then=tuple(shelf["then"]),
+                    name=category["name"],
+                    nouns=tuple(category["nouns"]),
+                    prices=tuple(float(price) for price in category["nouns"].values()),
+                    lines=tuple(category["lines"]),
+                    finishes=tuple(category["finishes"]),
+                    sizes=tuple(category["sizes"]),
+                    next_categories=tuple(category["next_categories"]),
                 )
-                for shelf in department["categories"]
+                for category in department["categories"]
             ),
         )
         for department in tomllib.loads(text)["departments"]

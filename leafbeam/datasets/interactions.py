@@ -1,11 +1,10 @@
-"""What the customers of the demo's shop do: visits in which one thing leads to another.
+"""Interactions of the synthetic shop: a simulation of users who move between related categories.
 
-After an item, a customer goes on to what is used with it, compares it with others of its kind, returns to a favourite
-shelf, or follows the crowd. On the shelf, brand loyalty and purse narrow the choice, and within what is left the
-better-selling item wins (Zipf). So what follows what can be learnt from categories, brands and price bands, but never
-with certainty.
+After each item a user goes to a related category, compares items of the same category, returns to a favourite category, or
+picks from the whole shop. Brand loyalty and price tier narrow the choice; among the rest items are drawn by sales (Zipf).
+The next item can therefore be learnt from categories, brands and price tiers, but never with certainty.
 
-Shapes: N items, U customers, C categories, D departments.
+Shapes: N items, U users, E interactions, C categories, D departments, K keys.
 """
 
 from dataclasses import dataclass
@@ -14,60 +13,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.datasets.assortment import Department
-from leafbeam.datasets.goods import NUM_TIERS, Goods
+from leafbeam.datasets.items import NUM_TIERS, ShopItems
 
-__all__ = ["Visits", "make_visits"]
+__all__ = ["Interactions", "generate_interactions"]
 
-FOLLOW, COMPARE, RETURN = 0.58, 0.12, 0.24  # the rest follows the crowd
-THEN = np.array([0.66, 0.24, 0.10])
-FAVOURITES = np.array([0.5, 0.3, 0.2])
-TRIES = 12
+RELATED, SAME, FAVOURITE = 0.58, 0.12, 0.24  # shares of moves; the others pick from the whole shop
+NEXT_SHARES = np.array([0.66, 0.24, 0.10])
+FAVOURITE_SHARES = np.array([0.5, 0.3, 0.2])
+MAX_TRIES = 12
 SECONDS_A_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visits:
-    """One row for each item that a customer took, customer by customer, oldest first.
-
-    user_E, item_E: numbers. seconds_E: seconds before the end of today, so 0 is now and large is long ago.
-    """
+class Interactions:
+    """One row for each interaction, user by user, oldest first. seconds_E: before the end of today."""
 
     user_E: NDArray[np.int64]
     item_E: NDArray[np.int64]
     seconds_E: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Shelves:
-    """Items sorted by a key, so that the items of a key are a range and one search draws from it by sales."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedGroups:
+    """Items grouped by a key, to draw one of a group by weight with one binary search."""
 
-    order_N: NDArray[np.int64]
-    first_K1: NDArray[np.int64]
-    sales_N1: NDArray[np.float64]
+    items_N: NDArray[np.int64]
+    indptr_K1: NDArray[np.int64]
+    cumulative_weights_N1: NDArray[np.float64]
 
     @classmethod
-    def of(cls, key_N: NDArray[np.int64], num_keys: int, weight_N: NDArray[np.float64]) -> "Shelves":
-        order = np.argsort(key_N, kind="stable")
-        first = np.searchsorted(key_N[order], np.arange(num_keys + 1))
-        return cls(order, first, np.concatenate(([0.0], np.cumsum(weight_N[order]))))
+    def build(cls, key_N: NDArray[np.int64], num_keys: int, weight_N: NDArray[np.float64]) -> "WeightedGroups":
+        items = np.argsort(key_N, kind="stable")
+        return cls(
+            items_N=items,
+            indptr_K1=np.searchsorted(key_N[items], np.arange(num_keys + 1)),
+            cumulative_weights_N1=np.concatenate(([0.0], np.cumsum(weight_N[items]))),
+        )
 
-    def filled(self, key: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self.first_K1[key + 1] > self.first_K1[key]
+    def is_filled(self, key: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self.indptr_K1[key + 1] > self.indptr_K1[key]
 
     def draw(self, key: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """One item of each key, by sales; every key must be filled."""
-        first, last = self.first_K1[key], self.first_K1[key + 1] - 1
-        low, high = self.sales_N1[first], self.sales_N1[last + 1]
-        place = np.searchsorted(self.sales_N1, low + rng.random(len(key)) * (high - low), side="right") - 1
-        return self.order_N[np.clip(place, first, last)]
+        """One item of each group, by weight; no group may be empty."""
+        first, last = self.indptr_K1[key], self.indptr_K1[key + 1] - 1
+        low, high = self.cumulative_weights_N1[first], self.cumulative_weights_N1[last + 1]
+        drawn = np.searchsorted(self.cumulative_weights_N1, low + rng.random(len(key)) * (high - low), side="right") - 1
+        return self.items_N[np.clip(drawn, first, last)]
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Where customers look next, one entry for each that takes a step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """Where each moving user draws the next item from.
 
-    category, brand, tier: numbers. width: 0 a brand's goods of a price tier, 1 the tier, 2 the
-    category, 3 the whole shop.
+    width: 0 the brand's items of a price tier in the category, 1 the price tier, 2 the category, 3 the whole shop.
     """
 
     category: NDArray[np.int64]
@@ -76,66 +74,63 @@ class Ways:
     width: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The shop's shelves, from the narrowest to the whole shop, and which way people walk between them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSampler:
+    """Draws items by brand, tier, category or from the whole shop.
 
-    department_C: the department of a category. first_brand_D1: the first brand of a department. then_C3: where people
-    go next, the most usual first. turnover_C: how well a category sells.
+    next_C3: the categories that follow a category, the most frequent first. sales_C: total weight of a category.
+    groups: by `Moves.width`.
     """
 
     num_brands: int
     department_C: NDArray[np.int64]
-    first_brand_D1: NDArray[np.int64]
-    then_C3: NDArray[np.int64]
-    turnover_C: NDArray[np.float64]
-    shelves: tuple[Shelves, Shelves, Shelves, Shelves]
+    brand_indptr_D1: NDArray[np.int64]
+    next_C3: NDArray[np.int64]
+    sales_C: NDArray[np.float64]
+    groups: tuple[WeightedGroups, ...]
 
     @classmethod
-    def of(cls, assortment: tuple[Department, ...], goods: Goods) -> "Floor":
+    def build(cls, assortment: tuple[Department, ...], items: ShopItems) -> "ItemSampler":
         categories = [category for department in assortment for category in department.categories]
         names = [category.name for category in categories]
-        first_brand = np.cumsum([0] + [len(department.brands) for department in assortment])
-        num_brands, num_categories = int(first_brand[-1]), len(names)
-        tier = goods.category_N * NUM_TIERS + goods.tier_N
-        brand = (goods.category_N * num_brands + goods.brand_N) * NUM_TIERS + goods.tier_N
+        brand_indptr = np.cumsum([0] + [len(department.brands) for department in assortment])
+        num_brands, num_categories = int(brand_indptr[-1]), len(names)
+        num_keys = (num_categories * num_brands * NUM_TIERS, num_categories * NUM_TIERS, num_categories, 1)
+        keys = _keys(items.category_N, items.brand_N, items.tier_N, num_brands)
         return cls(
             num_brands=num_brands,
             department_C=np.repeat(np.arange(len(assortment)), [len(d.categories) for d in assortment]),
-            first_brand_D1=first_brand,
-            then_C3=np.array([[names.index(name) for name in category.then] for category in categories]),
-            turnover_C=np.bincount(goods.category_N, goods.weight_N, num_categories).astype(np.float64),
-            shelves=(
-                Shelves.of(brand, num_categories * num_brands * NUM_TIERS, goods.weight_N),
-                Shelves.of(tier, num_categories * NUM_TIERS, goods.weight_N),
-                Shelves.of(goods.category_N, num_categories, goods.weight_N),
-                Shelves.of(np.zeros_like(goods.category_N), 1, goods.weight_N),
-            ),
+            brand_indptr_D1=brand_indptr,
+            next_C3=np.array([[names.index(name) for name in category.next_categories] for category in categories]),
+            sales_C=np.bincount(items.category_N, items.weight_N, num_categories).astype(np.float64),
+            groups=tuple(WeightedGroups.build(key, num, items.weight_N) for key, num in zip(keys, num_keys, strict=True)),
         )
 
-    def draw(self, ways: Ways, rows: NDArray[np.intp], widest: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """An item for each of `rows`, from its shelf or one at least `widest` wide; an empty one yields to a wider."""
-        category, brand, tier = ways.category[rows], ways.brand[rows], ways.tier[rows]
-        keys = (
-            (category * self.num_brands + brand) * NUM_TIERS + tier,
-            category * NUM_TIERS + tier,
-            category,
-            np.zeros_like(category),
-        )
-        width = np.maximum(ways.width[rows], widest)
+    def draw(self, moves: Moves, rows: NDArray[np.intp], min_width: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """An item for each of `rows` of `moves`, from a group of at least `min_width`, wider where it is empty."""
+        keys = _keys(moves.category[rows], moves.brand[rows], moves.tier[rows], self.num_brands)
+        width = np.maximum(moves.width[rows], min_width)
         item = np.empty(len(rows), np.int64)
-        for level, (shelf, key) in enumerate(zip(self.shelves, keys, strict=True)):
+        for level, (group, key) in enumerate(zip(self.groups, keys, strict=True)):
             here = width == level
-            empty = here & ~shelf.filled(key)
+            empty = here & ~group.is_filled(key)
             width[empty] += 1
             here &= ~empty
-            item[here] = shelf.draw(key[here], rng)
+            item[here] = group.draw(key[here], rng)
         return item
 
 
-@dataclass(frozen=True, slots=True)
-class Customers:
-    """Who they are: favourite shelves, price tier, loyalty to brands, a favourite brand by department, appetite."""
+def _keys(
+    category: NDArray[np.int64], brand: NDArray[np.int64], tier: NDArray[np.int64], num_brands: int
+) -> tuple[NDArray[np.int64], ...]:
+    """The key of each width of `Moves`."""
+    by_brand = (category * num_brands + brand) * NUM_TIERS + tier
+    return by_brand, category * NUM_TIERS + tier, category, np.zeros_like(category)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """Favourite categories, price tier, brand loyalty, favourite brand of each department, and number of interactions."""
 
     favourite_U3: NDArray[np.int64]
     tier_U: NDArray[np.int64]
@@ -144,26 +139,20 @@ class Customers:
     length_U: NDArray[np.int64]
 
 
-def make_customers(assortment: tuple[Department, ...], floor: Floor, num_users: int, rng: np.random.Generator) -> Customers:
-    liking_UC = np.log(floor.turnover_C) + 1.5 * rng.gumbel(size=(num_users, len(floor.turnover_C)))
-    sizes = [len(department.brands) for department in assortment]
-    return Customers(
-        favourite_U3=np.argsort(-liking_UC, axis=1)[:, : len(FAVOURITES)],
-        tier_U=rng.choice(NUM_TIERS, num_users, p=[0.35, 0.4, 0.25]),
-        loyalty_U=rng.beta(7.0, 3.0, num_users),
-        brand_UD=np.stack(
-            [
-                first + np.minimum(rng.geometric(0.3, num_users) - 1, size - 1)
-                for first, size in zip(floor.first_brand_D1[:-1], sizes, strict=True)
-            ],
-            axis=1,
-        ),
-        length_U=np.clip(np.round(rng.lognormal(2.15, 0.5, num_users)), 5, 40).astype(np.int64),
+def generate_users(assortment: tuple[Department, ...], sampler: ItemSampler, num: int, rng: np.random.Generator) -> Users:
+    preference_UC = np.log(sampler.sales_C) + 1.5 * rng.gumbel(size=(num, len(sampler.sales_C)))
+    first_brands = zip(sampler.brand_indptr_D1[:-1], (len(department.brands) for department in assortment), strict=True)
+    return Users(
+        favourite_U3=np.argsort(-preference_UC, axis=1)[:, : len(FAVOURITE_SHARES)],
+        tier_U=rng.choice(NUM_TIERS, num, p=[0.35, 0.4, 0.25]),
+        loyalty_U=rng.beta(7.0, 3.0, num),
+        brand_UD=np.stack([first + np.minimum(rng.geometric(0.3, num) - 1, size - 1) for first, size in first_brands], axis=1),
+        length_U=np.clip(np.round(rng.lognormal(2.15, 0.5, num)), 5, 40).astype(np.int64),
     )
 
 
-def make_calendar(length_U: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Seconds ago of each step, oldest first: several items a visit, days between visits, the last not long ago."""
+def generate_times(length_U: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Seconds before today's end of each interaction, oldest first: sessions of several items, days apart."""
     shape = (len(length_U), int(length_U.max()))
     minutes, days = rng.exponential(600.0, shape), rng.exponential(9.0 * SECONDS_A_DAY, shape)
     gap_UT = np.where(rng.random(shape) < 0.55, minutes, days) + 1.0
@@ -173,60 +162,61 @@ def make_calendar(length_U: NDArray[np.int64], rng: np.random.Generator) -> NDAr
     return np.take_along_axis(newest_first_UT, np.maximum(step_UT, 0), axis=1)
 
 
-def choose_ways(
-    floor: Floor,
-    goods: Goods,
-    customers: Customers,
+def choose_moves(
+    sampler: ItemSampler,
+    items: ShopItems,
+    users: Users,
     user: NDArray[np.intp],
     last: NDArray[np.int64],
     rng: np.random.Generator,
-) -> Ways:
-    """Where each of `user` looks after the item `last` (-1: they have just come in)."""
+) -> Moves:
+    """The next move of each of `user` after the item `last` (-1: none yet)."""
     num = len(user)
-    mood, has_last = rng.random(num), last >= 0
-    follow = has_last & (mood < FOLLOW)
-    compare = has_last & ~follow & (mood < FOLLOW + COMPARE)
-    favour = ~follow & ~compare & (~has_last | (mood < FOLLOW + COMPARE + RETURN))
+    draw, has_last = rng.random(num), last >= 0
+    related = has_last & (draw < RELATED)
+    same = has_last & ~related & (draw < RELATED + SAME)
+    favourite = ~related & ~same & (~has_last | (draw < RELATED + SAME + FAVOURITE))
 
-    last_category = goods.category_N[last]
-    category = customers.favourite_U3[user, rng.choice(len(FAVOURITES), num, p=FAVOURITES)]
-    category = np.where(follow, floor.then_C3[last_category, rng.choice(len(THEN), num, p=THEN)], category)
-    category = np.where(compare, last_category, category)
-    department = floor.department_C[category]
-    stays = follow & (department == floor.department_C[last_category])
-    loyal = (follow | favour) & (rng.random(num) < customers.loyalty_U[user])
-    return Ways(
+    last_category = items.category_N[last]
+    category = users.favourite_U3[user, rng.choice(len(FAVOURITE_SHARES), num, p=FAVOURITE_SHARES)]
+    next_category = sampler.next_C3[last_category, rng.choice(len(NEXT_SHARES), num, p=NEXT_SHARES)]
+    category = np.where(related, next_category, category)
+    category = np.where(same, last_category, category)
+    department = sampler.department_C[category]
+    same_department = related & (department == sampler.department_C[last_category])
+    loyal = (related | favourite) & (rng.random(num) < users.loyalty_U[user])
+    return Moves(
         category=category,
-        brand=np.where(stays, goods.brand_N[last], customers.brand_UD[user, department]),
-        tier=np.where(rng.random(num) < 0.85, customers.tier_U[user], rng.integers(0, NUM_TIERS, num)),
-        width=np.where(~(follow | compare | favour), 3, np.where(loyal, 0, 1)),
+        brand=np.where(same_department, items.brand_N[last], users.brand_UD[user, department]),
+        tier=np.where(rng.random(num) < 0.85, users.tier_U[user], rng.integers(0, NUM_TIERS, num)),
+        width=np.where(~(related | same | favourite), 3, np.where(loyal, 0, 1)),
     )
 
 
-def make_visits(assortment: tuple[Department, ...], goods: Goods, num_users: int, rng: np.random.Generator) -> Visits:
-    """Walk `num_users` customers through the shop, all of them one step at a time; nobody takes an item twice.
+def generate_interactions(
+    assortment: tuple[Department, ...], items: ShopItems, num_users: int, rng: np.random.Generator
+) -> Interactions:
+    """Simulate `num_users` users, all of them one step at a time; no user takes an item twice, or before its first day.
 
-    A customer takes 5 to 40 items, fewer only where a tiny shop has nothing left for them. Nothing is taken before it
-    came.
+    A user takes 5 to 40 items, fewer only where a tiny shop has none left.
     """
-    floor = Floor.of(assortment, goods)
-    customers = make_customers(assortment, floor, num_users, rng)
-    seconds_UT = make_calendar(customers.length_U, rng)
-    there_N = (goods.age_N + 1) * SECONDS_A_DAY  # an item is there from the morning of its day
+    sampler = ItemSampler.build(assortment, items)
+    users = generate_users(assortment, sampler, num_users, rng)
+    seconds_UT = generate_times(users.length_U, rng)
+    available_N = (items.age_N + 1) * SECONDS_A_DAY  # an item is available from the morning of its first day
 
     taken_UT = np.full(seconds_UT.shape, -1)
     last_U = np.full(num_users, -1)
     for step in range(seconds_UT.shape[1]):
-        user = np.flatnonzero(step < customers.length_U)
-        ways = choose_ways(floor, goods, customers, user, last_U[user], rng)
-        waiting = np.arange(len(user))
-        for attempt in range(TRIES):
-            # Every third try that finds nothing new looks at a wider shelf: brand and tier, tier, category, whole shop.
-            item = floor.draw(ways, waiting, attempt // 3, rng)
-            who = user[waiting]
-            good = (there_N[item] >= seconds_UT[who, step]) & ~(taken_UT[who] == item[:, None]).any(axis=1)
-            taken_UT[who[good], step] = last_U[who[good]] = item[good]
-            waiting = waiting[~good]
+        user = np.flatnonzero(step < users.length_U)
+        moves = choose_moves(sampler, items, users, user, last_U[user], rng)
+        pending = np.arange(len(user))
+        for attempt in range(MAX_TRIES):
+            item = sampler.draw(moves, pending, attempt // 3, rng)  # wider groups after every third failed attempt
+            mover = user[pending]
+            valid = (available_N[item] >= seconds_UT[mover, step]) & ~(taken_UT[mover] == item[:, None]).any(axis=1)
+            taken_UT[mover[valid], step] = last_U[mover[valid]] = item[valid]
+            pending = pending[~valid]
 
     user, step = np.nonzero(taken_UT >= 0)
-    return Visits(user_E=user, item_E=taken_UT[user, step], seconds_E=seconds_UT[user, step])
+    return Interactions(user_E=user, item_E=taken_UT[user, step], seconds_E=seconds_UT[user, step])

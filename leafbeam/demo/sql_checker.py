@@ -1,7 +1,7 @@
-"""The referee: looks the answers up in the table of items, and never asks the index or the server."""
+"""Checks of answers in SQL on the user's own table of items, independent of index, filters and server."""
 
 # pyarrow and duckdb carry no types.
-# pyright: reportUnknownParameterType=false, reportOptionalMemberAccess=false
+# pyright: reportUnknownParameterType=false
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +13,7 @@ __all__ = ["SqlChecker"]
 
 
 class SqlChecker:
-    """The user's own table of items in a database of its own, and whether answers obey predicates there.
-
-    Think of it as somebody with a printed price list: filters, index and server may be wrong, this list is not theirs.
-    """
+    """A copy of the item table in an in-memory database, on which predicates are evaluated."""
 
     def __init__(self, items: pa.Table) -> None:
         self._connection = duckdb.connect(":memory:")
@@ -25,33 +22,31 @@ class SqlChecker:
         self._connection.unregister("source")
 
     def rows(self, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
-        """The rows of some items, in the order asked. KeyError where an item does not exist."""
+        """The rows of some items, in the given order. Raises KeyError where an item does not exist."""
         found = {row["item_id"]: row for row in self._select("TRUE", item_ids)}
         return [found[item_id] for item_id in item_ids]
 
-    def broken(self, predicates: Sequence[str], item_ids: Sequence[Any]) -> int:
-        """How many of the items break at least one predicate, or do not exist. Each is counted as often as it is named."""
-        every = " AND ".join(f"coalesce(({predicate}), FALSE)" for predicate in predicates) or "TRUE"
-        good = {row["item_id"] for row in self._select(every, item_ids)}
-        return sum(item_id not in good for item_id in item_ids)
+    def count_violations(self, predicates: Sequence[str], item_ids: Sequence[Any]) -> int:
+        """How many of the items (repeated ones counted each time) violate a predicate or do not exist; NULL violates."""
+        conjunction = " AND ".join(f"coalesce(({predicate}), FALSE)" for predicate in predicates) or "TRUE"
+        allowed = {row["item_id"] for row in self._select(conjunction, item_ids)}
+        return sum(item_id not in allowed for item_id in item_ids)
 
-    def allowed(self, predicates: Sequence[str]) -> int:
-        """How many items of the whole table obey all predicates."""
-        every = " AND ".join(f"({predicate})" for predicate in predicates) or "TRUE"
-        # DuckDB wants a result read to its end before the next question.
-        ((count,),) = self._connection.execute(f"SELECT count(*) FROM items WHERE {every}").fetchall()
+    def count_allowed(self, predicates: Sequence[str]) -> int:
+        """How many items of the table satisfy all predicates."""
+        conjunction = " AND ".join(f"({predicate})" for predicate in predicates) or "TRUE"
+        ((count,),) = self._connection.execute(f"SELECT count(*) FROM items WHERE {conjunction}").fetchall()
         return int(count)
 
     def set_stock(self, item_id: Any, stock: int) -> None:
-        """Note on the list what was changed in the shop."""
+        """Apply a change of the shop's stock to the copy."""
         self._connection.execute("UPDATE items SET stock = ? WHERE item_id = ?", [stock, item_id]).fetchall()
 
     def _select(self, predicate: str, item_ids: Sequence[Any]) -> list[dict[str, Any]]:
-        wanted = pa.table({"item_id": pa.array(list(dict.fromkeys(item_ids)))}) if item_ids else None
-        if wanted is None:
+        if not item_ids:
             return []
-        self._connection.register("wanted", wanted)
-        query = f"SELECT * FROM items WHERE ({predicate}) AND item_id IN (SELECT item_id FROM wanted)"
+        self._connection.register("requested", pa.table({"item_id": pa.array(list(dict.fromkeys(item_ids)))}))
+        query = f"SELECT * FROM items WHERE ({predicate}) AND item_id IN (SELECT item_id FROM requested)"
         rows = self._connection.sql(query).to_arrow_table().to_pylist()
-        self._connection.unregister("wanted")
+        self._connection.unregister("requested")
         return rows

@@ -1,4 +1,4 @@
-"""One customer at the running server: three answers, the referee's verdict, and a rule that changes meanwhile."""
+"""A tour of the running server: three answers for one user, checks in SQL, and a rule that changes meanwhile."""
 
 import time
 from collections.abc import Sequence
@@ -11,27 +11,33 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
+from leafbeam.demo.processes import Response, Server
 from leafbeam.demo.rules import Rule
-from leafbeam.demo.showcase import Shown, facts_of, side_by_side, title_of
 from leafbeam.demo.sql_checker import SqlChecker
-from leafbeam.demo.steps import Answer, Server
 from leafbeam.errors import DemoError
-from leafbeam.train import InteractionLog
+from leafbeam.train.interaction_log import InteractionLog
 
-__all__ = ["Visit"]
+__all__ = ["Tour"]
 
-NUM_SHOWN = 5
+NUM_ITEMS = 5
 MAX_HISTORY = 20
-MAX_DRAWN = 50
+MAX_CANDIDATES = 50
 RELOAD_SECONDS = 30.0
+BUG = "this is a bug in leafbeam, please report it"
+COLUMN_TITLES = {
+    "price": "price",
+    "stock": "stock",
+    "first_seen": "first day in the shop",
+    "first_review": "day of the first review",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
-    """Asks the server on behalf of customers of the log, and holds every answer against the table of items.
+class Tour:
+    """Requests recommendations for users of the log, and checks every answer against the table of items.
 
-    Every method shows what it does on the console, returns what it found for the report, and raises DemoError where an
-    answer breaks a rule.
+    Each method prints what it does and returns its figures for the report. Raises DemoError where an answer violates a rule.
     """
 
     log: InteractionLog
@@ -40,242 +46,213 @@ class Visit:
     run: Path
     console: Console
     seed: int
-    referee: SqlChecker = field(init=False)
-    customer: int = field(init=False)
+    checker: SqlChecker = field(init=False)
+    user: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "referee", SqlChecker(self.log.items))
+        object.__setattr__(self, "checker", SqlChecker(self.log.items))
         lengths_U = self.log.histories.lengths_U
-        regular = np.flatnonzero((lengths_U >= 6) & (lengths_U <= MAX_HISTORY))
-        chosen = regular if len(regular) else np.flatnonzero(lengths_U == lengths_U.max())
-        drawn = np.random.default_rng(self.seed).permutation(chosen)[:MAX_DRAWN].tolist()
-        concerned = (user for user in drawn if self._concerned(user))
-        object.__setattr__(self, "customer", next(concerned, drawn[0]))
+        candidates = np.flatnonzero((lengths_U >= 6) & (lengths_U <= MAX_HISTORY))
+        if not len(candidates):
+            candidates = np.flatnonzero(lengths_U == lengths_U.max())
+        drawn = np.random.default_rng(self.seed).permutation(candidates)[:MAX_CANDIDATES].tolist()
+        # A user whose unfiltered answer violates the first rules shows what the rules change.
+        affected = (user for user in drawn if self._violations(self.requests[1], self._recommend(user, ()).item_ids))
+        object.__setattr__(self, "user", next(affected, drawn[0]))
 
     @property
     def requests(self) -> list[tuple[Rule, ...]]:
-        """No rule at all; everything about price and stock; what is new. As far as the table of items can answer them."""
+        """The rules of each request: none; those on price and stock; those on age. Empty ones are left out."""
         new = tuple(rule for rule in self.rules if rule.name.startswith("new"))
         other = tuple(rule for rule in self.rules if rule not in new)
         return [(), *(rules for rules in (other, new) if rules)]
 
-    def show_customer(self) -> None:
-        """Who asks: the last few items that they took."""
-        history = self._history(self.customer)
+    def show_user(self) -> None:
+        """Print the user and the last items of the history."""
+        history = self._history(self.user)
+        name = (str(self.log.user_ids[self.user]), "bold")
         self.console.print()
-        self.console.print(
-            Text.assemble(
-                "Customer ",
-                (str(self.log.user_ids[self.customer]), "bold"),
-                f", drawn among those whom the rules concern, took {len(history)} items; the last of them:",
-            )
-        )
-        for row in self.referee.rows(history[-5:]):
-            self.console.print(Text.assemble("  • ", title_of(row), ("  " + facts_of(row), "dim")), no_wrap=True)
+        self.console.print(Text.assemble("User ", name, f", who took {len(history)} items; the last of them:"))
+        for row in self.checker.rows(history[-5:]):
+            self.console.print(Text.assemble("  • ", item_title(row), ("  " + item_facts(row), "dim")), no_wrap=True)
         missing = {"stock", "price"} - set(self.log.items.column_names)
         if missing:
-            self.console.print(f"The items have no {' and no '.join(sorted(missing))}: no rule is made of what is not there.")
+            self.console.print(f"The items have no {' and no '.join(sorted(missing))}: there is no rule on it.")
         self.console.print()
 
     def show_answers(self) -> list[dict[str, Any]]:
-        """The three tables, side by side, and the verdict on each."""
-        answers = [self._recommend(self.customer, rules) for rules in self.requests]
-        shown = [
-            self._shown(
-                rules, answer, note=f"{self.referee.allowed(_predicates(rules)):,} of {self.log.num_items:,} items allowed"
+        """Print the answers to all requests side by side, and check each."""
+        responses = [self._recommend(self.user, rules) for rules in self.requests]
+        lists = [
+            self._item_list(
+                rules, response, f"{self.checker.count_allowed(_predicates(rules)):,} of {self.log.num_items:,} items allowed"
             )
-            for rules, answer in zip(self.requests, answers, strict=True)
+            for rules, response in zip(self.requests, responses, strict=True)
         ]
-        side_by_side(self.console, shown)
-        meanings = {"price": "price", "stock": "how many are left", "first_seen": "first day in the shop"}
-        meanings["first_review"] = "day of the first review"
-        facts = [meaning for column, meaning in meanings.items() if column in self.log.items.column_names]
-        self.console.print(Text(f"Below each title: {' · '.join(facts)}", "dim"))
-        for rules, answer in zip(self.requests, answers, strict=True):
-            self._verdict(rules, answer)
-        return [self._found(rules, answer) for rules, answer in zip(self.requests, answers, strict=True)]
+        print_side_by_side(self.console, lists)
+        columns = [title for column, title in COLUMN_TITLES.items() if column in self.log.items.column_names]
+        self.console.print(Text(f"Below each title: {' · '.join(columns)}", "dim"))
+        for rules, response in zip(self.requests, responses, strict=True):
+            self._check(rules, response)
+        return [
+            {
+                "rules": [rule.name for rule in rules],
+                "item_ids": response.item_ids,
+                "index_version": response.index_version,
+                "milliseconds": response.milliseconds,
+                "timings_ms": response.body["timings_ms"],
+            }
+            for rules, response in zip(self.requests, responses, strict=True)
+        ]
 
-    def prove_on_a_crowd(self, size: int) -> dict[str, Any]:
-        """The same requests for many customers: how many answers break a rule, with the rule asked for and without."""
+    def check_users(self, count: int) -> dict[str, Any]:
+        """Repeat the requests for `count` users, and count violations with and without the rules in the request."""
         users = np.flatnonzero(self.log.histories.lengths_U >= 3)
-        users = np.random.default_rng(self.seed + 1).permutation(users)[:size]
-        found: dict[str, Any] = {"customers": len(users)}
-        plain = [item for user in users for item in item_ids(self._recommend(int(user), ()))]
+        users = np.random.default_rng(self.seed + 1).permutation(users)[:count].tolist()
+        figures: dict[str, Any] = {"users": len(users)}
+        unfiltered = [item for user in users for item in self._recommend(user, ()).item_ids]
         for rules in self.requests[1:]:
-            answers = [self._recommend(int(user), rules) for user in users]
-            items = [item for answer in answers for item in item_ids(answer)]
-            broken, would = self.referee.broken(_predicates(rules), items), self.referee.broken(_predicates(rules), plain)
-            milliseconds = float(np.median([answer.milliseconds for answer in answers]))
+            responses = [self._recommend(user, rules) for user in users]
+            items = [item for response in responses for item in response.item_ids]
+            broken, without_rule = self._violations(rules, items), self._violations(rules, unfiltered)
+            milliseconds = float(np.median([response.milliseconds for response in responses]))
             name = _name(rules)
             self.console.print(
                 Text.assemble(
                     ("✓ " if broken == 0 else "✗ ", "green" if broken == 0 else "bold red"),
-                    f"{len(users):,} others, “{name}”: {broken} of {len(items):,} items break it ",
-                    (f"(plainly: {would:,} of {len(plain):,}); median {milliseconds:.0f} ms over HTTP", "dim"),
+                    f"{len(users):,} users, “{name}”: {broken} of {len(items):,} items violate it ",
+                    (f"(without it: {without_rule:,} of {len(unfiltered):,}); median {milliseconds:.0f} ms over HTTP", "dim"),
                 ),
                 soft_wrap=True,
             )
-            found[name] = {"items": len(items), "broken": broken, "broken_without_rule": would, "median_ms": milliseconds}
+            figures[name] = {
+                "items": len(items),
+                "broken": broken,
+                "broken_without_rule": without_rule,
+                "median_ms": milliseconds,
+            }
             if broken:
-                raise DemoError(f"{broken} of {len(items):,} items break “{name}”: this is a bug in leafbeam, please report it")
-        return found
+                raise DemoError(f"{broken} of {len(items):,} items violate “{name}”: {BUG}")
+        return figures
 
-    def switch_a_rule(self) -> dict[str, Any]:
-        """Edit rules.toml (and sell out the best item, where there is stock), tell the server, ask again."""
-        rules = self.requests[1]
-        before = self._recommend(self.customer, rules)
-        shown = self._shown(rules, before, note="before", mark=len(self._stock_rules) > 0)
-        changed = self._new_rule()
-        wanted = (*self._stock_rules, changed)
-        early = self._ask(self.customer, wanted)
+    def change_a_rule(self) -> dict[str, Any]:
+        """Add a rule to rules.toml (and sell out the first item, if items have stock), reload, and request it."""
+        rules, new_rule = self.requests[1], self._new_rule()
+        stock_rules = tuple(rule for rule in self.rules if rule.name == "in_stock")
+        new_rules = (*stock_rules, new_rule)
+        before = self._recommend(self.user, rules)
+        list_before = self._item_list(rules, before, "before", marked=0 if stock_rules else None)
+        early = self._request(self.user, new_rules)
         if early.status == 200:
-            raise DemoError(f"the server knows the rule {changed.name!r} before it was written")
-        self.console.print(f"Before: the rule “{changed.title}” is asked for, and the server says {early.status}:")
-        self.console.print(Text(f"  {_message(early)}", "dim"), soft_wrap=True)
+            raise DemoError(f"the server knows the rule {new_rule.name!r} before it was written")
+        self.console.print(f"Before: the server answers a request with the rule “{new_rule.title}” with {early.status}:")
+        self.console.print(Text(f"  {early.message}", "dim"), soft_wrap=True)
 
-        rules_file = self.run / "rules.toml"
-        index_file = self.run / "index.leafbeam"
-        stamp = index_file.stat().st_mtime_ns
-        rules_file.write_text(
-            rules_file.read_text(encoding="utf-8") + f'{changed.name} = "{changed.predicate}"\n', encoding="utf-8"
-        )
-        self.console.print(Text.assemble("Edit:   rules.toml gets  ", (f'{changed.name} = "{changed.predicate}"', "cyan")))
-        sold = self._sell_out(before)
-        began = time.perf_counter()
+        index_file, line = self.run / "index.leafbeam", f'{new_rule.name} = "{new_rule.predicate}"'
+        modified = index_file.stat().st_mtime_ns
+        with (self.run / "rules.toml").open("a", encoding="utf-8") as rules_file:
+            rules_file.write(line + "\n")
+        self.console.print(Text.assemble("Edit:   rules.toml gets  ", (line, "cyan")))
+        sold_out = self._sell_out(before)
+        start = time.perf_counter()
         self.server.reload()
-        after = self._ask(self.customer, wanted)
-        while after.status != 200 and time.perf_counter() - began < RELOAD_SECONDS:
+        after = self._request(self.user, new_rules)
+        while after.status != 200 and time.perf_counter() - start < RELOAD_SECONDS:
             time.sleep(0.005)
-            after = self._ask(self.customer, wanted)
-        milliseconds = 1e3 * (time.perf_counter() - began)
+            after = self._request(self.user, new_rules)
+        milliseconds = 1e3 * (time.perf_counter() - start)
         if after.status != 200:
-            raise DemoError(f"the server does not know {changed.name!r} {RELOAD_SECONDS:.0f} s after SIGHUP: {_message(after)}")
-        unchanged = index_version(after) == index_version(before) and index_file.stat().st_mtime_ns == stamp
+            raise DemoError(f"the server does not know {new_rule.name!r} {RELOAD_SECONDS:.0f} s after SIGHUP: {after.message}")
         self.console.print(
             Text.assemble(
-                "SIGHUP: ",
+                "SIGHUP: the first answer with the new rule came after ",
                 (f"{milliseconds:.0f} ms", "bold green"),
-                f" later came the first answer under the new rule; the index is still {index_version(after)}",
+                f"; the index is still {after.index_version}",
             )
         )
-        if not unchanged:
-            raise DemoError("the index changed although only a rule did: this is a bug in leafbeam, please report it")
+        if after.index_version != before.index_version or index_file.stat().st_mtime_ns != modified:
+            raise DemoError(f"the index changed although only a rule did: {BUG}")
         self.console.print()
-        again = self._recommend(self.customer, rules)
-        # Without stock nothing could sell out, and the answer under the old rules is what it was.
-        same = [] if sold is None else [self._shown(rules, again, note="after")]
-        side_by_side(self.console, [shown, *same, self._shown(wanted, after, note="a new rule")])
-        self._verdict(rules, again)
-        self._verdict(wanted, after)
+        again = self._recommend(self.user, rules)
+        # Without stock nothing sold out, and the answer under the old rules is unchanged.
+        same_rules = [] if sold_out is None else [self._item_list(rules, again, "after")]
+        print_side_by_side(self.console, [list_before, *same_rules, self._item_list(new_rules, after, "a new rule")])
+        self._check(rules, again)
+        self._check(new_rules, after)
         return {
-            "rule": changed.name,
-            "predicate": changed.predicate,
+            "rule": new_rule.name,
+            "predicate": new_rule.predicate,
             "status_before": early.status,
-            "sold_out": sold,
+            "sold_out": sold_out,
             "milliseconds": milliseconds,
-            "index_version": index_version(after),
-            "answer": item_ids(after),
+            "index_version": after.index_version,
+            "answer": after.item_ids,
         }
 
-    @property
-    def _stock_rules(self) -> tuple[Rule, ...]:
-        return tuple(rule for rule in self.rules if rule.name == "in_stock")
-
     def _new_rule(self) -> Rule:
-        """A lower price where there are prices, else whatever was not there from the start."""
+        """A lower price if items have prices, else the negation of the last rule."""
         price = next((rule for rule in self.rules if rule.name == "under_20"), None)
         if price is None:
             return Rule(name="not_new", predicate=f"NOT ({self.rules[-1].predicate})", title="not new")
         return Rule(name="under_10", predicate=price.predicate.replace("20", "10"), title="under 10")
 
-    def _sell_out(self, before: Answer) -> str | int | None:
-        """Set the stock of the first item to 0 in the catalog's database, where there is such a column."""
-        items = item_ids(before)
-        if "stock" not in self.log.items.column_names or not items:
+    def _sell_out(self, response: Response) -> str | int | None:
+        """Set the stock of the first item to 0 in the catalog's database, if there is such a column."""
+        if "stock" not in self.log.items.column_names or not response.item_ids:
             return None
+        item = response.item_ids[0]
         with duckdb.connect(str(self.run / "catalog.duckdb")) as catalog:
-            catalog.execute("UPDATE items SET stock = 0 WHERE item_id = ?", [items[0]]).fetchall()
-        self.referee.set_stock(items[0], 0)
-        self.console.print(
-            Text.assemble("        catalog.duckdb: ", (title_of(self.referee.rows(items[:1])[0]), "green"), " sells out")
-        )
-        return items[0]
-
-    def _concerned(self, user: int) -> bool:
-        """Whether the plain answer breaks the first rules, so that they make a difference."""
-        return self.referee.broken(_predicates(self.requests[1]), item_ids(self._recommend(user, ()))) > 0
+            catalog.execute("UPDATE items SET stock = 0 WHERE item_id = ?", [item]).fetchall()
+        self.checker.set_stock(item, 0)
+        title = item_title(self.checker.rows([item])[0])
+        self.console.print(Text.assemble("        catalog.duckdb: ", (title, "green"), " sells out"))
+        return item
 
     def _history(self, user: int) -> list[Any]:
         return self.log.item_ids[self.log.histories[user]][-MAX_HISTORY:].tolist()
 
-    def _ask(self, user: int, rules: Sequence[Rule]) -> Answer:
+    def _request(self, user: int, rules: Sequence[Rule]) -> Response:
         history = self._history(user)
-        request = {
+        body = {
             "history": history,
-            "num_items": NUM_SHOWN,
+            "num_items": NUM_ITEMS,
             "rules": [rule.name for rule in rules],
             "deny_item_ids": sorted(set(history)),
         }
-        return self.server.ask("/v1/recommend", request)
+        return self.server.request("/v1/recommend", body)
 
-    def _recommend(self, user: int, rules: Sequence[Rule]) -> Answer:
-        answer = self._ask(user, rules)
-        if answer.status != 200:
-            raise DemoError(f"the server answered {answer.status}: {_message(answer)}; its log is {self.server.log}")
-        return answer
+    def _recommend(self, user: int, rules: Sequence[Rule]) -> Response:
+        response = self._request(user, rules)
+        if response.status != 200:
+            raise DemoError(f"the server answered {response.status}: {response.message}; its log is {self.server.log}")
+        return response
 
-    def _shown(self, rules: Sequence[Rule], answer: Answer, *, note: str, mark: bool = False) -> Shown:
-        items = item_ids(answer)
-        rows = zip(items, self.referee.rows(items), strict=True)
-        return Shown(
-            heading=_name(rules),
-            note=note,
-            items=[(title_of(row), facts_of(row), mark and item == items[0]) for item, row in rows],
-        )
+    def _violations(self, rules: Sequence[Rule], item_ids: Sequence[Any]) -> int:
+        return self.checker.count_violations(_predicates(rules), item_ids)
 
-    def _verdict(self, rules: Sequence[Rule], answer: Answer) -> None:
-        items = item_ids(answer)
+    def _item_list(self, rules: Sequence[Rule], response: Response, note: str, *, marked: int | None = None) -> ItemList:
+        return ItemList(heading=_name(rules), note=note, rows=self.checker.rows(response.item_ids), marked=marked)
+
+    def _check(self, rules: Sequence[Rule], response: Response) -> None:
+        """Print whether an answer obeys its rules; DemoError if it does not."""
+        items = response.item_ids
         if not rules:
-            every = [rule for request in self.requests for rule in request]
-            notes = [f"{self.referee.broken([rule.predicate], items)} would break “{rule.title}”" for rule in every]
-            self.console.print(Text(f"• no rules: of {len(items)} items {', '.join(notes)}"), soft_wrap=True)
+            counts = [
+                f"{self._violations([rule], items)} violate “{rule.title}”" for request in self.requests for rule in request
+            ]
+            self.console.print(Text(f"• no rules: of {len(items)} items {', '.join(counts)}"), soft_wrap=True)
             return
-        broken = self.referee.broken(_predicates(rules), items)
-        if broken:
-            raise DemoError(
-                f"{broken} of {len(items)} items break “{_name(rules)}”: this is a bug in leafbeam, please report it"
-            )
+        if broken := self._violations(rules, items):
+            raise DemoError(f"{broken} of {len(items)} items violate “{_name(rules)}”: {BUG}")
         self.console.print(
             Text.assemble(
                 ("✓ ", "green"),
                 f"{_name(rules)}: all {len(items)} obey ",
                 (" AND ".join(_predicates(rules)), "cyan"),
-                (f"  ({answer.milliseconds:.0f} ms)", "dim"),
+                (f"  ({response.milliseconds:.0f} ms)", "dim"),
             ),
             soft_wrap=True,
         )
-
-    def _found(self, rules: Sequence[Rule], answer: Answer) -> dict[str, Any]:
-        return {
-            "rules": [rule.name for rule in rules],
-            "item_ids": item_ids(answer),
-            "index_version": index_version(answer),
-            "milliseconds": answer.milliseconds,
-            "timings_ms": answer.body["timings_ms"],
-        }
-
-
-def item_ids(answer: Answer) -> list[Any]:
-    return answer.body["item_ids"]
-
-
-def index_version(answer: Answer) -> str:
-    return str(answer.body["index_version"])
-
-
-def _message(answer: Answer) -> str:
-    error = answer.body.get("error")
-    return str(error["message"] if isinstance(error, dict) else answer.body)
 
 
 def _predicates(rules: Sequence[Rule]) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.papers.learning import LearningRun, as_dict, data_sets, kept_lea
 from benchmarks.papers.static_table_3 import paper_of
 from benchmarks.papers.tiger_table_1 import published
 from benchmarks.studies.cold_study import METHODS
-from leafbeam.datasets.shop import make_shop
+from leafbeam.datasets import make_shop
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Budget, RankingMetrics
 

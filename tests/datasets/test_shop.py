@@ -1,12 +1,13 @@
-"""The demo's shop: what a learner can find in it, and what it promises about its attributes."""
+"""The synthetic shop: learnable interactions, and the promised distributions of its attributes."""
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 from numpy.typing import NDArray
 
+from leafbeam.datasets import Shop, make_shop
 from leafbeam.datasets.assortment import read_assortment
-from leafbeam.datasets.shop import TODAY, Shop, make_shop
+from leafbeam.datasets.shop import TODAY
 from leafbeam.errors import ArgumentError
 
 
@@ -34,14 +35,14 @@ def test_the_same_seed_gives_the_same_tables_and_another_seed_does_not():
     assert not one.interactions.equals(other.interactions)
 
 
-def test_every_next_stop_of_a_category_is_a_category():
+def test_every_next_category_is_a_category():
     assortment = read_assortment()
     names = [category.name for department in assortment for category in department.categories]
     assert len(set(names)) == len(names)
     for department in assortment:
         for category in department.categories:
-            assert set(category.then) <= set(names) - {category.name}
-            assert len(category.then) == 3
+            assert set(category.next_categories) <= set(names) - {category.name}
+            assert len(category.next_categories) == 3
 
 
 def test_titles_are_distinct_and_name_their_brand(shop: Shop):
@@ -50,7 +51,7 @@ def test_titles_are_distinct_and_name_their_brand(shop: Shop):
     assert all(title.startswith(brand + " ") for title, brand in zip(titles, brands, strict=True))
 
 
-def test_attribute_shares_are_those_of_the_brief(shop: Shop):
+def test_attribute_shares_are_as_documented(shop: Shop):
     age = (np.datetime64(TODAY) - shop.items["first_seen"].to_numpy()).astype(int)
     price, stock = shop.items["price"].to_numpy(), shop.items["stock"].to_numpy()
     assert age.min() == 0
@@ -68,7 +69,7 @@ def test_what_is_new_this_week_has_few_interactions(shop: Shop):
     assert counts[new].mean() < 0.2 * counts[~new].mean()
 
 
-def test_nothing_is_taken_before_it_came_nor_after_today_nor_twice(shop: Shop):
+def test_no_item_is_taken_before_its_first_day_after_today_or_twice(shop: Shop):
     user, item = log_of(shop)
     times = shop.interactions["timestamp"].to_numpy()
     came = shop.items["first_seen"].to_numpy()[item]
@@ -97,7 +98,7 @@ def test_popularity_follows_zipf(shop: Shop):
     assert -1.1 < slope < -0.5
 
 
-def test_what_was_taken_last_tells_more_than_popularity(shop: Shop):
+def test_the_last_item_predicts_better_than_popularity(shop: Shop):
     """Recall@10 of each user's last item: the best sellers after the same category and brand, against the best sellers."""
     user, item = log_of(shop)
     is_last = np.append(user[1:] != user[:-1], True)
@@ -115,7 +116,7 @@ def test_what_was_taken_last_tells_more_than_popularity(shop: Shop):
     markov = (after[shelf[previous]] == target[:, None]).any(axis=1).mean()
     popularity = np.isin(target, popular).mean()
     assert markov > 2 * popularity
-    assert markov < 0.6  # noisy: nobody is that predictable
+    assert markov < 0.6  # the interactions are noisy
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,10 @@ def test_what_was_taken_last_tells_more_than_popularity(shop: Shop):
     [
         ({"num_items": 5}, "at least one item for each of its"),
         ({"num_items": 50_000_000}, "titles"),
-        ({"num_users": 0}, "at least one customer"),
+        ({"num_users": 0}, "at least one user"),
         ({"seed": -1}, "seed"),
     ],
 )
-def test_a_shop_that_cannot_be_made_says_why(arguments: dict[str, int], message: str):
+def test_invalid_sizes_are_named(arguments: dict[str, int], message: str):
     with pytest.raises(ArgumentError, match=message):
         make_shop(**arguments)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leafbeam.cli import app
-from leafbeam.demo.steps import running_server
+from leafbeam.demo.processes import running_server
 from leafbeam.model import EncoderDecoder, load_model
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
@@ -49,6 +49,6 @@ def test_words_that_cannot_be_meant_are_refused(run: Path):
 
 def test_the_server_answers_with_it(run: Path):
     with running_server(run) as server:
-        answer = server.ask("/v1/recommend", {"history": ["P001", "P002"], "num_items": 5, "rules": ["in_stock"]})
+        answer = server.request("/v1/recommend", {"history": ["P001", "P002"], "num_items": 5, "rules": ["in_stock"]})
     assert answer.status == 200
     assert len(answer.body["item_ids"]) == 5

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from leafbeam.cli import app
 from leafbeam.cli.sources import Source
+from leafbeam.demo.processes import Server, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
-from leafbeam.demo.steps import Server, running_server
-from leafbeam.demo.tour import Visit
+from leafbeam.demo.tour import Tour
 from leafbeam.train import load_log
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
@@ -113,18 +113,18 @@ def test_building_again_keeps_what_was_changed_in_the_catalog(run: Path):
 def test_the_server_obeys_rules_and_reloads_them(run: Path, server: Server):
     items = items_of(run)
     request = {"history": ["P001", "P002"], "num_items": 8, "rules": ["in_stock", "under_20"]}
-    answer = server.ask("/v1/recommend", request)
+    answer = server.request("/v1/recommend", request)
     assert answer.status == 200
     assert len(answer.body["item_ids"]) == 8
     assert all(items[item]["stock"] > 0 and items[item]["price"] < 20 for item in answer.body["item_ids"])
 
     request["rules"] = ["under_5"]
-    assert server.ask("/v1/recommend", request).status == 422
+    assert server.request("/v1/recommend", request).status == 422
     rules = run / "rules.toml"
     rules.write_text(rules.read_text() + 'under_5 = "price < 5"\n')
     server.reload()
     give_up = time.monotonic() + 20
-    while (after := server.ask("/v1/recommend", request)).status != 200 and time.monotonic() < give_up:
+    while (after := server.request("/v1/recommend", request)).status != 200 and time.monotonic() < give_up:
         time.sleep(0.02)
     assert after.status == 200
     assert after.body["item_ids"]
@@ -132,21 +132,21 @@ def test_the_server_obeys_rules_and_reloads_them(run: Path, server: Server):
     assert after.body["index_version"] == answer.body["index_version"]
 
 
-def test_the_demos_visit_proves_its_answers_on_the_real_server(run: Path, server: Server):
+def test_the_demos_tour_checks_its_answers_on_the_real_server(run: Path, server: Server):
     screen = Console(file=io.StringIO(), width=120, highlight=False)
     log = load_log(run)
     rules = supported_rules(log.items)
-    visit = Visit(log=log, rules=rules, server=server, run=run, console=screen, seed=0)
-    visit.show_customer()
-    plain, cheap, new = visit.show_answers()
-    crowd = visit.prove_on_a_crowd(10)
-    switch = visit.switch_a_rule()
+    tour = Tour(log=log, rules=rules, server=server, run=run, console=screen, seed=0)
+    tour.show_user()
+    plain, cheap, new = tour.show_answers()
+    checked = tour.check_users(10)
+    change = tour.change_a_rule()
     assert (plain["rules"], cheap["rules"], new["rules"]) == ([], ["in_stock", "under_20"], ["new_this_week"])
-    assert crowd["in stock and under 20"]["broken"] == 0 < crowd["in stock and under 20"]["broken_without_rule"]
-    assert switch["status_before"] == 422
-    assert switch["index_version"] == plain["index_version"]
-    assert switch["sold_out"] == cheap["item_ids"][0]
-    assert switch["answer"]
+    assert checked["in stock and under 20"]["broken"] == 0 < checked["in stock and under 20"]["broken_without_rule"]
+    assert change["status_before"] == 422
+    assert change["index_version"] == plain["index_version"]
+    assert change["sold_out"] == cheap["item_ids"][0]
+    assert change["answer"]
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in shown.splitlines()) <= 120
     assert shown.count("✓") >= 6
@@ -168,11 +168,11 @@ def test_data_without_stock_gets_rules_that_it_can_answer(run: Path, tmp_path: P
     log = load_log(tmp_path)
     with running_server(tmp_path) as server:
         rules = supported_rules(log.items)
-        visit = Visit(log=log, rules=rules, server=server, run=tmp_path, console=screen, seed=0)
-        visit.show_customer()
-        answers = visit.show_answers()
-        switch = visit.switch_a_rule()
+        tour = Tour(log=log, rules=rules, server=server, run=tmp_path, console=screen, seed=0)
+        tour.show_user()
+        answers = tour.show_answers()
+        change = tour.change_a_rule()
     assert [answer["rules"] for answer in answers] == [[], ["under_20"], ["newest"]]
-    assert switch["sold_out"] is None
-    assert all(float(items_of(run)[item]["price"]) < 10 for item in switch["answer"])  # type: ignore[arg-type]
+    assert change["sold_out"] is None
+    assert all(float(items_of(run)[item]["price"]) < 10 for item in change["answer"])  # type: ignore[arg-type]
     assert "The items have no stock" in screen.file.getvalue()  # type: ignore[attr-defined]

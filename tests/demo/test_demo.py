@@ -1,4 +1,4 @@
-"""What the demo says is true, and fits where it is shown."""
+"""The demo: rules, checks in SQL, tables on the console, and failures of its steps."""
 
 import io
 import json
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from leafbeam.datasets.shop import make_shop
-from leafbeam.demo.demo import Demo
+from leafbeam.datasets import make_shop
+from leafbeam.demo import Demo
+from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
+from leafbeam.demo.processes import Server, run_command
 from leafbeam.demo.rules import supported_rules, write_rules
-from leafbeam.demo.showcase import Shown, facts_of, side_by_side, title_of
 from leafbeam.demo.sql_checker import SqlChecker
-from leafbeam.demo.steps import Server, run_command
-from leafbeam.demo.tour import Visit
+from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
 from leafbeam.train import load_log
 
@@ -40,20 +40,20 @@ def text_of(screen: Console) -> str:
     return screen.file.getvalue()
 
 
-def test_the_referee_counts_what_breaks_a_rule_null_and_unknown_items_included():
-    referee = SqlChecker(ITEMS)
-    assert referee.broken(["price < 20"], ["a", "d"]) == 0
-    assert referee.broken(["price < 20"], ["a", "b", "c", "nobody"]) == 3
-    assert referee.broken(["price < 20", "stock > 0"], ["a", "d", "d"]) == 2
-    assert referee.broken(["price > 20 OR stock > 0"], ["d"]) == 1
-    assert referee.broken(["price < 20"], []) == 0
-    assert referee.allowed(["price < 20", "stock > 0"]) == 1
+def test_the_checker_counts_violations_nulls_and_unknown_items_included():
+    checker = SqlChecker(ITEMS)
+    assert checker.count_violations(["price < 20"], ["a", "d"]) == 0
+    assert checker.count_violations(["price < 20"], ["a", "b", "c", "unknown"]) == 3
+    assert checker.count_violations(["price < 20", "stock > 0"], ["a", "d", "d"]) == 2
+    assert checker.count_violations(["price > 20 OR stock > 0"], ["d"]) == 1
+    assert checker.count_violations(["price < 20"], []) == 0
+    assert checker.count_allowed(["price < 20", "stock > 0"]) == 1
 
 
-def test_the_referee_follows_a_change_of_stock():
-    referee = SqlChecker(ITEMS)
-    referee.set_stock("a", 0)
-    assert referee.broken(["stock > 0"], ["a"]) == 1
+def test_the_checker_follows_a_change_of_stock():
+    checker = SqlChecker(ITEMS)
+    checker.set_stock("a", 0)
+    assert checker.count_violations(["stock > 0"], ["a"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_rules_are_made_of_columns_that_are_there_and_of_no_others(columns: dict
 def test_a_price_that_is_text_is_compared_as_a_number():
     items = pa.table({"item_id": ["a", "b", "c"], "price": ["9.5", "100.0", "no idea"]})
     (rule,) = supported_rules(items)
-    assert SqlChecker(items).broken([rule.predicate], ["a", "b", "c"]) == 2
+    assert SqlChecker(items).count_violations([rule.predicate], ["a", "b", "c"]) == 2
 
 
 def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
@@ -81,17 +81,17 @@ def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     rules = {rule.name: rule.predicate for rule in supported_rules(items)}
     rows = items.to_pylist()
     newest = max(row["first_seen"] for row in rows)
-    referee = SqlChecker(items)
-    assert referee.allowed([rules["in_stock"]]) == sum(row["stock"] > 0 for row in rows)
-    assert referee.allowed([rules["under_20"]]) == sum(row["price"] < 20 for row in rows)
-    assert referee.allowed([rules["new_this_week"]]) == sum((newest - row["first_seen"]).days < 7 for row in rows) == 12
+    checker = SqlChecker(items)
+    assert checker.count_allowed([rules["in_stock"]]) == sum(row["stock"] > 0 for row in rows)
+    assert checker.count_allowed([rules["under_20"]]) == sum(row["price"] < 20 for row in rows)
+    assert checker.count_allowed([rules["new_this_week"]]) == sum((newest - row["first_seen"]).days < 7 for row in rows) == 12
 
 
 def test_three_tables_fit_side_by_side_in_120_columns():
     screen = console(120)
     row = {"item_id": "a", "title": "A " + "very " * 40 + "long title", "brand": "B", "price": 1234.5, "stock": 0}
-    answer = Shown(heading="in stock and under 20", note="note", items=[(title_of(row), facts_of(row), False)] * 3)
-    side_by_side(screen, [answer, answer, answer])
+    items = ItemList(heading="in stock and under 20", note="note", rows=[row] * 3)
+    print_side_by_side(screen, [items, items, items])
     lines = text_of(screen).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 120
     assert lines[0].count("╭") == 3
@@ -100,18 +100,20 @@ def test_three_tables_fit_side_by_side_in_120_columns():
 
 def test_a_narrow_console_gets_the_tables_below_one_another():
     screen = console(60)
-    side_by_side(screen, [Shown(heading=name, note="", items=[("T", "F", False)]) for name in ("one", "two", "three")])
+    print_side_by_side(
+        screen, [ItemList(heading=name, note="", rows=[{"item_id": 1, "title": "T"}]) for name in ("one", "two", "three")]
+    )
     lines = text_of(screen).splitlines()
     assert max(len(line) for line in lines) <= 60
     assert all(line.count("╭") <= 1 for line in lines)
 
 
-def test_titles_are_readable_whatever_the_table_holds():
-    assert title_of({"item_id": 7, "title": None, "brand": None}) == "item 7"
-    assert title_of({"item_id": 7, "title": "Spa Bath", "brand": "Dr. Scholl&#39;s"}) == "Dr. Scholl's Spa Bath"
-    assert title_of({"item_id": 7, "title": "OPI Lacquer", "brand": "OPI"}) == "OPI Lacquer"
-    assert title_of({"item_id": 7, "title": "Lacquer", "brand": "Unknown"}) == "Lacquer"
-    assert facts_of({"price": None, "stock": None}) == "no price · stock unknown"
+def test_titles_are_readable_for_missing_and_escaped_values():
+    assert item_title({"item_id": 7, "title": None, "brand": None}) == "item 7"
+    assert item_title({"item_id": 7, "title": "Spa Bath", "brand": "Dr. Scholl&#39;s"}) == "Dr. Scholl's Spa Bath"
+    assert item_title({"item_id": 7, "title": "OPI Lacquer", "brand": "OPI"}) == "OPI Lacquer"
+    assert item_title({"item_id": 7, "title": "Lacquer", "brand": "Unknown"}) == "Lacquer"
+    assert item_facts({"price": None, "stock": None}) == "no price · stock unknown"
 
 
 def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):
@@ -120,7 +122,7 @@ def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):
     log = load_log(tmp_path)
     sold_out = next(row["item_id"] for row in shop.items.to_pylist() if row["stock"] == 0)
 
-    class Liar(BaseHTTPRequestHandler):
+    class BrokenServer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             self.send_response(200)
@@ -130,16 +132,16 @@ def test_a_server_that_breaks_a_rule_is_caught(tmp_path: Path):
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Liar) as liar:
-        Thread(target=liar.serve_forever, daemon=True).start()
-        server = Server(f"http://127.0.0.1:{liar.server_port}", None, tmp_path / "log")  # type: ignore[arg-type]
+    with HTTPServer(("127.0.0.1", 0), BrokenServer) as broken_server:
+        Thread(target=broken_server.serve_forever, daemon=True).start()
+        server = Server(address=f"http://127.0.0.1:{broken_server.server_port}", child=None, log=tmp_path / "log")  # type: ignore[arg-type]
         rules = supported_rules(shop.items)
-        visit = Visit(log=log, rules=rules, server=server, run=tmp_path, console=console(120), seed=0)
-        with pytest.raises(DemoError, match="1 of 1 items break “in stock and under 20”"):
-            visit.show_answers()
-        with pytest.raises(DemoError, match="3 of 3 items break"):
-            visit.prove_on_a_crowd(3)
-        liar.shutdown()
+        tour = Tour(log=log, rules=rules, server=server, run=tmp_path, console=console(120), seed=0)
+        with pytest.raises(DemoError, match="1 of 1 items violate “in stock and under 20”"):
+            tour.show_answers()
+        with pytest.raises(DemoError, match="3 of 3 items violate"):
+            tour.check_users(3)
+        broken_server.shutdown()
 
 
 def demo(**changes: Any) -> Demo:
@@ -147,16 +149,16 @@ def demo(**changes: Any) -> Demo:
     return Demo(**{**settings, **changes})
 
 
-def test_the_demo_never_deletes_what_it_did_not_make(tmp_path: Path):
-    mine = tmp_path / "demo-shop" / "thesis.txt"
-    mine.parent.mkdir()
-    mine.write_text("years of work")
+def test_the_demo_never_deletes_files_that_it_did_not_make(tmp_path: Path):
+    foreign = tmp_path / "demo-shop" / "thesis.txt"
+    foreign.parent.mkdir()
+    foreign.write_text("years of work")
     with pytest.raises(DemoError, match="did not make"):
         demo(runs=tmp_path).run()
-    assert mine.read_text() == "years of work"
+    assert foreign.read_text() == "years of work"
 
 
-def test_the_demo_refuses_what_it_cannot_walk(tmp_path: Path):
+def test_the_demo_refuses_missing_data_and_invalid_minutes(tmp_path: Path):
     with pytest.raises(DataError, match="there is no directory"):
         demo(runs=tmp_path, data=tmp_path / "nothing")
     with pytest.raises(ArgumentError, match="positive number of minutes"):

@@ -1,0 +1,128 @@
+"""The steps of `leafbeam demo`, each a command in a process of its own, and the tour of the running server."""
+
+import json
+import shlex
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.rule import Rule as Line
+from rich.table import Table
+from rich.text import Text
+
+from leafbeam.demo.processes import run_command, running_server
+from leafbeam.demo.rules import supported_rules, write_rules
+from leafbeam.demo.tour import Tour
+from leafbeam.errors import ArgumentError, DataError, DemoError
+from leafbeam.train.interaction_log import load_log
+
+__all__ = ["Demo"]
+
+MARKER = "demo.txt"  # a directory without this file is never deleted
+MARKER_TEXT = "made by `leafbeam demo`, which replaces everything in this directory\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """`leafbeam demo`: every run starts anew in a directory of its own, so that two runs show the same.
+
+    data: a directory with interactions.* and items.*; None generates a shop of `num_items` and `num_users`.
+    minutes: of training; None is 2 for the shop and 10 for data. num_checked_users: users whose answers are checked in bulk.
+    """
+
+    data: Path | None
+    minutes: float | None
+    runs: Path
+    num_items: int
+    num_users: int
+    seed: int
+    console: Console
+    num_checked_users: int = 200
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < 10_000:
+            raise ArgumentError(f"--minutes {self.minutes}: a positive number of minutes")
+        if self.data is not None and not self.data.is_dir():
+            raise DataError(f"there is no directory {self.data}: it should hold interactions.parquet and items.parquet")
+
+    def run(self) -> None:
+        """Run all steps and print them. Raises DemoError where a step fails or an answer violates a rule."""
+        start = time.perf_counter()
+        run = self._clean_run()
+        data = run if self.data is None else self.data
+        minutes = self.minutes or (2.0 if self.data is None else 10.0)
+        options, seed = ["--run", str(run)], ["--seed", str(self.seed)]
+        if self.data is None:
+            self._heading("A shop", "Synthetic: items with attributes, and users whose next purchases can be learnt.")
+            size = ["--items", str(self.num_items), "--users", str(self.num_users)]
+            self._command("make-shop", "--out", str(run), *size, *seed)
+        log = load_log(data)
+        rules = supported_rules(log.items)
+        if not rules:
+            raise DataError("the demo's rules need a column stock, price, first_seen or first_review in the items")
+        self._heading("Semantic IDs", "Each item gets a few codes, coarse to fine, from its text and its co-occurrence.")
+        self._command("fit-sids", "--data", str(data), *options, *seed)
+        self._heading("Model", "A small transformer learns which codes come next.")
+        self._command("train", *options, "--minutes", f"{minutes:g}", *seed)
+        self._heading("Evaluation", "Each user's last item was held out; the whole catalog is ranked to find it.")
+        self._command("evaluate", *options, *(["--users", "5000"] if self.data is None else []))
+        self._heading("Index", "The codes of all items. The search enumerates these and no others.")
+        write_rules(run / "rules.toml", log.items)
+        self._command("build", *options)
+        self._heading("Server", "One model, one index; each request names its own rules.")
+        with running_server(run) as server:
+            self._print(f"`leafbeam serve --run {run}` listens on {server.address}")
+            tour = Tour(log=log, rules=rules, server=server, run=run, console=self.console, seed=self.seed)
+            tour.show_user()
+            results: dict[str, Any] = {"answers": tour.show_answers(), "checked": tour.check_users(self.num_checked_users)}
+            self._heading("A rule changes", "Edit a file, signal the server. Nothing is rebuilt or restarted.")
+            results["change"] = tour.change_a_rule()
+        results["seconds"] = time.perf_counter() - start
+        report = json.loads((run / "report.json").read_text(encoding="utf-8")) | {"demo": results}
+        (run / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        self._print_next_steps(run, results["seconds"])
+
+    def _clean_run(self) -> Path:
+        run = self.runs / ("demo-shop" if self.data is None else f"demo-{self.data.resolve().name}")
+        if run.exists():
+            if any(run.iterdir()) and not (run / MARKER).exists():
+                raise DemoError(f"{run} holds files that the demo did not make: move it, or pass another --runs")
+            shutil.rmtree(run)
+            self._print(f"Replacing {run}, which an earlier demo made.")
+        run.mkdir(parents=True)
+        (run / MARKER).write_text(MARKER_TEXT, encoding="utf-8")
+        return run
+
+    def _heading(self, heading: str, text: str) -> None:
+        self.console.print()
+        self.console.print(Line(Text(heading, "bold"), align="left", style="cyan"))
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.print(Text(text, "dim"))
+
+    def _command(self, *arguments: str) -> None:
+        command = shlex.join(["leafbeam", *arguments])
+        self.console.print(Text.assemble(("$ ", "dim"), (command, "bold")), soft_wrap=True)
+        for line in run_command(arguments):
+            if not line.startswith("Next: "):
+                self.console.print(Text(line), soft_wrap=True)
+
+    def _print_next_steps(self, run: Path, seconds: float) -> None:
+        body = '{"rules": ["under_20"]}'
+        hints = Table.grid(padding=(0, 3, 0, 0))
+        hints.add_column(style="dim", no_wrap=True)
+        hints.add_column(overflow="fold")
+        hints.add_row("Results", str(run / "report.json"))
+        hints.add_row("Inspect", f"leafbeam inspect {run}")
+        hints.add_row("Serve", f"leafbeam serve --run {run}")
+        hints.add_row("", f"curl localhost:8000/v1/recommend -H 'content-type: application/json' -d '{body}'")
+        hints.add_row("Your own data", "leafbeam demo --data DIR, with interactions.parquet (user_id, item_id, timestamp)")
+        hints.add_row("", "and items.parquet (item_id, title, price, stock, first_seen, ...)")
+        self.console.print()
+        title = f"Done in {seconds / 60:.1f} minutes. The server has stopped; all files are in {run}."
+        self.console.print(Panel(hints, title=title, title_align="left", border_style="green", padding=(1, 2)))

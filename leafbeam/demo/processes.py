@@ -1,0 +1,141 @@
+"""leafbeam's commands and server as child processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leafbeam.errors import DemoError
+
+__all__ = ["Response", "Server", "run_command", "running_server"]
+
+COMMAND = (sys.executable, "-m", "leafbeam")
+ADDRESS = re.compile(r"http://[^\s;]+:\d+")
+READY_SECONDS = 90.0
+STOP_SECONDS = 15.0
+
+
+def run_command(arguments: Sequence[str]) -> Iterator[str]:
+    """Run `leafbeam arguments...` and yield the lines of its stdout; its progress goes to our stderr.
+
+    Raises DemoError where it fails, after it has printed its own message.
+    """
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, encoding="utf-8", env=_environment()
+    ) as child:
+        assert child.stdout is not None
+        try:
+            yield from (line.rstrip("\n") for line in child.stdout)
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode != 0:
+        raise DemoError(f"`leafbeam {' '.join(arguments)}` ended with exit code {child.returncode}; its message is above")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """HTTP status, JSON body, and the latency seen by the client in milliseconds."""
+
+    status: int
+    body: dict[str, Any]
+    milliseconds: float
+
+    @property
+    def item_ids(self) -> list[Any]:
+        return self.body["item_ids"]
+
+    @property
+    def index_version(self) -> str:
+        return str(self.body["index_version"])
+
+    @property
+    def message(self) -> str:
+        """The error message, or the whole body where there is none."""
+        error = self.body.get("error")
+        return str(error["message"] if isinstance(error, dict) else self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """`leafbeam serve` in a child process."""
+
+    address: str
+    child: "subprocess.Popen[bytes]"
+    log: Path
+
+    def request(self, path: str, body: dict[str, Any] | None = None) -> Response:
+        """GET `path`, or POST `body` to it. Any status is a response; DemoError where the server does not answer."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} if data else {}
+        start = time.perf_counter()
+        try:
+            call = urllib.request.Request(self.address + path, data=data, headers=headers)
+            with urllib.request.urlopen(call, timeout=30) as reply:
+                status, text = reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        except OSError as error:
+            raise DemoError(f"the server at {self.address} does not answer ({error}); its log is {self.log}") from error
+        milliseconds = 1e3 * (time.perf_counter() - start)
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = {"text": text.decode(errors="replace")}
+        return Response(status=status, body=content, milliseconds=milliseconds)
+
+    def reload(self) -> None:
+        """Make the server read rules and items again (SIGHUP)."""
+        self.child.send_signal(signal.SIGHUP)
+
+
+@contextmanager
+def running_server(run: Path) -> Generator[Server]:
+    """Start `leafbeam serve` on a free port, wait until it is ready, and stop it at the end.
+
+    Raises DemoError, with the end of its log, where it does not become ready.
+    """
+    log = run / "server.log"
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            [*COMMAND, "serve", "--run", str(run), "--port", "0"], stdout=out, stderr=subprocess.STDOUT, env=_environment()
+        )
+    try:
+        server = Server(address=_wait_for_address(child, log), child=child, log=log)
+        if (response := server.request("/readyz")).status != 200:
+            raise DemoError(f"the server is up but not ready: {response.body}")
+        yield server
+    finally:
+        child.terminate()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _wait_for_address(child: "subprocess.Popen[bytes]", log: Path) -> str:
+    """The address that the server prints once it is ready; it chose a free port itself."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        if found := ADDRESS.search(log.read_text(encoding="utf-8", errors="replace")):
+            return found.group()
+        time.sleep(0.1)
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    code = child.poll()
+    state = f"ended with exit code {code}" if code is not None else f"was not ready after {READY_SECONDS:.0f} s"
+    raise DemoError(f"the server {state}; the end of {log}:\n{tail}")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
