@@ -28,7 +28,7 @@ import pyarrow as pa
 import torch
 
 from leafbeam.catalog import Catalog
-from leafbeam.engine import KINDS, Engine, Request, Result, Settings
+from leafbeam.engine import COUNTERS, Engine, Request, Result, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
 from leafbeam.model import DecodeSession, ModelConfig, PromptStore, Transformer, Vocabulary, Workspace
@@ -144,8 +144,7 @@ class _Soak:
         self._device = _BadDays(model.start)
         model.start = self._device  # type: ignore[method-assign]
         settings = Settings(workers=WORKERS, slo_s=0.5, watchdog_s=WATCHDOG_S, max_queue=24, num_beams=20)
-        trie = self._catalog.version().segments[0].trie
-        self._engine = Engine(model, trie, self._catalog, settings=settings)
+        self._engine = Engine(model, self._catalog, settings=settings)
         self._faults, self._seed = faults, seed
         self._outcome = Outcome()
         self._over = threading.Event()
@@ -166,7 +165,7 @@ class _Soak:
             self._over.set()
             for thread in threads:
                 thread.join(60)
-        self._outcome.counts = {kind: self._engine.counts.of(kind) for kind in KINDS}
+        self._outcome.counts = {kind: self._engine.counts.of(kind) for kind in COUNTERS}
         return self._outcome
 
     def _guarded(self, work: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from leafbeam.cli.console import Bar, done, stdout
 from leafbeam.cli.run import RunDirectory
-from leafbeam.integrations.batch import Asked, BatchJob, Done, Files, recommend_users
+from leafbeam.integrations.batch import BatchJob, PartitionResult, RequestTemplate, ServingFiles, recommend_users
 
 __all__ = ["recommend_table"]
 
@@ -14,7 +14,7 @@ def recommend_table(
     paths: RunDirectory,
     users: Path,
     out: Path,
-    asked: Asked,
+    request: RequestTemplate,
     *,
     device: str,
     on_ray: bool,
@@ -22,13 +22,13 @@ def recommend_table(
     workers: int | None,
 ) -> None:
     """Recommend for every user of a table; partitions that an earlier call finished are kept."""
-    files = Files(model=str(paths.model), index=str(paths.trie), catalog=str(paths.catalog), rules=str(paths.rules))
-    job = BatchJob(files=files, users=str(users), out=str(out), asked=asked, device=device)
+    files = ServingFiles(model=str(paths.model), index=str(paths.trie), catalog=str(paths.catalog), rules=str(paths.rules))
+    job = BatchJob(files=files, users=str(users), out=str(out), request=request, device=device)
     console = stdout()
     began = time.perf_counter()
     with Bar("recommending") as bar:
 
-        def show(partition: Done, finished: int, total: int) -> None:
+        def show(partition: PartitionResult, finished: int, total: int) -> None:
             bar.show("recommending", finished / total, f"{finished:,} of {total:,} partitions")
 
         if on_ray:
@@ -43,8 +43,8 @@ def recommend_table(
         return
     if unknown := sum(partition.unknown_items for partition in partitions):
         console.print(f"{unknown:,} ids of histories are not in the index and were left out.")
-    if short := sum(partition.short for partition in partitions):
-        console.print(f"{short:,} users have fewer than {asked.num_items} items: no more are allowed.")
+    if short := sum(partition.short_answers for partition in partitions):
+        console.print(f"{short:,} users have fewer than {request.num_items} items: no more are allowed.")
     total = sum(partition.users for partition in partitions)
     rate = total / (time.perf_counter() - began)
     done(console, f"{out}: {total:,} users in {len(partitions):,} partitions, {rate:,.0f} a second", since=began)

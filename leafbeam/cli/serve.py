@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -67,27 +68,30 @@ def recommend(
     rule_names = split_names(rules)
     if users is not None and out is not None:
         from leafbeam.cli.batch import recommend_table
-        from leafbeam.integrations.batch import Asked
+        from leafbeam.integrations.batch import RequestTemplate
 
-        asked = Asked(num_items=num_items, num_beams=num_beams, scoring=scoring, rules=rule_names, deny_history=deny_history)
-        recommend_table(paths, users, out, asked, device=device, on_ray=on_ray, address=ray_address, workers=workers)
+        template = RequestTemplate(
+            num_items=num_items, num_beams=num_beams, scoring=scoring, rules=rule_names, deny_history=deny_history
+        )
+        recommend_table(paths, users, out, template, device=device, on_ray=on_ray, address=ray_address, workers=workers)
         return
     from leafbeam.cli import output
-    from leafbeam.engine import Engine, Request
+    from leafbeam.engine import CatalogFiles, Engine, Request
 
     console = stdout()
-    engine = Engine.load(*files, device=device)
-    request = Request(
-        history=tuple(output.history_of(paths, user) if user else output.parse_ids(history, engine.trie)),
-        user=user or None,
-        num_items=num_items,
-        rules=rule_names,
-        deny_item_ids=tuple(output.parse_ids(deny, engine.trie)),
-        num_beams=num_beams,
-        scoring=scoring,
-    )
-    (result,) = engine.recommend([request])
-    output.show(console, engine, request, result)
+    model, index, catalog, rules_path = files
+    catalog_files = CatalogFiles(index=index, catalog=catalog, rules=rules_path)
+    with closing(Engine.load(model, catalog_files, device=device)) as engine:
+        request = Request(
+            history=tuple(output.history_of(paths, user) if user else output.parse_ids(history, engine.trie)),
+            user=user or None,
+            num_items=num_items,
+            rules=rule_names,
+            deny_item_ids=tuple(output.parse_ids(deny, engine.trie)),
+            num_beams=num_beams,
+            scoring=scoring,
+        )
+        output.show(console, engine, request, engine.recommend(request))
     next_step(console, "leafbeam", "serve", "--run", run)
 
 
@@ -156,7 +160,7 @@ def serve(
     import torch
 
     from leafbeam.catalog import rules_from_text
-    from leafbeam.engine import Limits, Settings
+    from leafbeam.engine import CatalogFiles, Limits, Settings
     from leafbeam.serve import serve as run_server
 
     console = stdout()
@@ -182,7 +186,7 @@ def serve(
     if threads is not None or workers > 1:  # two workers that both use all cores are slower than one
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // workers))
 
-    def announce(line: str) -> None:
+    def on_ready(line: str) -> None:
         console.print(line, soft_wrap=True)
         url = line.split(" at ", 1)[-1].split(" ", 1)[0]
         body = '{"history": [], "num_items": 10}'
@@ -190,18 +194,15 @@ def serve(
 
     run_server(
         model,
-        index,
-        catalog,
-        [rules_path, rules_from_text(rule or [])],
+        CatalogFiles(index=index, catalog=catalog, rules=[rules_path, rules_from_text(rule or [])], refresh=refresh),
         host=host,
         port=port,
         device=device,
-        refresh=refresh,
         limits=Limits(max_beams=max_beams, max_items=min(max_beams, Limits().max_items)),
         settings=settings,
         max_body_bytes=max_body_kb * 1024,
         grace_s=grace,
-        announce=announce,
+        on_ready=on_ready,
     )
 
 

@@ -1,44 +1,55 @@
-"""What happened to requests and batches, by reason."""
+"""Counters of requests and batches by reason: one table for the engine and for the metrics of the server."""
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-__all__ = ["KINDS", "Counts"]
+__all__ = ["COUNTERS", "Counter", "Counts"]
 
-# Every kind of event and the reasons that are counted from the start, so that a graph shows a 0 before the first.
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "refused": (
-        "over_a_limit",
-        "over_capacity",
-        "deadline_past",
-        "deadline_unreachable",
-        "queue_full",
-        "draining",
-        "wedged",
-        "unknown_rule",
-        "item_ids",
-        "body",
-        "body_too_long",
-        "body_too_slow",
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """One counter: its description, the label its reasons go under, and the reasons reported as 0 before they occur."""
+
+    help: str
+    label: str
+    reasons: tuple[str, ...]
+
+
+# Every submitted request is counted once, under one of the first five.
+COUNTERS: Mapping[str, Counter] = {
+    "refused": Counter(
+        "Requests rejected before they were queued",
+        "reason",
+        (
+            "over_a_limit",
+            "over_capacity",
+            "deadline_past",
+            "deadline_unreachable",
+            "queue_full",
+            "draining",
+            "wedged",
+            "unknown_rule",
+            "item_ids",
+            "body",
+            "body_too_long",
+            "body_too_slow",
+        ),
     ),
-    "shed": ("late", "draining", "wedged"),
-    "cancelled": ("waiting", "running"),
-    "failed": ("error", "out_of_memory"),
-    "answered": ("in_time", "late"),
-    "batches": ("full", "quota", "slack", "idle", "ending"),
-    "graphs": ("replayed", "no_bucket", "no_room", "version"),
-    "batch_faults": ("error", "out_of_memory", "split", "wedged", "abandoned"),
+    "shed": Counter("Requests dropped while queued or running", "reason", ("late", "draining", "wedged")),
+    "cancelled": Counter("Requests cancelled by the client", "while", ("waiting", "running")),
+    "failed": Counter("Requests whose batch failed", "reason", ("error", "out_of_memory")),
+    "answered": Counter("Requests answered, before or after their deadline", "when", ("in_time", "late")),
+    "batches": Counter("Batches, by the reason they were closed", "closed", ("full", "quota", "slack", "idle", "ending")),
+    "graphs": Counter(
+        "Batches replayed as a CUDA graph, and why others were not", "how", ("replayed", "no_bucket", "no_room", "version")
+    ),
+    "batch_faults": Counter("Faults of batches", "kind", ("error", "out_of_memory", "split", "wedged", "abandoned")),
 }
 
 
 class Counts:
-    """Counters that any thread may raise.
-
-    Every request that is submitted ends up in one of the first five kinds, once.
-
-    refused: requests that never waited. shed: those that did and were given up. cancelled: those that nobody waits for any
-    more. failed: those whose batch failed. answered: the rest. batches: by what closed them. graphs: batches that a graph ran,
-    and why others were run without one; none are counted where there are no graphs. batch_faults: what went wrong.
+    """The counters of one engine. Thread-safe.
 
     >>> counts = Counts(); counts.add("refused", "queue_full"); counts.of("refused")["queue_full"]
     1
@@ -46,17 +57,19 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = {kind: dict.fromkeys(reasons, 0) for kind, reasons in KINDS.items()}
+        self._counts = {name: dict.fromkeys(counter.reasons, 0) for name, counter in COUNTERS.items()}
 
-    def add(self, kind: str, reason: str, number: int = 1) -> None:
+    def add(self, counter: str, reason: str, number: int = 1) -> None:
+        """Increase a counter."""
         with self._lock:
-            found = self._counts[kind]
-            found[reason] = found.get(reason, 0) + number
+            by_reason = self._counts[counter]
+            by_reason[reason] = by_reason.get(reason, 0) + number
 
-    def of(self, kind: str) -> dict[str, int]:
-        """Reason -> how often, at this moment."""
+    def of(self, counter: str) -> dict[str, int]:
+        """A copy of a counter's values by reason."""
         with self._lock:
-            return dict(self._counts[kind])
+            return dict(self._counts[counter])
 
-    def total(self, kind: str) -> int:
-        return sum(self.of(kind).values())
+    def total(self, counter: str) -> int:
+        """The sum of a counter over all reasons."""
+        return sum(self.of(counter).values())

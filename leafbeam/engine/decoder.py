@@ -1,4 +1,4 @@
-"""One batch through the model: the prompts once, then the rounds of one constrained search over all of them.
+"""Runs one batch: the prefill of its prompts, then one constrained search over all of them.
 
 Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
 """
@@ -14,33 +14,35 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.graph import Graphs
-from leafbeam.engine.pending_request import Job
+from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 
-__all__ = ["Abandoned", "Decoder", "Found", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
+__all__ = ["BatchAbandoned", "BatchOutput", "Decoder", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
 
 
 class ModelRounds(Protocol):
-    """A search's side of a model, such as DecodeSession."""
+    """The decode steps of one batch."""
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
 
 
 @runtime_checkable
 class SuffixRounds(ModelRounds, Protocol):
-    """The same, of a model that can score forced suffixes in one pass."""
+    """Decode steps of a model that also scores forced suffixes in one pass."""
 
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> Any: ...
 
 
 class ModelConfig(Protocol):
+    """The part of a model's configuration that the engine reads."""
+
     @property
     def max_position_embeddings(self) -> int: ...
 
 
 class Model(Protocol):
-    """What an engine asks of a model: Transformer has it, and so has whatever else runs prompts and answers rounds."""
+    """What an engine needs of a model; `Transformer` is one."""
 
     @property
     def vocabulary(self) -> AnyVocabulary: ...
@@ -54,30 +56,29 @@ class Model(Protocol):
     def start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None) -> ModelRounds: ...
 
 
-class Abandoned(Exception):
-    """Everybody who waited for a batch went away before its next round."""
+class BatchAbandoned(Exception):
+    """All requests of a batch were cancelled before its next decode step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What a batch's search gave, when it began, and where its seconds went."""
+class BatchOutput:
+    """The search result of a batch, when it started, and the seconds of each stage."""
 
     search: SearchResult
-    began: float
+    started: float
     prefill_s: float
     rounds_s: float
     constrain_s: float
 
 
 class Decoder:
-    """Runs batches of one worker, one after the other.
+    """Runs the batches of one worker, one after the other, and times each stage.
 
-    Think of it as the engine room of one ship: `run` starts the prompts (prefill), then lets the search ask the model for one
-    round after the other, and knows how long each part took. Before each round it looks whether anybody still waits. Where the
-    model can use one, it has a workspace of its own, so that one batch after the other allocates nothing.
+    Before each decode step it checks that a request is left that is not cancelled. Float32 models on a CPU reuse one workspace
+    for all batches.
 
-    store: prompts seen lately, which workers share; for models that can have a workspace (ArgumentError for others).
-    graphs: whole decodes captured ahead; what none of them can do is done as ever. worker: whose of them.
+    store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
+    graphs: captured searches, tried first. worker: the worker whose graphs to use.
     """
 
     def __init__(
@@ -90,73 +91,79 @@ class Decoder:
         worker: int = 0,
     ) -> None:
         if store is not None and not _can_reuse(model):
-            raise ArgumentError("prompts can be kept for float32 models on a CPU only: set prompt_store_mb to 0")
+            raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
         self._graphs, self._worker = graphs, worker
-        self.forget()
+        self.release_memory()
 
-    def forget(self) -> None:
-        """Give back the memory that was kept for the next batch."""
+    def release_memory(self) -> None:
+        """Free the workspace kept for the next batch."""
         self._workspace = Workspace() if _can_reuse(self._model) else None
 
-    def run(self, jobs: Sequence[Job]) -> Found:
-        """Search for all jobs, which have equal keys. Raises Abandoned, LogitsError, and whatever the model raises."""
-        began = self._clock()
-        num_beams, scoring, _ = jobs[0].key
+    def run(self, requests: Sequence[PendingRequest]) -> BatchOutput:
+        """Search for requests with equal keys. Raises BatchAbandoned, LogitsError, and any error of the model."""
+        started = self._clock()
+        first = requests[0]
         vocabulary = self._model.vocabulary
-        users = [job.request.user for job in jobs] if vocabulary.num_users else None
-        tokens_BT, lengths_B = vocabulary.prompts([job.prompt.codes for job in jobs], users)
+        users = [pending.request.user for pending in requests] if vocabulary.num_users else None
+        tokens_BT, lengths_B = vocabulary.prompts([pending.prompt.codes for pending in requests], users)
         if self._graphs is not None:
-            replayed = self._replayed(self._graphs, jobs, tokens_BT, lengths_B, began)
+            replayed = self._replay(self._graphs, requests, tokens_BT, lengths_B, started)
             if replayed is not None:
                 return replayed
         device = self._model.device
         rounds = self._start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
-        prefill_s = self._clock() - began
+        prefill_s = self._clock() - started
         rounds_s = 0.0
 
-        def timed(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-            def asked(codes: Any, parents: Any) -> Any:
+        def timed(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+            def step(codes: Any, parents: Any) -> Any:
                 nonlocal rounds_s
-                if all(job.is_over for job in jobs):
-                    raise Abandoned
-                started = self._clock()
-                logits = ask(codes, parents)
-                rounds_s += self._clock() - started
+                _check_abandoned(requests)
+                before = self._clock()
+                logits = forward(codes, parents)
+                rounds_s += self._clock() - before
                 return logits
 
-            return asked
+            return step
 
-        search = BeamSearch(jobs[0].version, num_beams=num_beams, scoring=scoring)
-        found = search.run(
+        search = BeamSearch(first.version, num_beams=first.size.num_beams, scoring=first.request.scoring)
+        result = search.run(
             timed(rounds.step_fn),
-            batch_size=len(jobs),
-            filters=[job.chosen for job in jobs],
-            deny=[job.prompt.deny for job in jobs],
+            batch_size=len(requests),
+            filters=[pending.item_filter for pending in requests],
+            deny=[pending.prompt.deny for pending in requests],
             suffix_fn=timed(rounds.suffix_fn) if isinstance(rounds, SuffixRounds) else None,
         )
-        constrain_s = self._clock() - began - prefill_s - rounds_s
-        return Found(search=found, began=began, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
+        constrain_s = self._clock() - started - prefill_s - rounds_s
+        return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
 
-    def _replayed(
-        self, graphs: Graphs, jobs: Sequence[Job], tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], began: float
-    ) -> Found | None:
-        """The whole search as one graph, counted as rounds; None where there is no graph for it."""
-        num_beams, scoring, _ = jobs[0].key
-        version = jobs[0].version
-        requests = check_batch(version, len(jobs), [job.chosen for job in jobs], [job.prompt.deny for job in jobs])
-        hi_SB = root_ranges(version, requests)[1][:, :, 0]
-        if all(job.is_over for job in jobs):
-            raise Abandoned
-        started = self._clock()
-        last = graphs.search(self._worker, version, tokens_BT, lengths_B, hi_SB, requests, width=num_beams, scoring=scoring)
+    def _replay(
+        self,
+        graphs: Graphs,
+        requests: Sequence[PendingRequest],
+        tokens_BT: NDArray[np.int64],
+        lengths_B: NDArray[np.int64],
+        started: float,
+    ) -> BatchOutput | None:
+        """The search as one graph, timed as rounds; None if no graph fits."""
+        first = requests[0]
+        filters, deny = [pending.item_filter for pending in requests], [pending.prompt.deny for pending in requests]
+        request_filters = check_batch(first.version, len(requests), filters, deny)
+        hi_SB = root_ranges(first.version, request_filters)[1][:, :, 0]
+        _check_abandoned(requests)
+        before = self._clock()
+        num_beams, scoring = first.size.num_beams, first.request.scoring
+        last = graphs.search(
+            self._worker, first.version, tokens_BT, lengths_B, hi_SB, request_filters, width=num_beams, scoring=scoring
+        )
         if last is None:
             return None
-        rounds_s = self._clock() - started
+        rounds_s = self._clock() - before
         ranges = last.lo_SBK, last.hi_SBK
-        found = collect_items(version, requests, ranges, last.scores_BK, last.num_valid_B, num_beams)
-        constrain_s = self._clock() - began - rounds_s
-        return Found(search=found, began=began, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
+        result = collect_items(first.version, request_filters, ranges, last.scores_BK, last.num_valid_B, num_beams)
+        constrain_s = self._clock() - started - rounds_s
+        return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
 
     def _start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> ModelRounds:
         if self._workspace is not None and isinstance(self._model, Transformer):
@@ -164,8 +171,13 @@ class Decoder:
         return self._model.start(tokens_BT, lengths_B)
 
 
+def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
+    if all(pending.is_done for pending in requests):
+        raise BatchAbandoned
+
+
 def _can_reuse(model: Model) -> bool:
-    """Whether searches of this model can run in memory that is written over."""
+    """Whether the model's searches can run in a workspace."""
     if not isinstance(model, Transformer):
         return False
     weight = model.head_weight
@@ -173,7 +185,7 @@ def _can_reuse(model: Model) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, on whichever device (torch's CPU allocator says so in words only)."""
+    """Whether memory of any device ran out (torch's CPU allocator says so in its message only)."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

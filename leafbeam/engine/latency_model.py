@@ -1,4 +1,4 @@
-"""How long a batch will take, learnt from the batches that ran."""
+"""Predicts the duration of a batch from the batches that ran."""
 
 import math
 from collections.abc import Sequence
@@ -10,14 +10,15 @@ from leafbeam.errors import ArgumentError
 __all__ = ["LatencyFit", "LatencyModel"]
 
 _TERMS = ("batch", "tokens", "padding", "beam_rows", "tokens_longest", "beam_rows_longest")
-_SWEEPS = 40
-_DRIFTED = 0.3  # a third off, on average over about ten batches
+_MAX_SWEEPS = 40
+_DRIFTED = 0.3  # mean log error over about ten batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyFit:
-    """What was learnt: seconds for a batch, for a thousand prompt tokens, and so on; spread: the 95th percentile of actual
-    over expected time; observed: batches that were looked at.
+    """The fitted coefficients: seconds per batch, per 1,000 prompt tokens, and so on (see `LatencyModel`).
+
+    spread: the 95th percentile of actual over expected seconds. observed: number of batches seen.
     """
 
     seconds: dict[str, float]
@@ -26,36 +27,34 @@ class LatencyFit:
 
 
 class LatencyModel:
-    """A non-negative least-squares fit of a batch's seconds, kept up to date online.
+    """Non-negative least squares over the size of a batch, updated online.
 
     seconds ~ a + b * tokens + c * padding + d * beam_rows + e * tokens * longest + f * beam_rows * longest
 
-    that is: launching, the prefill's matrix products (over padding too, where the model pads), those of the rounds, the
-    prefill's attention, and the attention of the beams over their prompts; the number of rounds is the model's and stands in d
-    and f. Think of it as a stopwatch with a memory of about `memory` batches. Errors are relative, so that small batches count
-    like large ones, and what is far off weighs less (Huber), so that one stall does not spoil the fit. When a run of batches is
-    off in one direction the machine has changed: then it forgets quickly, and knows the new one within a few dozen batches.
+    The terms are launches, matrix products of the prefill (over its padding too), matrix products of the decode steps,
+    attention of the prefill, and attention of the beams over their prompts. Errors are relative, and outliers weigh less
+    (Huber). Old batches are forgotten over about `memory` batches, and faster while the mean error shows a drift.
 
-    `expected` is the fit, `likely` the fit times the spread: what 19 of 20 batches kept within. Both are 0 until `least`
-    batches were observed: nothing is known, so nothing is refused for it. Cost: about 50 microseconds an observation.
+    `expected` is the fit; `p95` is the fit times the spread. Both are 0 until `min_observations` batches were observed.
+    Cost: about 50 microseconds an observation.
     """
 
-    def __init__(self, *, memory: int = 100, least: int = 5) -> None:
-        if memory < 2 or least < 1:
-            raise ArgumentError(f"memory={memory} has to be at least 2, least={least} at least 1")
+    def __init__(self, *, memory: int = 100, min_observations: int = 5) -> None:
+        if memory < 2 or min_observations < 1:
+            raise ArgumentError(f"memory={memory} must be at least 2 and min_observations={min_observations} at least 1")
         self._keep = 1 - 1 / memory
-        self._least = least
+        self._min_observations = min_observations
         size = len(_TERMS)
         self._moments = [[0.0] * size for _ in range(size)]
-        self._answers = [0.0] * size
+        self._targets = [0.0] * size
         self._weights = [0.0] * size
         self._log_spread = math.log(1.2)
-        self._drift = 0.0  # a running mean of the logarithm of actual over expected time
+        self._drift = 0.0  # running mean of log(actual / expected)
         self._observed = 0
 
     @property
     def fit(self) -> LatencyFit:
-        """The state of the fit."""
+        """The current coefficients."""
         return LatencyFit(
             seconds=dict(zip(_TERMS, self._weights, strict=True)),
             spread=math.exp(self._log_spread),
@@ -63,62 +62,61 @@ class LatencyModel:
         )
 
     def expected(self, size: BatchSize) -> float:
-        """Seconds that a batch takes, most probably; 0 while nothing is known."""
-        return 0.0 if self._observed < self._least else self._estimate(_row(size))
+        """Expected seconds of a batch; 0 while unknown."""
+        return 0.0 if self._observed < self._min_observations else self._estimate(_features(size))
 
-    def likely(self, size: BatchSize) -> float:
-        """Seconds that 19 of 20 such batches keep within; 0 while nothing is known."""
+    def p95(self, size: BatchSize) -> float:
+        """Seconds that 19 of 20 batches of this size stay within; 0 while unknown."""
         return self.expected(size) * math.exp(self._log_spread)
 
     def observe(self, size: BatchSize, seconds: float) -> None:
-        """A batch of this size took so long."""
+        """Learn from a batch that took `seconds`."""
         seconds = max(seconds, 1e-6)
-        row = _row(size)
-        before = self._estimate(row) if self._observed >= self._least else 0.0
-        known = before > 0
-        about = max(before, 1e-6) if known else seconds
-        off = abs(seconds - about) / about
+        features = _features(size)
+        expected = self.expected(size)
+        known = expected > 0
+        scale = max(expected, 1e-6) if known else seconds
+        error = abs(seconds - scale) / scale
         if known:
-            self._drift += 0.1 * (min(1.0, max(-1.0, math.log(seconds / about))) - self._drift)
-        has_changed = abs(self._drift) > _DRIFTED
-        weight = (1.0 if off <= 0.5 or has_changed else 0.5 / off) / about**2
-        keep = 0.8 if has_changed else self._keep
-        for i, left in enumerate(row):
-            self._answers[i] = keep * self._answers[i] + weight * left * seconds
-            line = self._moments[i]
-            for j, right in enumerate(row):
-                line[j] = keep * line[j] + weight * left * right
+            self._drift += 0.1 * (min(1.0, max(-1.0, math.log(seconds / scale))) - self._drift)
+        has_drifted = abs(self._drift) > _DRIFTED
+        weight = (1.0 if error <= 0.5 or has_drifted else 0.5 / error) / scale**2
+        keep = 0.8 if has_drifted else self._keep
+        for i, left in enumerate(features):
+            self._targets[i] = keep * self._targets[i] + weight * left * seconds
+            row = self._moments[i]
+            for j, right in enumerate(features):
+                row[j] = keep * row[j] + weight * left * right
         self._observed += 1
         self._solve()
         if known:
-            # A quantile by steps: up by 0.095 where it was exceeded, down by 0.005 where not, balance at 95 of 100.
-            exceeded = seconds > before * math.exp(self._log_spread)
-            step = 0.095 if exceeded else -0.005
+            # Stochastic quantile: up by 0.095 when exceeded, down by 0.005 when not, stationary at the 95th percentile.
+            step = 0.095 if seconds > expected * math.exp(self._log_spread) else -0.005
             self._log_spread = min(math.log(4.0), max(math.log(1.05), self._log_spread + step))
 
-    def _estimate(self, row: Sequence[float]) -> float:
-        a, b, c, d, e, f = self._weights  # written out: every request at the door asks for a few of these
-        return a * row[0] + b * row[1] + c * row[2] + d * row[3] + e * row[4] + f * row[5]
+    def _estimate(self, features: Sequence[float]) -> float:
+        a, b, c, d, e, f = self._weights  # unrolled: every admission check calls this several times
+        return a * features[0] + b * features[1] + c * features[2] + d * features[3] + e * features[4] + f * features[5]
 
     def _solve(self) -> None:
-        """Coordinate descent with a floor of 0 (Franc, Hlavac and Navara, 2005), from where the last one ended."""
-        weights, moments, answers = self._weights, self._moments, self._answers
-        for _ in range(_SWEEPS):
-            moved = 0.0
-            for i, line in enumerate(moments):
-                curvature = line[i] * (1 + 1e-6)
+        """Coordinate descent with non-negative coordinates (Franc, Hlavac and Navara, 2005), from the last solution."""
+        weights = self._weights
+        for _ in range(_MAX_SWEEPS):
+            change = 0.0
+            for i, row in enumerate(self._moments):
+                curvature = row[i] * (1 + 1e-6)
                 if curvature <= 0:
                     continue
-                slope = sum(value * weight for value, weight in zip(line, weights, strict=True)) - answers[i]
+                slope = sum(value * weight for value, weight in zip(row, weights, strict=True)) - self._targets[i]
                 new = max(0.0, weights[i] - slope / curvature)
-                moved = max(moved, abs(new - weights[i]) * math.sqrt(curvature))
+                change = max(change, abs(new - weights[i]) * math.sqrt(curvature))
                 weights[i] = new
-            if moved < 1e-4:
+            if change < 1e-4:
                 return
 
 
-def _row(size: BatchSize) -> tuple[float, ...]:
-    """The terms, scaled so that all columns are of one size."""
+def _features(size: BatchSize) -> tuple[float, ...]:
+    """The terms of the model, scaled to similar magnitudes."""
     tokens, rows, longest = size.tokens, size.beam_rows, size.longest
     padding = size.padded_tokens - tokens
     return 1.0, tokens / 1e3, padding / 1e3, rows / 1e3, tokens * longest / 1e6, rows * longest / 1e6

@@ -1,17 +1,18 @@
-"""The scheduler: who is let in, what runs next, what is given up, and whether the workers are well."""
+"""The scheduler: admits requests, closes batches for the workers, drops late requests and watches for hung workers."""
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
-from leafbeam.engine.batcher import Batch, Batcher, Waiting
+from leafbeam.engine.batcher import Batch, Batcher, QueueEntry, RequestSize
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.latency_model import LatencyFit, LatencyModel
-from leafbeam.engine.pending_request import Job, JobKey
+from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import OverloadedError, UnavailableError
 
@@ -19,13 +20,10 @@ __all__ = ["Load", "Scheduler"]
 
 log = logging.getLogger("leafbeam.engine")
 
-State = Literal["new", "open", "draining", "closed"]
-Guest = TypeVar("Guest")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What waits and what runs at one moment. tokens: of prompts, padding included where they run."""
+    """Requests that are queued and running at one moment. running_tokens: prompt tokens with padding."""
 
     waiting: int
     waiting_tokens: int
@@ -37,41 +35,40 @@ class Load:
 
 @dataclass(kw_only=True, slots=True)
 class _Running:
-    """A batch that a worker has. lost: the watchdog gave it up."""
+    """The batch of a worker. hung: it has run for longer than `watchdog_s`."""
 
-    batch: Batch[Job]
+    batch: Batch[PendingRequest]
     since: float
-    lost: bool = False
+    hung: bool = False
 
 
 class Scheduler:
-    """The first of the three tiers (xGR, section 7): between those who submit and the workers.
+    """Between the threads that submit and the workers (the first tier of xGR, section 7).
 
-    Think of it as the front desk: `add` takes a job or says why not, `next_batch` gives a worker what closes next and waits for
-    it, `done` says that it ended. A thread of its own sleeps until somebody can no longer be in time, or a batch runs for too
-    long, and tells those concerned; it costs nothing while nothing waits or runs.
+    `enqueue` admits a request or raises, `next_batch` blocks until a batch closes, `batch_done` reports its end. A watchdog
+    thread rejects queued requests when they can no longer meet their deadline, and the requests of a batch that hangs.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float], counts: Counts) -> None:
         self._settings, self._clock, self._counts = settings, clock, counts
-        self._step_time = LatencyModel()
-        self._batcher: Batcher[Job] = Batcher(
+        self._latency = LatencyModel()
+        self._batcher: Batcher[PendingRequest] = Batcher(
             settings.capacity,
             max_queue=settings.max_queue,
             wait_s=settings.wait_s,
-            budget_s=settings.batch_s,
-            likely=self._step_time.likely if settings.predict else None,
+            max_batch_s=settings.max_batch_s,
+            p95=self._latency.p95 if settings.predict else lambda size: 0.0,
         )
-        self._lock = threading.RLock()  # guards all that follows, the batcher and the step time
-        self._work = threading.Condition(self._lock)  # workers sleep on it
-        self._watch = threading.Condition(self._lock)  # the watchdog sleeps on it
-        self._due = float("inf")  # when the watchdog looks again by itself
-        self._state: State = "new"
+        self._lock = threading.RLock()  # guards everything below, the batcher and the latency model
+        self._work = threading.Condition(self._lock)  # wakes workers
+        self._watch = threading.Condition(self._lock)  # wakes the watchdog
+        self._watchdog_wakes = math.inf
+        self._state: Literal["new", "open", "draining", "closed"] = "new"
         self._running: dict[int, _Running] = {}
-        self._watchdog = threading.Thread(target=self._watch_on, name="leafbeam-watchdog", daemon=True)
+        self._watchdog = threading.Thread(target=self._run_watchdog, name="leafbeam-watchdog", daemon=True)
 
     def open(self) -> None:
-        """Let requests in."""
+        """Begin to admit requests."""
         with self._lock:
             assert self._state == "new"
             self._state = "open"
@@ -79,22 +76,24 @@ class Scheduler:
 
     @property
     def is_open(self) -> bool:
+        """Whether requests are admitted."""
         return self._state == "open"
 
     @property
-    def trouble(self) -> str | None:
-        """Why requests should go elsewhere; None if they are welcome."""
+    def unhealthy_reason(self) -> str | None:
+        """Why requests should go to another server; None while healthy."""
         with self._lock:
             if self._state != "open":
                 return {"new": "it was not started", "draining": "it is stopping", "closed": "it has stopped"}[self._state]
             now = self._clock()
-            lost = [(now - one.since, worker) for worker, one in self._running.items() if one.lost]
-        return f"worker {max(lost)[1]} has been in one batch for {max(lost)[0]:.1f} s" if lost else None
+            hung = [(now - running.since, worker) for worker, running in self._running.items() if running.hung]
+        return f"worker {max(hung)[1]} has been in one batch for {max(hung)[0]:.1f} s" if hung else None
 
     @property
     def load(self) -> Load:
+        """What is queued and running now."""
         with self._lock:
-            sizes = [one.batch.size for one in self._running.values()]
+            sizes = [running.batch.size for running in self._running.values()]
             return Load(
                 waiting=len(self._batcher),
                 waiting_tokens=self._batcher.tokens,
@@ -105,179 +104,165 @@ class Scheduler:
             )
 
     @property
-    def fit(self) -> LatencyFit:
-        """What is known of how long batches take."""
+    def latency_fit(self) -> LatencyFit:
+        """The state of the latency model."""
         with self._lock:
-            return self._step_time.fit
+            return self._latency.fit
 
     def observe(self, size: BatchSize, seconds: float) -> None:
-        """A batch of this size took so long."""
+        """Teach the latency model how long a batch took."""
         with self._lock:
-            self._step_time.observe(size, seconds)
+            self._latency.observe(size, seconds)
 
-    def add(self, job: Job) -> None:
-        """Queue a job. Raises OverloadedError, UnavailableError."""
+    @property
+    def is_saturated(self) -> bool:
+        """Whether requests are queued or no worker is idle; read without the lock."""
+        return len(self._batcher) > 0 or len(self._running) >= self._settings.workers
+
+    def check_admission(self, size: RequestSize) -> None:
+        """Raise what `enqueue` would raise for a request of this size. Cost: some 10 microseconds."""
         with self._lock:
             if self._state != "open":
                 raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
-            if self._is_lost():
-                raise self._wedged()
+            if self._all_hung():
+                raise self._hung_error()
             now = self._clock()
-            if job.deadline <= now:  # it was ahead when the request came: this took too long here
-                message = "the deadline passed before the request could wait: try again later"
-                raise OverloadedError(message, reason="deadline_unreachable", retry_after_s=self._free_in(now))
-            waiting = self._batcher.add(self._place(job, job.key, job.tokens, job.deadline, now))
-            self._work.notify()
-            if waiting.latest < self._due:
-                self._watch.notify()
-        # Weakly, because a future keeps its callbacks: job, future and place would hold one another after the answer.
-        place = weakref.ref(waiting)
-        job.future.add_done_callback(lambda future: self._forget(place()) if future.cancelled() else None)
+            free_in_s = self._seconds_until_free(now)
+            if size.deadline <= now:
+                message = "the deadline passed before the request was queued: try again later"
+                raise OverloadedError(message, reason="deadline_unreachable", retry_after_s=free_in_s)
+            self._batcher.admit(size, now, free_in_s=free_in_s, workers=self._settings.workers)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Somebody waits, or no worker is free; may be a moment old."""
-        return len(self._batcher) > 0 or len(self._running) >= self._settings.workers
-
-    def turned_away(self, key: JobKey, *, tokens: int, deadline: float) -> OverloadedError | None:
-        """What `add` would raise now for want of time or room for a job of this size; None: nothing of that kind."""
+    def enqueue(self, pending: PendingRequest) -> None:
+        """Queue a request. Raises OverloadedError, UnavailableError."""
         with self._lock:
-            now = self._clock()
-            if self._state != "open" or self._is_lost():
-                return None
-            try:
-                self._place(None, key, tokens, deadline, now)
-            except OverloadedError as error:
-                return error
-        return None
+            self.check_admission(pending.size)
+            entry = self._batcher.enqueue(pending, pending.size)
+            self._work.notify()
+            if entry.latest < self._watchdog_wakes:
+                self._watch.notify()
+        # A future keeps its callbacks: a strong reference would tie request, future and entry into a cycle.
+        entry_ref = weakref.ref(entry)
+        pending.future.add_done_callback(lambda future: self._cancelled(entry_ref()) if future.cancelled() else None)
 
-    def _place(self, work: Guest, key: JobKey, tokens: int, deadline: float, now: float) -> Waiting[Guest]:
-        free_in_s, workers = self._free_in(now), self._settings.workers
-        return self._batcher.place(
-            work, key=key, tokens=tokens, width=key[0], now=now, deadline=deadline, free_in_s=free_in_s, workers=workers
-        )
-
-    def next_batch(self, worker: int) -> Batch[Job] | None:
-        """What a worker runs next, as soon as there is something; None when there will be no more."""
+    def next_batch(self, worker: int) -> Batch[PendingRequest] | None:
+        """Block until a batch closes; None once there will be no more."""
         while True:
             with self._lock:
                 now = self._clock()
-                batch, late = self._batcher.take(now, ending=self._state != "open")
+                batch, expired = self._batcher.next_batch(now, ending=self._state != "open")
                 if batch is not None:
                     self._running[worker] = _Running(batch=batch, since=now)
-                    if now + self._settings.watchdog_s < self._due:
+                    if now + self._settings.watchdog_s < self._watchdog_wakes:
                         self._watch.notify()
-                    if len(self._batcher):  # what one notification was for may be more than one batch
+                    if len(self._batcher):  # one notification may stand for several batches
                         self._work.notify()
-                elif not late:
+                elif not expired:
                     if self._state != "open":
                         return None
                     closes_at = self._batcher.closes_at(now)
-                    self._work.wait(None if closes_at == float("inf") else max(0.0, closes_at - now))
+                    self._work.wait(None if closes_at == math.inf else max(0.0, closes_at - now))
                     continue
-            self._refuse_late(late)
+            self._fail_expired(expired)
             if batch is not None:
                 self._counts.add("batches", batch.closed)
                 return batch
 
-    def done(self, worker: int, seconds: float | None) -> None:
-        """A worker's batch ended. seconds: how long it took, where that says something about others."""
+    def batch_done(self, worker: int, seconds: float | None) -> None:
+        """A worker's batch ended. seconds: its duration, None if it is no measure of the machine."""
         with self._lock:
             ended = self._running.pop(worker)
-            if seconds is not None and not ended.lost:
-                self._step_time.observe(ended.batch.size, seconds)
-        if ended.lost:
+            if seconds is not None and not ended.hung:
+                self._latency.observe(ended.batch.size, seconds)
+        if ended.hung:
             log.warning("worker %d came back after %.1f s in one batch", worker, self._clock() - ended.since)
 
     def drain(self) -> None:
-        """Let nobody in any more; what waits still runs."""
+        """Admit no more requests; queued ones still run."""
         with self._lock:
             if self._state in ("new", "open"):
                 self._state = "draining"
-            self._wake()
+            self._wake_all()
 
     def close(self) -> None:
-        """Refuse whatever still waits or runs, and end the watchdog."""
+        """Fail all queued and running requests, and end the watchdog."""
         with self._lock:
             self._state = "closed"
             waiting = self._batcher.clear()
-            running = [job for one in self._running.values() for job in one.batch.works]
-            self._wake()
-        message = "the engine stopped before this request's turn came"
-        self._refuse(waiting, "draining", lambda: UnavailableError(message, reason="draining"))
+            running = [pending for running in self._running.values() for pending in running.batch.requests]
+            self._wake_all()
         message = "the engine stopped before this request was answered"
-        self._refuse(running, "draining", lambda: UnavailableError(message, reason="draining"))
+        self._fail([*waiting, *running], "draining", lambda: UnavailableError(message, reason="draining"))
         if self._watchdog.is_alive() and threading.current_thread() is not self._watchdog:
             self._watchdog.join(5)
 
-    def _wake(self) -> None:
+    def _wake_all(self) -> None:
         self._work.notify_all()
         self._watch.notify_all()
 
-    def _forget(self, waiting: Waiting[Job] | None) -> None:
-        """A request was cancelled; None: after it had left the queue."""
+    def _cancelled(self, entry: QueueEntry[PendingRequest] | None) -> None:
+        """A request was cancelled; entry None: it had left the queue."""
         with self._lock:
-            removed = waiting is not None and self._batcher.remove(waiting)
-        self._counts.add("cancelled", "waiting" if removed else "running")
+            was_waiting = entry is not None and self._batcher.remove(entry)
+        self._counts.add("cancelled", "waiting" if was_waiting else "running")
 
-    def _free_in(self, now: float) -> float:
-        """Seconds until a worker is free, as far as can be told."""
+    def _seconds_until_free(self, now: float) -> float:
+        """Predicted seconds until a worker is idle."""
         if len(self._running) < self._settings.workers:
             return 0.0
-        return max(0.0, min(one.since + one.batch.likely_s for one in self._running.values()) - now)
+        return max(0.0, min(running.since + running.batch.p95_s for running in self._running.values()) - now)
 
-    def _is_lost(self) -> bool:
-        """All workers hang."""
-        return len(self._running) >= self._settings.workers and all(one.lost for one in self._running.values())
+    def _all_hung(self) -> bool:
+        return len(self._running) >= self._settings.workers and all(running.hung for running in self._running.values())
 
-    def _wedged(self) -> UnavailableError:
+    def _hung_error(self) -> UnavailableError:
         return UnavailableError(
-            f"the device has not answered for more than {self._settings.watchdog_s:g} s: ask another server",
+            f"the device has not answered for more than {self._settings.watchdog_s:g} s: try another server",
             reason="wedged",
             retry_after_s=self._settings.watchdog_s,
         )
 
-    def _watch_on(self) -> None:
+    def _run_watchdog(self) -> None:
         while True:
             with self._lock:
                 if self._state == "closed":
                     return
                 now = self._clock()
-                late = self._batcher.shed(now)
-                lost = [
-                    (worker, one)
-                    for worker, one in self._running.items()
-                    if not one.lost and one.since + self._settings.watchdog_s <= now
-                ]
-                for _, one in lost:
-                    one.lost = True
-                stranded = self._batcher.clear() if lost and self._is_lost() else []
-                if not (late or lost):
-                    times = [one.since + self._settings.watchdog_s for one in self._running.values() if not one.lost]
-                    self._due = min([self._batcher.late_at(), *times])
-                    self._watch.wait(None if self._due == float("inf") else max(0.0, self._due - now))
-                    self._due = float("inf")
+                expired = self._batcher.drop_expired(now)
+                limits = {
+                    worker: running.since + self._settings.watchdog_s
+                    for worker, running in self._running.items()
+                    if not running.hung
+                }
+                hung = {worker: self._running[worker].batch.requests for worker, limit in limits.items() if limit <= now}
+                for worker in hung:
+                    self._running[worker].hung = True
+                stranded = self._batcher.clear() if hung and self._all_hung() else []
+                if not (expired or hung):
+                    self._watchdog_wakes = min([self._batcher.expires_at(), *limits.values()])
+                    self._watch.wait(None if self._watchdog_wakes == math.inf else max(0.0, self._watchdog_wakes - now))
+                    self._watchdog_wakes = math.inf
                     continue
-            self._refuse_late(late)
-            for worker, one in lost:
+            self._fail_expired(expired)
+            for worker, requests in hung.items():
                 self._counts.add("batch_faults", "wedged")
                 log.error(
-                    "worker %d has been in one batch of %d requests for more than %g s: they are refused, and the engine is "
-                    "not ready until it comes back",
+                    "worker %d has been in one batch of %d requests for more than %g s: they fail, and the engine is not ready "
+                    "until the worker returns",
                     worker,
-                    len(one.batch.works),
+                    len(requests),
                     self._settings.watchdog_s,
                 )
-                self._refuse(one.batch.works, "wedged", self._wedged)
-            self._refuse(stranded, "wedged", self._wedged)
+                self._fail(requests, "wedged", self._hung_error)
+            self._fail(stranded, "wedged", self._hung_error)
 
-    def _refuse_late(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            allowed_s = job.deadline - job.submitted
-            message = f"no turn within {allowed_s:g} s, its deadline: the server has more requests than it can answer"
-            self._refuse([job], "late", lambda: OverloadedError(message, reason="late"))  # noqa: B023
+    def _fail_expired(self, requests: Iterable[PendingRequest]) -> None:
+        for pending in requests:
+            allowed_s = pending.size.deadline - pending.size.arrived
+            message = f"not started within its deadline of {allowed_s:g} s: the server has more requests than it can answer"
+            self._fail([pending], "late", lambda message=message: OverloadedError(message, reason="late"))
 
-    def _refuse(self, jobs: Iterable[Job], reason: str, error: Callable[[], Exception]) -> None:
-        for job in jobs:
-            if job.fail(error()):
+    def _fail(self, requests: Iterable[PendingRequest], reason: str, error: Callable[[], Exception]) -> None:
+        for pending in requests:
+            if pending.set_error(error()):
                 self._counts.add("shed", reason)

@@ -1,4 +1,4 @@
-"""How an engine runs: the dials of `leafbeam serve`, and the switches of the ablation."""
+"""How an engine runs."""
 
 import math
 from dataclasses import dataclass, fields
@@ -9,32 +9,31 @@ from leafbeam.errors import ArgumentError
 __all__ = ["Settings"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb")
-_BATCH_SHARE = 0.5  # of the objective: who comes while a batch of that length runs can still be answered by the next
+_BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Sizes, times and switches of an engine. Everything has a default that suits a small model on a CPU.
+    """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
-    num_beams: the width of requests that name none.
-    workers: threads that run batches, each on its own, over one copy of the weights.
+    num_beams: beams of requests that name none.
+    workers: threads that run batches, over one copy of the weights.
     max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
-    max_queue: requests that may wait; one more is refused.
-    slo_s: the objective, from submission to answer. It is the deadline of requests that bring none, and half of it is the most
-        that a batch may take. None: no objective; timeout_s is the deadline.
-    timeout_s: the deadline without an objective.
-    wait_s: how long a batch may wait for company while a worker is idle; 0 runs what is there.
-    watchdog_s: a batch that runs for longer is lost: its requests are refused, and the engine is not ready until it ends.
-    host_threads: threads that turn what was found into answers, beside the workers.
-    prompt_store_mb: megabytes for the keys and values of prompts seen lately, so that a user who comes back with a longer
-        history is read from where the last one ended (float32 models on a CPU). 0: none.
-    graphs: whole decodes are captured as CUDA graphs at the start, for num_beams and scoring "full", and batches that fit one
-        are replayed (see Graphs); for models on a CUDA device. graph_mb: megabytes that they may take, of all workers.
+    max_queue: requests that may wait; further ones are rejected.
+    slo_s: the latency objective, from submission to answer. It is the deadline of requests without one, and half of it bounds
+        the predicted duration of a batch. None: no objective; timeout_s is the deadline.
+    timeout_s: the deadline of requests without one, if there is no objective.
+    wait_s: maximum batching delay while a worker is idle.
+    watchdog_s: a batch that runs for longer hangs: its requests fail, and the engine is not ready until it ends.
+    host_threads: threads that build results beside the workers.
+    prompt_store_mb: megabytes of keys and values of recent prompts, reused by longer prompts that begin with them (float32
+        models on a CPU). 0: none.
+    graphs: capture whole searches as CUDA graphs at the start, for num_beams and scoring "full", and replay them (see Graphs).
+    graph_mb: megabytes for the graphs of all workers.
+    batching, overlap, predict: False runs one request at a time, builds results in the workers, rejects nothing for what the
+        latency model predicts.
 
-    batching, overlap, predict: False runs one request at a time, does the host's work in the workers, and refuses nothing for
-        what the step-time model says.
-
-    Raises ArgumentError for values that cannot be meant.
+    Raises ArgumentError for a value out of range.
     """
 
     num_beams: int = 20
@@ -61,13 +60,13 @@ class Settings:
             if value == 0 and field.name in _MAY_BE_0:
                 continue
             if field.type is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ArgumentError(f"{field.name} has to be a whole number of at least 1, not {value!r}")
+                raise ArgumentError(f"{field.name} must be an integer of at least 1, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
-                raise ArgumentError(f"{field.name} has to be a number of seconds above 0, not {value!r}")
+                raise ArgumentError(f"{field.name} must be a number of seconds above 0, not {value!r}")
         if self.slo_s is not None and not 0 < self.slo_s < math.inf:
-            raise ArgumentError(f"slo_s has to be a number of seconds above 0, or None, not {self.slo_s!r}")
+            raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
         if self.wait_s >= self.deadline_s:
-            raise ArgumentError(f"wait_s={self.wait_s:g} leaves nothing of the deadline of {self.deadline_s:g} s to run in")
+            raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
 
     @property
     def capacity(self) -> Capacity:
@@ -77,10 +76,10 @@ class Settings:
 
     @property
     def deadline_s(self) -> float:
-        """How soon a request that brings no deadline has to be answered."""
+        """Seconds to answer a request without a deadline of its own."""
         return self.timeout_s if self.slo_s is None else self.slo_s
 
     @property
-    def batch_s(self) -> float:
-        """How long a batch of several requests may be expected to take."""
+    def max_batch_s(self) -> float:
+        """Predicted seconds that a batch of several requests may take."""
         return math.inf if self.slo_s is None else _BATCH_SHARE * self.slo_s

@@ -1,12 +1,12 @@
-"""A worker: one thread that runs one batch after the other, and outlives whatever goes wrong in one."""
+"""A worker: one thread that runs batches one after the other and survives any error in one."""
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
 
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.decoder import Abandoned, Decoder, Found, is_out_of_memory
-from leafbeam.engine.pending_request import Job
+from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
+from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.errors import UnavailableError
 
@@ -16,13 +16,13 @@ log = logging.getLogger("leafbeam.engine")
 
 
 class Worker:
-    """The third of the three tiers (xGR, section 7): takes batches from the scheduler, decodes them, hands on what was found.
+    """Takes batches from the scheduler, decodes them and delivers the output (the third tier of xGR, section 7).
 
-    A batch that raises fails its own requests, with that error, and no others. One that runs out of memory is tried once more
-    in two halves, where it has more than one request; a half that runs out again fails with UnavailableError. A batch that
-    nobody waits for any more ends before its next round.
+    An error fails the requests of its batch and no others. A batch that runs out of memory is retried once in two halves;
+    a half that runs out again fails with UnavailableError. A batch whose requests were all cancelled ends before its next
+    decode step.
 
-    deliver: takes the jobs and what was found for them; called in this thread.
+    deliver: takes the requests and their output; called in this thread.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Worker:
         number: int,
         scheduler: Scheduler,
         decoder: Decoder,
-        deliver: Callable[[Sequence[Job], Found], None],
+        deliver: Callable[[Sequence[PendingRequest], BatchOutput], None],
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
@@ -39,69 +39,72 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=f"leafbeam-worker-{number}", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread, which comes once the scheduler has no more batches."""
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, timeout_s))
 
     def _run(self) -> None:
         while (batch := self._scheduler.next_batch(self._number)) is not None:
-            began = self._clock()
-            went_well, jobs = False, ()
+            started = self._clock()
+            succeeded, requests = False, ()
             try:
-                jobs = [job for job in batch.works if not job.is_over]
-                went_well = self._decode(jobs) and len(jobs) == len(batch.works)
+                requests = [pending for pending in batch.requests if not pending.is_done]
+                succeeded = self._decode(requests) and len(requests) == len(batch.requests)
             finally:
-                self._scheduler.done(self._number, self._clock() - began if went_well else None)
-                batch, jobs = None, ()  # or they would be kept until the next batch
+                self._scheduler.batch_done(self._number, self._clock() - started if succeeded else None)
+                batch, requests = None, ()  # or they would be kept until the next batch
 
-    def _decode(self, jobs: Sequence[Job]) -> bool:
-        """Run jobs and see to it that each has its answer or its error; whether nothing went wrong."""
-        error = self._attempt(jobs)
+    def _decode(self, requests: Sequence[PendingRequest]) -> bool:
+        """Complete every request with its result or an error; whether no error occurred."""
+        error = self._try(requests)
         if error is None:
-            return bool(jobs)
-        if not is_out_of_memory(error) or len(jobs) == 1:
-            self._fail(jobs, error)
+            return bool(requests)
+        if not is_out_of_memory(error) or len(requests) == 1:
+            self._fail(requests, error)
             return False
-        log.warning("a batch of %d requests ran out of memory and is tried again in halves: %s", len(jobs), error)
+        log.warning("a batch of %d requests ran out of memory and is retried in halves: %s", len(requests), error)
         self._counts.add("batch_faults", "split")
-        middle = (len(jobs) + 1) // 2
-        for half in (jobs[:middle], jobs[middle:]):
-            again = self._attempt([job for job in half if not job.is_over])
-            if again is not None:
-                self._fail(half, again)
+        middle = (len(requests) + 1) // 2
+        for half in (requests[:middle], requests[middle:]):
+            error = self._try([pending for pending in half if not pending.is_done])
+            if error is not None:
+                self._fail(half, error)
         return False
 
-    def _attempt(self, jobs: Sequence[Job]) -> Exception | None:
-        """Run jobs as one batch and deliver; what went wrong is returned, because a traceback would keep the memory."""
-        if not jobs:
+    def _try(self, requests: Sequence[PendingRequest]) -> Exception | None:
+        """Run one batch; an error is returned without its traceback, which would keep memory alive."""
+        if not requests:
             return None
         try:
-            self._deliver(jobs, self._decoder.run(jobs))
-        except BaseException as error:  # whatever it is belongs to these requests; the next batch starts afresh
+            self._deliver(requests, self._decoder.run(requests))
+        except BaseException as error:
             if is_out_of_memory(error):
                 self._counts.add("batch_faults", "out_of_memory")
-                self._decoder.forget()
-            elif isinstance(error, Abandoned):
+                self._decoder.release_memory()
+            elif isinstance(error, BatchAbandoned):
                 self._counts.add("batch_faults", "abandoned")
             else:
                 self._counts.add("batch_faults", "error")
-                log.exception("a batch of %d requests failed", len(jobs))
-            return error.with_traceback(None) if isinstance(error, Exception) else RuntimeError(f"a worker met {error!r}")
+                log.exception("a batch of %d requests failed", len(requests))
+            return error.with_traceback(None) if isinstance(error, Exception) else RuntimeError(f"a worker raised {error!r}")
         return None
 
-    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+    def _fail(self, requests: Sequence[PendingRequest], error: Exception) -> None:
         reason = "error"
         if is_out_of_memory(error):
             reason = "out_of_memory"
-            log.error("a batch of %d requests ran out of memory: %s", len(jobs), error)
-            message = f"there was no memory for a batch of {len(jobs)}, this request among them: try again later"
-            error = UnavailableError(message, reason="out_of_memory")
-        for job in jobs:
-            if job.fail(error):
+            log.error("a batch of %d requests ran out of memory: %s", len(requests), error)
+            message = f"out of memory for a batch of {len(requests)} with this request: try again later"
+            error = UnavailableError(message, reason=reason)
+        for pending in requests:
+            if pending.set_error(error):
                 self._counts.add("failed", reason)

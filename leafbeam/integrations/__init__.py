@@ -1,1 +1,1 @@
-"""leafbeam inside other people's engines. Nothing here is imported by the rest of leafbeam."""
+"""leafbeam inside Hugging Face transformers and Ray, and batch jobs over tables of users."""

@@ -1,7 +1,7 @@
-"""Recommendations for a table of users: Parquet in, Parquet out, one partition at a time, each finished for good.
+"""Recommendations for a table of users: Parquet in, Parquet out, one file for each partition.
 
-A partition is a run of rows of one row group of one file. Its answers are one file of the output, written whole or not at all;
-what is there already is not done again. `ray_batch` does the same on many machines.
+A partition is a range of rows of one row group. Its output file appears whole or not at all, and a job skips partitions whose
+file exists. `ray_batch` runs the same partitions on many machines.
 """
 
 import json
@@ -17,21 +17,30 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from leafbeam.engine import Engine, ItemId, Limits, Request, Result, Scoring, UserId
+from leafbeam.engine import CatalogFiles, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
 from leafbeam.errors import ArgumentError, DataError, RequestError
 from leafbeam.index import Trie
 
-__all__ = ["Asked", "BatchJob", "Done", "Files", "Partition", "PartitionRunner", "Plan", "recommend_users"]
+__all__ = [
+    "BatchJob",
+    "JobPlan",
+    "Partition",
+    "PartitionResult",
+    "PartitionRunner",
+    "RequestTemplate",
+    "ServingFiles",
+    "recommend_users",
+]
 
 MANIFEST = "_manifest.json"
 _FORMAT = 1
-_NO_LIMIT = 1 << 40  # histories are the caller's own; the model's newest items are taken, and how many is in the output
-Progress = Callable[["Done", int, int], None]
+_NO_LIMIT = 1 << 40  # a history is cut to the newest items that the model can see, and the output says how many
+Progress = Callable[["PartitionResult", int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Files:
-    """What answers: a model's directory, an index, and where there are rules a catalog and their file. Absolute paths."""
+class ServingFiles:
+    """The files of an engine, made absolute: a model's directory, an index, and for rules a catalog and a TOML file."""
 
     model: str
     index: str
@@ -43,17 +52,20 @@ class Files:
             path = getattr(self, name)
             if path is not None:
                 object.__setattr__(self, name, os.path.abspath(path))
-        if self.rules is not None and self.catalog is None:
-            raise ArgumentError("rules need a catalog to look at: give its path too")
+        CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules)  # raises ArgumentError
+
+    @property
+    def catalog_files(self) -> CatalogFiles:
+        """All but the model."""
+        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What every user of the table is asked for; the fields of a `Request`.
+class RequestTemplate:
+    """The request of every user: fields of `Request`, and the columns for the others.
 
-    user_column: copied to the output; ids that a model with tokens for users reads. history_column: lists of item ids, oldest
-        first; null is an empty history.
-    deny_column: None, or lists of item ids that must not come back. deny_history: neither must those of the history.
+    user_column: user ids, copied to the output. history_column: lists of item ids, oldest first; null is an empty history.
+    deny_column: None, or lists of item ids that must not be returned. deny_history: whether items of the history are denied.
     """
 
     num_items: int = 10
@@ -69,6 +81,11 @@ class Asked:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
         self.request()
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns to read."""
+        return [name for name in (self.user_column, self.history_column, self.deny_column) if name is not None]
 
     def request(self, history: tuple[ItemId, ...] = (), deny: tuple[ItemId, ...] = (), user: UserId | None = None) -> Request:
         """The request of one user. Raises RequestError."""
@@ -86,7 +103,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """Rows [first, first + rows) of a row group of a file, and the name of what answers them."""
+    """Rows [first, first + rows) of a row group of a file."""
 
     number: int
     file: str
@@ -96,24 +113,24 @@ class Partition:
 
     @property
     def output(self) -> str:
-        """The name of its file in the output."""
+        """The name of its output file."""
         return f"part-{self.number:06d}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """One partition answered. short: users with fewer items than asked for. unknown_items: history ids unknown to the index."""
+class PartitionResult:
+    """Counts of a written partition. short_answers: users with fewer items than requested. unknown_items: ids of histories."""
 
     number: int
     users: int
-    short: int
+    short_answers: int
     unknown_items: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The partitions of a job: all of them, and those that have no output yet."""
+class JobPlan:
+    """All partitions of a job, and those without output."""
 
     partitions: tuple[Partition, ...]
     pending: tuple[Partition, ...]
@@ -121,20 +138,20 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchJob:
-    """Users in, recommendations out.
+    """Recommendations for all users of a table.
 
-    users: a Parquet file, or a directory of them (read in the order of their names). out: a directory that Parquet readers take
-    for one table. partition_rows: users of a partition at most. device, max_batch: of the engine.
+    users: a Parquet file, or a directory of them, read in the order of their names. out: a directory that Parquet readers read
+    as one table. partition_rows: the most users of a partition. device, max_batch: of the engine.
 
-    >>> files = Files(model="runs/shop/model", index="runs/shop/index.leafbeam")
-    >>> BatchJob(files=files, users="users.parquet", out="out.parquet").asked.num_items
+    >>> files = ServingFiles(model="runs/shop/model", index="runs/shop/index.leafbeam")
+    >>> BatchJob(files=files, users="users.parquet", out="out.parquet").request.num_items
     10
     """
 
-    files: Files
+    files: ServingFiles
     users: str
     out: str
-    asked: Asked = Asked()
+    request: RequestTemplate = RequestTemplate()
     partition_rows: int = 4096
     device: str = "cpu"
     max_batch: int = 64
@@ -143,13 +160,13 @@ class BatchJob:
         for name in ("users", "out"):
             object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
         if self.partition_rows < 1 or self.max_batch < 1:
-            raise ArgumentError(f"partition_rows={self.partition_rows} and max_batch={self.max_batch} have to be at least 1")
+            raise ArgumentError(f"partition_rows={self.partition_rows} and max_batch={self.max_batch} must be at least 1")
 
-    def plan(self) -> Plan:
-        """Cut the users into partitions, and begin the output directory or check that it is this job's.
+    def plan(self) -> JobPlan:
+        """Split the users into partitions, and create the output directory or check that it belongs to this job.
 
-        The manifest in it holds what the answers follow from: the digest of the model's files, the index's version, the rules'
-        text, what is asked, and the users' files. Raises DataError where it is another job's, or the users cannot be read.
+        Its manifest holds digests of the model, index, rules, request and users. Raises DataError if they are another job's,
+        or if the users cannot be read.
         """
         partitions = tuple(self._partitions())
         manifest = self._manifest(partitions)
@@ -158,12 +175,12 @@ class BatchJob:
         if path.exists():
             _compare(path, manifest)
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise DataError(f"{out} is there already and no output of a batch job: name another directory, or remove it")
+            raise DataError(f"{out} exists and is not the output of a batch job: name another directory, or remove it")
         else:
             out.mkdir(parents=True, exist_ok=True)
             _write_whole(path, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8"))
-        pending = tuple(one for one in partitions if not (out / one.output).exists())
-        return Plan(partitions=partitions, pending=pending)
+        pending = tuple(partition for partition in partitions if not (out / partition.output).exists())
+        return JobPlan(partitions=partitions, pending=pending)
 
     def _files(self) -> list[Path]:
         users = Path(self.users)
@@ -190,30 +207,24 @@ class BatchJob:
         return partitions
 
     def _check_columns(self, file: Path, schema: Any) -> None:
-        asked = self.asked
-        for name in (asked.user_column, asked.history_column, asked.deny_column):
-            if name is not None and name not in schema.names:
+        for name in self.request.columns:
+            if name not in schema.names:
                 raise DataError(f"{file} has no column {name!r}; it has {', '.join(schema.names)}")
-        for name in (asked.history_column, asked.deny_column):
-            if name is None:
-                continue
             kind: Any = schema.field(name).type
-            lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-            if not lists or not (pa.types.is_integer(kind.value_type) or _is_text(kind.value_type)):
-                raise DataError(f"{file}: column {name!r} holds {kind}; expected lists of item ids, whole numbers or text")
+            if name != self.request.user_column and not _is_list_of_ids(kind):
+                raise DataError(f"{file}: column {name!r} holds {kind}; expected lists of item ids, integers or text")
 
     def _manifest(self, partitions: tuple[Partition, ...]) -> dict[str, Any]:
         rules = None if self.files.rules is None else _digest([Path(self.files.rules)])
         model = Path(self.files.model)
         if not model.is_dir():
             raise DataError(f"{model} is not a model's directory")
-        asked = asdict(self.asked) | {"rules": list(self.asked.rules)}
         return {
             "format": _FORMAT,
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
             "index": Trie.load(self.files.index).version,
             "rules_text": rules,
-            "asked": asked,
+            "request": asdict(self.request) | {"rules": list(self.request.rules)},
             "partition_rows": self.partition_rows,
             "partitions": len(partitions),
             "users": {file.name: _footer_digest(file) for file in self._files()},
@@ -221,57 +232,51 @@ class BatchJob:
 
 
 class PartitionRunner:
-    """One worker of a job: an engine, loaded once, that answers partition after partition in this process."""
+    """An engine, loaded once, that answers one partition after the other in this process."""
 
     def __init__(self, job: BatchJob) -> None:
-        limits = replace(Limits(), max_history=_NO_LIMIT, max_deny=_NO_LIMIT)
-        files = job.files
         self._job = job
+        limits = replace(Limits(), max_history=_NO_LIMIT, max_deny=_NO_LIMIT)
+        limits.check(job.request.request())
+        settings = Settings(max_batch=job.max_batch)
         self._engine = Engine.load(
-            files.model,
-            files.index,
-            files.catalog,
-            files.rules,
-            device=job.device,
-            limits=limits,
-            max_batch=job.max_batch,
+            job.files.model, job.files.catalog_files, device=job.device, limits=limits, settings=settings
         )
-        limits.check(job.asked.request())
 
-    def run(self, partition: Partition) -> Done:
+    def run(self, partition: Partition) -> PartitionResult:
         """Read, answer, write. Raises DataError that names file and row, and what `Engine.recommend` raises."""
         began = time.monotonic()
-        asked = self._job.asked
-        columns = [name for name in (asked.user_column, asked.history_column, asked.deny_column) if name is not None]
-        table = pq.ParquetFile(partition.file).read_row_group(partition.row_group, columns=columns)
+        template = self._job.request
+        table = pq.ParquetFile(partition.file).read_row_group(partition.row_group, columns=template.columns)
         table = table.slice(partition.first, partition.rows)
-        histories = table.column(asked.history_column).to_pylist()
-        denied = [None] * len(histories) if asked.deny_column is None else table.column(asked.deny_column).to_pylist()
-        users = table.column(asked.user_column)
-        named = users.to_pylist() if self._engine.model.vocabulary.num_users else [None] * len(histories)
+        users = table.column(template.user_column)
+        nulls = [None] * len(users)
+        histories = table.column(template.history_column).to_pylist()
+        denied = nulls if template.deny_column is None else table.column(template.deny_column).to_pylist()
+        user_ids = users.to_pylist() if self._engine.model.vocabulary.num_users else nulls
         requests: list[Request] = []
-        for row, (history, deny, user) in enumerate(zip(histories, denied, named, strict=True)):
+        for row, (history, deny, user) in enumerate(zip(histories, denied, user_ids, strict=True)):
             try:
-                requests.append(asked.request(tuple(history or ()), tuple(deny or ()), user))
+                requests.append(template.request(tuple(history or ()), tuple(deny or ()), user))
             except RequestError as error:
                 where = f"{partition.file}, row {partition.first + row} of row group {partition.row_group}"
                 raise DataError(f"{where}: {error}") from error
         results = self._engine.recommend(requests)
-        answers = self._table(users, results)
-        _write_whole(Path(self._job.out) / partition.output, lambda part: pq.write_table(answers, part))
-        return Done(
+        output = self._table(users, results)
+        _write_whole(Path(self._job.out) / partition.output, lambda part: pq.write_table(output, part))
+        return PartitionResult(
             number=partition.number,
             users=len(results),
-            short=sum(result.num_valid < asked.num_items for result in results),
+            short_answers=sum(result.num_valid < template.num_items for result in results),
             unknown_items=sum(len(result.ignored_history) for result in results),
             seconds=time.monotonic() - began,
         )
 
     def _table(self, users: Any, results: list[Result]) -> Any:
-        """Users beside their items: best first, as many as there are."""
+        """One row a user: items, best first."""
         kind = pa.string() if self._engine.trie.item_ids.dtype.kind == "U" else pa.int64()
         columns: dict[str, Any] = {
-            self._job.asked.user_column: users,
+            self._job.request.user_column: users,
             "item_ids": pa.array([list(result.item_ids) for result in results], pa.list_(kind)),
             "scores": pa.array([list(result.scores) for result in results], pa.list_(pa.float32())),
             "num_history_used": pa.array([result.num_history_used for result in results], pa.int32()),
@@ -280,44 +285,46 @@ class PartitionRunner:
         return pa.table(columns)
 
 
-def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[Done]:
-    """Do what is left of a job in this process, for tables that one machine answers in time; returns what was done now.
+def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[PartitionResult]:
+    """Run the pending partitions of a job in this process.
 
-    progress: called after each partition with it, how many are finished, and how many there are.
+    progress: called after each partition with its result, the number of finished partitions, and the number of all.
     """
     plan = job.plan()
     finished = len(plan.partitions) - len(plan.pending)
     if not plan.pending:
         return []
     runner = PartitionRunner(job)
-    done: list[Done] = []
+    results: list[PartitionResult] = []
     for partition in plan.pending:
-        done.append(runner.run(partition))
+        results.append(runner.run(partition))
         if progress is not None:
-            progress(done[-1], finished + len(done), len(plan.partitions))
-    return done
+            progress(results[-1], finished + len(results), len(plan.partitions))
+    return results
 
 
-def _is_text(kind: Any) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def _is_list_of_ids(kind: Any) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+    return is_list and any(check(kind.value_type) for check in is_id)
 
 
 def _compare(path: Path, manifest: dict[str, Any]) -> None:
     try:
-        there: Any = json.loads(path.read_text(encoding="utf-8"))
+        existing: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} cannot be read ({error}): name another output directory, or remove this one") from error
-    if there != manifest:
-        there = there if isinstance(there, dict) else {}
-        names = [name for name in manifest if there.get(name) != manifest[name]] or ["format"]
+    if existing != manifest:
+        existing = existing if isinstance(existing, dict) else {}
+        names = [name for name in manifest if existing.get(name) != manifest[name]] or ["format"]
         raise DataError(
-            f"{path.parent} holds recommendations of another job (different {', '.join(names)}), which must not be mixed with "
-            "these: name another output directory, or remove this one"
+            f"{path.parent} holds recommendations of another job (different {', '.join(names)}): name another output "
+            "directory, or remove this one"
         )
 
 
 def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """The file appears whole or not at all; readers of the directory do not look at names that begin with a dot."""
+    """Write under a hidden name, which readers of the directory skip, then rename."""
     part = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     write(part)
     with part.open("rb+") as file:
@@ -336,7 +343,7 @@ def _digest(paths: list[Path]) -> str:
 
 
 def _footer_digest(file: Path) -> str:
-    """Of a Parquet file's last part, which says where every column lies and what is in it: no need to read the rest."""
+    """A digest of a Parquet file's size and footer, which holds statistics of every column."""
     with file.open("rb") as open_file:
         size = open_file.seek(-8, os.SEEK_END) + 8
         length = int.from_bytes(open_file.read(4), "little")

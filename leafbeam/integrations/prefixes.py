@@ -1,8 +1,8 @@
-"""From the tokens generated so far to leaf ranges: one child look-up for each row and round.
+"""From the generated tokens to leaf ranges: one child look-up for each row and step.
 
-    root: all leaves
-    then, for each row: find the row of the call before that had all its tokens but the last (beams are reordered, repeated and
-    dropped between rounds), and under its ranges the child that has the code of the last token
+    before the first token: all leaves
+    then, for each row: find the row of the previous call with the same tokens but the last (beams are reordered, repeated and
+    dropped between steps), and below its ranges the child with the code of the last token
 
 Shapes: S segments, B requests, R rows of a call (a request's rows together), T tokens of a row, D depths (0 to L tokens
 generated), L levels, C children of all rows.
@@ -20,48 +20,46 @@ from torch import Tensor
 
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Version
-from leafbeam.integrations.loops import follow_rows
+from leafbeam.integrations.kernels import advance_rows
 from leafbeam.integrations.tokens import CodeTokens, check_sequences
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 
-__all__ = ["Prefixes", "Rows"]
+__all__ = ["PrefixTracker", "RowState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """What R rows have generated at each depth, and the leaves that it reaches.
+class RowState:
+    """The tokens of R rows at each depth, and the leaves below them.
 
-    tokens_DRL: int64, the first d tokens of each row in the last call that had d; -1 before there was one. ranges_D2SR: int64,
-    what they reach in each segment, (lo, hi), empty where they are no legal prefix. table: room for the look-up of prefixes.
-    per_request: how many rows a request has.
+    tokens_DRL: int64, the first d tokens of each row in the last call of depth d; -1 before. ranges_D2SR: int64, their leaf
+    range (lo, hi) in each segment, empty for an illegal prefix. table: buffer of the prefix look-up.
     """
 
     tokens_DRL: NDArray[np.int64]
     ranges_D2SR: NDArray[np.int64]
     table: NDArray[np.int64]
-    per_request: int
+    rows_per_request: int
 
     @classmethod
-    def at_root(cls, ranges_2SB1: NDArray[np.int64], num_levels: int, per_request: int) -> Rows:
+    def at_root(cls, ranges_2SB1: NDArray[np.int64], num_levels: int, rows_per_request: int) -> RowState:
         """All rows of each request at its root."""
-        num_rows = ranges_2SB1.shape[2] * per_request
+        num_rows = ranges_2SB1.shape[2] * rows_per_request
         ranges_D2SR = np.zeros((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
-        ranges_D2SR[0].reshape(*ranges_2SB1.shape[:3], per_request)[:] = ranges_2SB1
+        ranges_D2SR[0].reshape(*ranges_2SB1.shape[:3], rows_per_request)[:] = ranges_2SB1
         return cls(
             tokens_DRL=np.full((num_levels + 1, num_rows, num_levels), -1, np.int64),
             ranges_D2SR=ranges_D2SR,
             table=np.empty(2 << num_rows.bit_length(), np.int64),
-            per_request=per_request,
+            rows_per_request=rows_per_request,
         )
 
 
-class Prefixes:
-    """Where the rows of a generation are in the index.
+class PrefixTracker:
+    """The leaf ranges of the rows of a generation.
 
-    Think of it as a function from tokens to ranges; what it remembers (the last call of each depth) makes it fast and changes
-    no answer. Rows that it has not met are walked from the root: a generation that starts in the middle of an item, a
-    speculative one that went back.
+    It caches the last call of each depth, which changes no answer. Unknown rows are walked from the root, such as those of a
+    generation that starts inside an item, or of a speculative one that went back.
     """
 
     def __init__(self, version: Version, tokens: CodeTokens, requests: Sequence[tuple[RequestFilter, ...]]) -> None:
@@ -71,17 +69,17 @@ class Prefixes:
         self._bound = cpu.bind_filters(self._arrays, requests)
         self._tokens = tokens
         self._root_2SB1 = np.stack(root_ranges(version, requests))
-        self.rows = Rows.at_root(self._root_2SB1, self.num_levels, 1)
-        num_segments = len(version.segments)  # the arrays have one segment twice where it is the only one
+        self.rows = RowState.at_root(self._root_2SB1, self.num_levels, 1)
+        num_segments = len(version.segments)  # a single segment stands twice in the arrays
         self.levels = [pair[:num_segments] for pair in self._arrays.levels]
         self.filters = self._bound.pair[:num_segments]
 
-    def follow(self, sequences_RT: Tensor, prompt_length: int, depth: int) -> bool:
-        """Find the leaves under the first `depth` generated tokens (at most L) of each row: `rows.ranges_D2SR[depth]`.
+    def advance(self, sequences_RT: Tensor, prompt_length: int, depth: int) -> bool:
+        """Write the leaf ranges below the first `depth` generated tokens (at most L) of each row to `rows.ranges_D2SR[depth]`.
 
         sequences_RT: integers on any device, at least prompt_length + depth in a row; R a multiple of the requests. Cost: one
-        search a row; int64 on the CPU are read where they lie. Raises ArgumentError where they are no integers.
-        Returns False where a row was not foreseen and all were walked from the root.
+        search a row; int64 on the CPU is read in place. Raises ArgumentError for other types.
+        Returns False if a row was unknown and all were walked from the root.
         """
         stride, apart = sequences_RT.stride()
         if not (sequences_RT.is_cpu and sequences_RT.dtype == torch.int64 and apart == 1):
@@ -89,30 +87,30 @@ class Prefixes:
             sequences_RT = sequences_RT[:, prompt_length:].to("cpu", torch.int64).contiguous()
             prompt_length, stride = 0, sequences_RT.stride(0)
         address = sequences_RT.data_ptr()
-        self.make_room(len(sequences_RT))
-        foreseen = depth == 0 or self._step(address, stride, prompt_length, depth)
-        if not foreseen:
+        self.resize(len(sequences_RT))
+        was_known = depth == 0 or self._step(address, stride, prompt_length, depth)
+        if not was_known:
             for shallower in range(1, depth + 1):
-                known = self._step(address, stride, prompt_length, shallower)
-                assert known
-        return foreseen
+                is_known = self._step(address, stride, prompt_length, shallower)
+                assert is_known
+        return was_known
 
-    def make_room(self, num_rows: int) -> None:
-        """Let `rows` have this number of rows, a multiple of the requests."""
+    def resize(self, num_rows: int) -> None:
+        """Set the number of rows, a multiple of the requests."""
         if num_rows != self.rows.tokens_DRL.shape[1]:
-            self.rows = Rows.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
+            self.rows = RowState.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
 
     def _step(self, address: int, stride: int, prompt_length: int, depth: int) -> bool:
         rows = self.rows
-        return follow_rows(
+        return advance_rows(
             self.levels[depth - 1],
             self.filters,
-            self._tokens.levels[depth - 1].known_2K,
+            self._tokens.levels[depth - 1].sorted_2K,
             address,
             stride,
             prompt_length,
             depth,
-            rows.per_request,
+            rows.rows_per_request,
             rows.tokens_DRL,
             rows.ranges_D2SR,
             rows.table,
@@ -123,8 +121,8 @@ class Prefixes:
         ranges_2SR = self.rows.ranges_D2SR[depth]
         return np.logical_or.reduce(ranges_2SR[0] < ranges_2SR[1])
 
-    def codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(row_indptr, code_C): the codes that may follow rows at ranges of a depth, ragged, ascending within a row."""
-        lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows.per_request)
+    def legal_codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
+        lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows.rows_per_request)
         row_indptr, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
         return row_indptr, code_C

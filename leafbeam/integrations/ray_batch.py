@@ -1,7 +1,7 @@
-"""A batch job on a Ray cluster: Ray Data hands partitions to workers, each of which is an engine of its own.
+"""A batch job on a Ray cluster: each worker is an engine of its own.
 
-Only the names of partitions travel through Ray; every worker reads its rows and writes its file itself, so that no memory grows
-with the table. All machines have to see the same paths (a shared file system), and have leafbeam installed.
+Ray passes file paths and row ranges, not data: every worker reads its rows and writes its file itself. All machines need
+leafbeam and the same paths (a shared file system).
 """
 
 import os
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam import errors
 from leafbeam.errors import ArgumentError, LeafbeamError, MissingExtraError
-from leafbeam.integrations.batch import BatchJob, Done, Partition, PartitionRunner, Progress
+from leafbeam.integrations.batch import BatchJob, Partition, PartitionResult, PartitionRunner, Progress
 
 try:
     import ray
@@ -25,7 +25,7 @@ __all__ = ["recommend_users_on_ray"]
 
 
 class _Worker:
-    """An actor of the pool. What is wrong comes back as a row, by name: what Ray raises of it keeps the text only."""
+    """An actor of the pool. It returns an error as a row, because Ray would keep only its text."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -35,13 +35,14 @@ class _Worker:
         (number,), (file,), (row_group,), (first,), (rows,) = (
             batch[name].tolist() for name in ("number", "file", "row_group", "first", "rows")
         )
-        done, error, message = Done(number=number, users=0, short=0, unknown_items=0, seconds=0.0), "", ""
+        result = PartitionResult(number=number, users=0, short_answers=0, unknown_items=0, seconds=0.0)
+        error, message = "", ""
         try:
             self._runner = self._runner or PartitionRunner(self._job)
-            done = self._runner.run(Partition(number=number, file=str(file), row_group=row_group, first=first, rows=rows))
+            result = self._runner.run(Partition(number=number, file=str(file), row_group=row_group, first=first, rows=rows))
         except LeafbeamError as raised:
             error, message = type(raised).__name__, str(raised)
-        return {name: [value] for name, value in (asdict(done) | {"error": error, "message": message}).items()}
+        return {name: [value] for name, value in (asdict(result) | {"error": error, "message": message}).items()}
 
 
 def recommend_users_on_ray(
@@ -52,12 +53,12 @@ def recommend_users_on_ray(
     cpus_per_worker: float = 1,
     gpus_per_worker: float = 0,
     progress: Progress | None = None,
-) -> list[Done]:
-    """Do what is left of a job on a Ray cluster; returns what was done now. The output is that of `recommend_users`.
+) -> list[PartitionResult]:
+    """Run the pending partitions of a job on a Ray cluster, with the output of `recommend_users`.
 
-    address: of the cluster; None takes RAY_ADDRESS, then a cluster on this machine, then starts one. workers: at most so many
-    engines; None fills the cluster's CPUs (or its GPUs, where workers have any). A worker that dies is replaced and its
-    partition done again; one that cannot be answered ends the job with its error, and a later call goes on from what is there.
+    address: of the cluster; None takes RAY_ADDRESS, then a cluster on this machine, then starts one. workers: the most
+    engines; None fills the cluster's CPUs, or its GPUs if workers use any. A worker that dies is replaced and its partition
+    repeated; a partition that fails ends the job with its error, and a later call resumes it.
 
     Raises what `BatchJob.plan` and `PartitionRunner.run` raise, wherever it happened.
     """
@@ -71,7 +72,7 @@ def recommend_users_on_ray(
         return []
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False if _starts_one(address) else None)
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if _starts_cluster(address) else None)
     context = DataContext.get_current()
     bars = context.enable_progress_bars
     context.enable_progress_bars = False
@@ -91,18 +92,15 @@ def _run(
     cpus: float,
     gpus: float,
     progress: Progress | None,
-) -> list[Done]:
+) -> list[PartitionResult]:
     resources = ray.cluster_resources()
-    room = int(resources.get("GPU", 0) / gpus) if gpus else int(resources.get("CPU", 0) / cpus)
-    if room < 1:
+    max_workers = int(resources.get("GPU", 0) / gpus) if gpus else int(resources.get("CPU", 0) / cpus)
+    if max_workers < 1:
         has = f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
         raise ArgumentError(f"the cluster has {has}, too few for one worker of {cpus:g} CPUs and {gpus:g} GPUs")
-    size = min(workers or room, len(pending))
-    rows = [
-        {"number": one.number, "file": one.file, "row_group": one.row_group, "first": one.first, "rows": one.rows}
-        for one in pending
-    ]
-    answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+    size = min(workers or max_workers, len(pending))
+    rows = [asdict(partition) for partition in pending]
+    answers = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,
         fn_constructor_kwargs={"job": job},
         batch_size=1,
@@ -110,16 +108,17 @@ def _run(
         num_cpus=cpus,
         num_gpus=gpus or None,
     )
-    done: list[Done] = []
-    for row in answered.iter_rows():
+    results: list[PartitionResult] = []
+    for row in answers.iter_rows():
         if error := str(row.pop("error")):
             raise getattr(errors, error)(row["message"])
         row.pop("message")
-        done.append(Done(**{name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}))
+        fields = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
+        results.append(PartitionResult(**fields))
         if progress is not None:
-            progress(done[-1], total - len(pending) + len(done), total)
-    return sorted(done, key=lambda one: one.number)
+            progress(results[-1], total - len(pending) + len(results), total)
+    return sorted(results, key=lambda result: result.number)
 
 
-def _starts_one(address: str | None) -> bool:
+def _starts_cluster(address: str | None) -> bool:
     return address in (None, "local") and not os.environ.get("RAY_ADDRESS")

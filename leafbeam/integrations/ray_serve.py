@@ -1,9 +1,8 @@
-"""The engine as a Ray Serve application: as many replicas as the load asks for, and new catalogs without a stop.
+"""The engine as a Ray Serve application: autoscaled replicas, and new catalogs without downtime.
 
     serve run leafbeam.integrations.ray_serve:application model=/runs/shop/model index=/runs/shop/index.leafbeam
 
-Each replica is one engine with the HTTP interface of `leafbeam serve`: the same bodies, limits and refusals (429 and 503 with
-Retry-After). All machines have to see the same paths, and have leafbeam installed.
+Each replica is one engine with the HTTP interface of `leafbeam serve`. All machines need leafbeam and the same paths.
 """
 
 import asyncio
@@ -16,11 +15,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
-from leafbeam.catalog import Catalog
-from leafbeam.engine import Engine, Settings, name_of
+from leafbeam.engine import Engine, Settings, version_name
 from leafbeam.errors import ArgumentError, LeafbeamError, MissingExtraError, UnavailableError
-from leafbeam.index import Trie
-from leafbeam.integrations.batch import Files
+from leafbeam.integrations.batch import ServingFiles
 from leafbeam.model import AnyModel, load_model
 from leafbeam.serve import create_app
 
@@ -30,23 +27,22 @@ try:
 except ImportError as error:
     raise MissingExtraError("a Ray Serve application needs Ray: pip install 'leafbeam[ray]'") from error
 
-__all__ = ["Fleet", "Recommender", "application"]
+__all__ = ["DeploymentConfig", "Recommender", "application"]
 
 log = logging.getLogger("leafbeam.ray")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fleet:
-    """How many replicas there are, and what each of them is.
+class DeploymentConfig:
+    """The replicas of an application.
 
-    files: what answers; deploying the application again with other files rolls them out (see `Recommender`).
-    settings: of each replica's engine. device: "cuda" goes with num_gpus.
-    min_replicas, max_replicas: equal for a fixed number; else Ray keeps about target_ongoing requests on each replica.
-    num_cpus, num_gpus: of one replica. health_period_s: how often each is asked whether its engine answers. grace_s: how long
-    an engine that is replaced or stopped may go on with what it has accepted.
+    files: deploying the application again with other files rolls them out (see `Recommender`). settings: of each replica's
+    engine. device: "cuda" goes with num_gpus. min_replicas, max_replicas: if they differ, Ray keeps about target_ongoing
+    requests on each replica. num_cpus, num_gpus: of one replica. health_period_s: seconds between health checks. grace_s:
+    seconds that an engine that is replaced or stopped may still answer accepted requests.
     """
 
-    files: Files
+    files: ServingFiles
     settings: Settings = field(default_factory=Settings)
     device: str = "cpu"
     min_replicas: int = 1
@@ -59,79 +55,77 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ArgumentError(
-                f"min_replicas={self.min_replicas}, max_replicas={self.max_replicas}: the first is from 1 to the second"
-            )
+            raise ArgumentError(f"min_replicas={self.min_replicas} must be from 1 to max_replicas={self.max_replicas}")
         for name in ("target_ongoing", "num_cpus", "health_period_s", "grace_s"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ArgumentError(f"{name} has to be above 0, not {getattr(self, name)!r}")
+                raise ArgumentError(f"{name} must be above 0, not {getattr(self, name)!r}")
         if self.num_gpus < 0:
-            raise ArgumentError(f"num_gpus has to be at least 0, not {self.num_gpus!r}")
+            raise ArgumentError(f"num_gpus must be at least 0, not {self.num_gpus!r}")
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> "Fleet":
-        """From the flat arguments of `serve run` or a Serve config file: the fields of Files, Settings and Fleet by name."""
-        parts: dict[type, dict[str, Any]] = {Files: {}, Settings: {}, cls: {}}
-        own = {one.name: one.type for one in fields(cls)}
+    def of(cls, args: Mapping[str, Any]) -> "DeploymentConfig":
+        """From the flat arguments of `serve run` or a Serve config file: fields of ServingFiles, Settings and this class."""
+        owners: tuple[type, ...] = (ServingFiles, Settings, cls)
+        known = {
+            field.name: (owner, field.type)
+            for owner in owners
+            for field in fields(owner)
+            if field.name not in ("files", "settings")
+        }
+        values: dict[type, dict[str, Any]] = {owner: {} for owner in owners}
         for name, value in args.items():
-            kind = next((k for k in (Files, Settings) if name in {one.name for one in fields(k)}), cls if name in own else None)
-            if kind is None or name in ("files", "settings"):
-                known = [one.name for k in (Files, Settings, cls) for one in fields(k)]
+            if name not in known:
                 raise ArgumentError(f"there is no argument {name!r}: choose among {', '.join(known)}")
-            kinds = {one.name: one.type for one in fields(kind)}
-            parts[kind][name] = _typed(name, value, kinds[name])
-        if missing := [name for name in ("model", "index") if name not in parts[Files]]:
-            raise ArgumentError(f"{' and '.join(missing)} missing: give the path")
-        return cls(files=Files(**parts[Files]), settings=Settings(**parts[Settings]), **parts[cls])
+            owner, kind = known[name]
+            values[owner][name] = _typed(name, value, kind)
+        if missing := [name for name in ("model", "index") if name not in values[ServingFiles]]:
+            raise ArgumentError(f"{' and '.join(missing)} missing: pass the path")
+        return cls(files=ServingFiles(**values[ServingFiles]), settings=Settings(**values[Settings]), **values[cls])
 
 
-class _Served:
-    """One engine with its HTTP interface, and how many requests are inside."""
+class _ServedEngine:
+    """An engine with its HTTP interface, which counts the requests inside."""
 
-    def __init__(self, engine: Engine, catalog: Catalog | None, files: Files, grace_s: float) -> None:
-        self.engine, self.files = engine, files
+    def __init__(self, engine: Engine, files: ServingFiles, grace_s: float) -> None:
+        self.engine, self.files, self._grace_s = engine, files, grace_s
         self.app: ASGIApp = create_app(engine, grace_s=grace_s)
-        self._catalog, self._grace_s = catalog, grace_s
-        self._inside = 0
+        self._num_inside = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
-    def __enter__(self) -> "_Served":
-        self._inside += 1
+    def __enter__(self) -> "_ServedEngine":
+        self._num_inside += 1
         self._is_empty.clear()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._inside -= 1
-        if self._inside == 0:
+        self._num_inside -= 1
+        if self._num_inside == 0:
             self._is_empty.set()
 
     def stop(self) -> None:
-        """Stop the engine, which answers what it has accepted, and close the catalog."""
-        self.engine.stop(self._grace_s)
-        if self._catalog is not None:
-            self._catalog.close()
+        """Answer what the engine has accepted, then close it."""
+        self.engine.close(self._grace_s)
 
     async def retire(self) -> None:
-        """Stop when nobody is inside any more, or the grace is over."""
+        """Stop once no request is inside, or the grace period is over."""
         try:
             await asyncio.wait_for(self._is_empty.wait(), self._grace_s)
         except TimeoutError:
-            log.warning("%d requests are still with the former catalog after %g s", self._inside, self._grace_s)
+            log.warning("%d requests still use the former catalog after %g s", self._num_inside, self._grace_s)
         await asyncio.to_thread(self.stop)
 
 
 class Recommender:
-    """A replica: answers over HTTP (`__call__`) and from other deployments (`recommend`), and changes its catalog in place.
+    """A replica: answers over HTTP (`__call__`) and from other deployments (`recommend`), and can change its catalog in place.
 
-    Think of a shop that changes its shelves with the doors open. A change of the deployment's user_config alone (`serve deploy`
-    of a config file does that; `serve.run` replaces the replicas instead) calls `reconfigure` on each replica: the new engine
-    is loaded and warmed up beside the old one (over the same weights, if the model's path is the same), then takes all new
-    requests at once, while the old one finishes what it has. No request is dropped and none sees half of each. Files that
-    cannot be read leave the old engine in place; `status` and the log say so.
+    A change of the deployment's user_config alone (`serve deploy` of a config file; `serve.run` replaces the replicas instead)
+    calls `reconfigure`: a new engine is loaded beside the old one, over the same weights if the model's path is the same, and
+    takes all new requests at once, while the old one finishes its own. Files that cannot be read leave the old engine in
+    place; `status` and the log say so.
     """
 
-    _served: _Served | None = None
+    _served: _ServedEngine | None = None
 
     def __init__(self, settings: Settings, device: str, grace_s: float) -> None:
         self._settings, self._device, self._grace_s = settings, device, grace_s
@@ -140,106 +134,106 @@ class Recommender:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Ray calls it after construction and whenever the user_config (the fields of Files) changes."""
+        """Load other files. Ray calls it after construction and whenever the user_config (fields of ServingFiles) changes."""
         try:
-            files = Files(**user_config)
-            model, engine, catalog = await asyncio.to_thread(self._load, files)
+            files = ServingFiles(**user_config)
+            model, engine = await asyncio.to_thread(self._load, files)
         except (LeafbeamError, OSError, TypeError) as error:
             if self._served is None:
                 raise
-            # A replica that failed here would be replaced by one that fails too: better yesterday's catalog than none.
+            # A replica that fails here would be replaced by one that fails too.
             self._fault = f"{type(error).__name__}: {error}"
-            log.error("the new files were not taken, the former ones still answer: %s", self._fault)
+            log.error("the new files cannot be served, the former ones still are: %s", self._fault)
             return
-        former, self._served = self._served, _Served(engine, catalog, files, self._grace_s)
+        former, self._served = self._served, _ServedEngine(engine, files, self._grace_s)
         self._model, self._fault = (files.model, model), None
         if former is not None:
             task = asyncio.create_task(former.retire())
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    def _load(self, files: Files) -> tuple[AnyModel, Engine, Catalog | None]:
-        trie = Trie.load(files.index)
-        known = self._model is not None and self._model[0] == files.model
-        model = self._model[1] if known and self._model is not None else load_model(files.model, device=self._device)
-        catalog = None if files.catalog is None else Catalog.open(files.catalog, trie, files.rules)
+    def _load(self, files: ServingFiles) -> tuple[AnyModel, Engine]:
+        if self._model is not None and self._model[0] == files.model:
+            model = self._model[1]
+        else:
+            model = load_model(files.model, device=self._device)
+        engine = Engine.load(model, files.catalog_files, settings=self._settings)
         try:
-            engine = Engine(model, trie, catalog, settings=self._settings)
             engine.start()
         except BaseException:
-            if catalog is not None:
-                catalog.close()
+            engine.close()
             raise
-        return model, engine, catalog
+        return model, engine
 
     async def __call__(self, http: HttpRequest) -> Response:
         """The HTTP interface of `leafbeam serve`: POST /v1/recommend, /readyz, /metrics, /docs."""
-        with self._now() as served:
+        with self._current() as served:
             return await _through(served.app, http)
 
     async def recommend(self, body: dict[str, Any]) -> dict[str, Any]:
-        """For other deployments: the JSON of POST /v1/recommend in and out; refusals are raised as the engine raises them."""
+        """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 
-        with self._now() as served:
+        with self._current() as served:
             request = RecommendBody.model_validate(body).to_request()
             future = await asyncio.to_thread(served.engine.submit, request)
             return RecommendAnswer.of(await asyncio.wrap_future(future)).model_dump()
 
     async def status(self) -> dict[str, Any]:
-        """What answers here, and what went wrong with files that came later."""
-        with self._now() as served:
-            version = name_of(served.engine.version)
+        """The files served, and the error of later ones."""
+        with self._current() as served:
+            version = version_name(served.engine.version)
             return {"files": asdict(served.files), "index_version": version, "fault": self._fault}
 
     async def check_health(self) -> None:
-        """Ray replaces a replica for which this raises: its device hangs, or a worker has ended."""
-        if self._served is not None and (trouble := self._served.engine.trouble) is not None:
-            raise UnavailableError(trouble, reason="unhealthy")
+        """Raise UnavailableError if the device hangs or a worker has ended; Ray then replaces the replica."""
+        if self._served is not None and (reason := self._served.engine.unhealthy_reason) is not None:
+            raise UnavailableError(reason, reason="unhealthy")
 
     def __del__(self) -> None:
         """Ray calls it after the replica's last request."""
         if self._served is not None:
             self._served.stop()
 
-    def _now(self) -> _Served:
+    def _current(self) -> _ServedEngine:
         if self._served is None:
             raise UnavailableError("this replica has no files yet: deploy it with leafbeam.integrations.ray_serve.application")
         return self._served
 
 
-def application(args: Mapping[str, Any] | Fleet) -> serve.Application:
+def application(args: Mapping[str, Any] | DeploymentConfig) -> serve.Application:
     """The application, for `serve.run`, `serve run` and Serve config files.
 
-    args: a Fleet, or the fields of Files, Settings and Fleet in one flat mapping. Ray queues what replicas have no room for and
-    refuses it with 503 beyond twice that; the engines refuse what cannot be in time with 429.
+    args: a DeploymentConfig, or the fields of ServingFiles, Settings and DeploymentConfig in one flat mapping. The engines
+    reject requests with 429; Ray queues what exceeds a replica's capacity, and rejects with 503 what exceeds twice that.
 
-    >>> serve.run(application(Fleet(files=files, min_replicas=2, max_replicas=8)), route_prefix="/")   # doctest: +SKIP
+    >>> config = DeploymentConfig(files=files, min_replicas=2, max_replicas=8)
+    >>> serve.run(application(config), route_prefix="/")   # doctest: +SKIP
     """
-    fleet = args if isinstance(args, Fleet) else Fleet.of(args)
-    # A little more than an engine's queue, so that it is the engine that refuses, and says why.
-    room = fleet.settings.max_queue + fleet.settings.workers * fleet.settings.max_batch + 8
-    fixed = fleet.min_replicas == fleet.max_replicas
+    config = args if isinstance(args, DeploymentConfig) else DeploymentConfig.of(args)
+    # A little more than an engine holds, so that the engine rejects, with its reason.
+    max_ongoing = config.settings.max_queue + config.settings.workers * config.settings.max_batch + 8
+    fixed = config.min_replicas == config.max_replicas
     scaling = AutoscalingConfig(
-        min_replicas=fleet.min_replicas, max_replicas=fleet.max_replicas, target_ongoing_requests=fleet.target_ongoing
+        min_replicas=config.min_replicas, max_replicas=config.max_replicas, target_ongoing_requests=config.target_ongoing
     )
     deployment: Any = serve.deployment(  # Ray's types know of functions only
         Recommender,
         name="Recommender",
-        num_replicas=fleet.min_replicas if fixed else None,
+        num_replicas=config.min_replicas if fixed else None,
         autoscaling_config=None if fixed else scaling,
-        max_ongoing_requests=room,
-        max_queued_requests=2 * room,
-        user_config=asdict(fleet.files),
-        health_check_period_s=fleet.health_period_s,
-        graceful_shutdown_timeout_s=fleet.grace_s,
-        ray_actor_options={"num_cpus": fleet.num_cpus, "num_gpus": fleet.num_gpus},
+        max_ongoing_requests=max_ongoing,
+        max_queued_requests=2 * max_ongoing,
+        user_config=asdict(config.files),
+        health_check_period_s=config.health_period_s,
+        graceful_shutdown_timeout_s=config.grace_s,
+        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
     )
-    return deployment.bind(fleet.settings, fleet.device, fleet.grace_s)
+    return deployment.bind(config.settings, config.device, config.grace_s)
 
 
 async def _through(app: ASGIApp, http: HttpRequest) -> Response:
-    """The answer of an ASGI application as one object. Answers here are short: they are not streamed."""
+    """The answer of an ASGI application as one object, not streamed."""
     status, headers, body = 500, list[tuple[bytes, bytes]](), bytearray()
 
     async def send(message: Message) -> None:
@@ -256,7 +250,7 @@ async def _through(app: ASGIApp, http: HttpRequest) -> Response:
 
 
 def _typed(name: str, value: Any, kind: Any) -> Any:
-    """Words of a command line as what the field holds."""
+    """A text argument of a command line as the type of its field."""
     if not isinstance(value, str) or kind in (str, "str", str | None):
         return value
     if kind is bool and value in ("true", "false"):

@@ -1,4 +1,4 @@
-"""Which token of a language model stands for which code of which level, both ways.
+"""The token of a language model for each code of each level, and back.
 
 Shapes: L levels, V codes of a level, K tokens of a level.
 """
@@ -16,24 +16,24 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
 from leafbeam.model.vocabulary import TokenTable, Vocabulary
 
-__all__ = ["CodeTokens", "GivenTokens", "LevelTokens", "check_sequences"]
+__all__ = ["CodeTokens", "CodeTokensLike", "LevelTokens", "check_sequences"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelTokens:
     """The tokens of one level.
 
-    token_V: int64, the token of each code. known_2K: int64, the level's tokens in ascending order, and below each its code.
-    shadowed: the code whose token the end has taken, which no sequence may hold; -1 where there is none.
+    token_V: int64, the token of each code. sorted_2K: int64, the tokens in ascending order, and the code of each.
+    replaced_code: the code whose token is the end token, which no sequence may contain; -1 if there is none.
     """
 
     token_V: NDArray[np.int64]
-    known_2K: NDArray[np.int64]
-    shadowed: int = -1
+    sorted_2K: NDArray[np.int64]
+    replaced_code: int = -1
 
     @classmethod
     def of(cls, tokens: ArrayLike, level: int) -> LevelTokens:
-        """Check one level's tokens. Cost: one sort. Raises ArgumentError."""
+        """From the token of code 0, of code 1, ... Cost: one sort. Raises ArgumentError."""
         table = np.asarray(tokens)
         if table.ndim != 1 or table.dtype.kind not in "iu" or table.size == 0:
             raise ArgumentError(
@@ -42,38 +42,37 @@ class LevelTokens:
             )
         token_V = np.ascontiguousarray(table, np.int64)
         order = np.argsort(token_V, kind="stable")
-        known_2K = np.stack([token_V[order], order])
-        if known_2K[0, 0] < 0:
-            raise ArgumentError(f"level {level} has the token {known_2K[0, 0]}: expected numbers from 0")
-        same = np.flatnonzero(known_2K[0, 1:] == known_2K[0, :-1])
-        if same.size:
+        sorted_2K = np.stack([token_V[order], order])
+        if sorted_2K[0, 0] < 0:
+            raise ArgumentError(f"level {level} has the token {sorted_2K[0, 0]}: expected numbers from 0")
+        repeated = np.flatnonzero(sorted_2K[0, 1:] == sorted_2K[0, :-1])
+        if repeated.size:
             raise ArgumentError(
-                f"level {level} gives token {known_2K[0, same[0]]:,} to two codes: the tokens of a level must be distinct "
+                f"level {level} gives token {sorted_2K[0, repeated[0]]:,} to two codes: the tokens of a level must be distinct "
                 f"(two levels may share them)"
             )
-        return cls(token_V=token_V, known_2K=known_2K)
+        return cls(token_V=token_V, sorted_2K=sorted_2K)
 
     def with_end(self, eos_token_id: int) -> LevelTokens:
-        """The same with one more code, the end, which is `eos_token_id` even where that stood for another code."""
-        kept_2K = self.known_2K[:, self.known_2K[0] != eos_token_id]
+        """With one more code, the end of a sequence, whose token is `eos_token_id` even if that is another code's."""
+        kept_2K = self.sorted_2K[:, self.sorted_2K[0] != eos_token_id]
         at = int(np.searchsorted(kept_2K[0], eos_token_id))
-        known_2K = np.insert(kept_2K, at, [eos_token_id, len(self.token_V)], axis=1)
+        sorted_2K = np.insert(kept_2K, at, [eos_token_id, len(self.token_V)], axis=1)
         token_V = np.append(self.token_V, eos_token_id)
-        return LevelTokens(token_V=token_V, known_2K=known_2K, shadowed=self.code_of(eos_token_id))
+        return LevelTokens(token_V=token_V, sorted_2K=sorted_2K, replaced_code=self.code_of(eos_token_id))
 
     def code_of(self, token: int) -> int:
-        """The code that a token stands for, -1 where it stands for none."""
-        place = int(np.searchsorted(self.known_2K[0], token))
-        known = place < self.known_2K.shape[1] and int(self.known_2K[0, place]) == token
-        return int(self.known_2K[1, place]) if known else -1
+        """The code of a token, -1 for none."""
+        index = int(np.searchsorted(self.sorted_2K[0], token))
+        is_known = index < self.sorted_2K.shape[1] and int(self.sorted_2K[0, index]) == token
+        return int(self.sorted_2K[1, index]) if is_known else -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CodeTokens:
-    """A table level x code -> token and its inverse, checked once and good for any number of `generate` calls.
+    """The tokens of all levels, checked once for any number of `generate` calls.
 
-    Think of it as the part of a tokenizer that speaks of Semantic IDs. Tokens may lie anywhere in the vocabulary and need no
-    order; levels may share tokens or not.
+    Tokens may lie anywhere in the vocabulary, in any order; levels may share tokens.
 
     >>> CodeTokens.of([[7, 8, 9], [20, 10, 15]]).sizes
     (3, 3)
@@ -82,40 +81,40 @@ class CodeTokens:
     levels: tuple[LevelTokens, ...]
 
     @classmethod
-    def of(cls, given: CodeTokens | Vocabulary | TokenTable | Sequence[ArrayLike]) -> CodeTokens:
+    def of(cls, code_tokens: CodeTokens | Vocabulary | TokenTable | Sequence[ArrayLike]) -> CodeTokens:
         """From a leafbeam vocabulary, or for each level the token of code 0, of code 1, ...
 
         Cost: one sort a level (levels that are the same object share it). Raises ArgumentError.
         """
-        if isinstance(given, CodeTokens):
-            return given
-        if isinstance(given, Vocabulary):
-            ranges = zip(given.offsets, given.codebook_sizes, strict=True)
+        if isinstance(code_tokens, CodeTokens):
+            return code_tokens
+        if isinstance(code_tokens, Vocabulary):
+            ranges = zip(code_tokens.offsets, code_tokens.codebook_sizes, strict=True)
             return cls.of([np.arange(first, first + size) for first, size in ranges])
-        if isinstance(given, TokenTable):
-            return cls.of([given.level_tokens(level) for level in range(given.num_levels)])
-        tables = list(given)  # rows of an array are made anew at each look; these stay, and so do their identities
-        done: dict[int, LevelTokens] = {}
+        if isinstance(code_tokens, TokenTable):
+            return cls.of([code_tokens.level_tokens(level) for level in range(code_tokens.num_levels)])
+        tables = list(code_tokens)  # rows of an array are new objects at each access: keep them for their ids
+        by_id: dict[int, LevelTokens] = {}
         for level, tokens in enumerate(tables):
-            if id(tokens) not in done:
-                done[id(tokens)] = LevelTokens.of(tokens, level)
-        return cls(levels=tuple(done[id(tokens)] for tokens in tables))
+            if id(tokens) not in by_id:
+                by_id[id(tokens)] = LevelTokens.of(tokens, level)
+        return cls(levels=tuple(by_id[id(tokens)] for tokens in tables))
 
     @classmethod
-    def for_index(cls, given: GivenTokens, version: Version, eos_token_id: int) -> CodeTokens:
-        """The tokens of an index's codes, the end code of an index of sequences being `eos_token_id`.
+    def for_index(cls, code_tokens: CodeTokensLike, version: Version, eos_token_id: int) -> CodeTokens:
+        """The tokens of an index's codes; the end code of an index of sequences is `eos_token_id`.
 
-        None: the codes are tokens, which only an index of sequences can say. Raises ArgumentError.
+        code_tokens: None if the codes are tokens, in an index of sequences. Raises ArgumentError.
         """
         if eos_token_id < 0:
-            raise ArgumentError(f"eos_token_id is {eos_token_id}: expected a token, that is a number from 0")
+            raise ArgumentError(f"eos_token_id is {eos_token_id}: expected a token, 0 or more")
         end_code = version.segments[0].trie.end_code
-        if given is None:
+        if code_tokens is None:
             if end_code is None:
                 raise ArgumentError("code_tokens is missing: give, for each level, the token of code 0, of code 1, ...")
-            given = [np.arange(end_code)] * version.num_levels
-        tokens = cls.of(given)
-        if end_code is not None and tokens.sizes == version.codebook_sizes:  # made here before
+            code_tokens = [np.arange(end_code)] * version.num_levels
+        tokens = cls.of(code_tokens)
+        if end_code is not None and tokens.sizes == version.codebook_sizes:  # from an earlier call
             if all(int(level.token_V[end_code]) == eos_token_id for level in tokens.levels):
                 return tokens
             raise ArgumentError(f"code_tokens was made for another end token than eos_token_id={eos_token_id:,}")
@@ -126,32 +125,32 @@ class CodeTokens:
                 f"for each code of each level"
             )
         if end_code is not None:
-            done = {id(level): level.with_end(eos_token_id) for level in tokens.levels}
-            return cls(levels=tuple(done[id(level)] for level in tokens.levels))
+            by_id = {id(level): level.with_end(eos_token_id) for level in tokens.levels}
+            return cls(levels=tuple(by_id[id(level)] for level in tokens.levels))
         for number, level in enumerate(tokens.levels):
             if level.code_of(eos_token_id) >= 0:
                 raise ArgumentError(
                     f"eos_token_id {eos_token_id:,} is also the token of a code of level {number}: the end of a sequence needs "
-                    f"a token of its own"
+                    f"its own token"
                 )
         return tokens
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many codes each level has."""
+        """The number of codes of each level."""
         return tuple(len(level.token_V) for level in self.levels)
 
     @property
-    def largest(self) -> int:
-        """The largest token of any level."""
-        return max(int(level.known_2K[0, -1]) for level in self.levels)
+    def max_token(self) -> int:
+        """The max_token token of any level."""
+        return max(int(level.sorted_2K[0, -1]) for level in self.levels)
 
 
-GivenTokens = CodeTokens | Vocabulary | TokenTable | Sequence[ArrayLike] | None
+CodeTokensLike = CodeTokens | Vocabulary | TokenTable | Sequence[ArrayLike] | None
 
 
 def check_sequences(input_ids: Tensor, prompt_length: int) -> None:
-    """Raise ArgumentError unless these are rows of integers, not shorter than the prompt."""
+    """Raise ArgumentError unless these are rows of integers, at least as long as the prompt."""
     if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.shape[1] < prompt_length:
         raise ArgumentError(
             f"the sequences are {input_ids.dtype} {tuple(input_ids.shape)}: expected (rows, tokens), integers, at least "

@@ -1,6 +1,6 @@
-"""Constrained decoding inside Hugging Face's `model.generate`: a logits processor, and the older callback.
+"""Constrained decoding inside Hugging Face's `model.generate`: a logits processor and a callback.
 
-Neither imports transformers: whatever calls `processor(input_ids, scores)` with whole sequences will do (tested with 5.x).
+Neither imports transformers: any caller of `processor(input_ids, scores)` with whole sequences will do (tested with 5.x).
 
 Shapes: B requests, R rows of a call (B x beams, a request's rows together), T tokens of a row (prompt included), t of them
 generated, W tokens of the model, S segments, L levels, K sequences returned for a request.
@@ -21,39 +21,38 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.integrations.callback import num_requests, prefix_allowed_tokens_fn
-from leafbeam.integrations.masking import Masking, Normalisation
-from leafbeam.integrations.prefixes import Prefixes
-from leafbeam.integrations.tokens import CodeTokens, GivenTokens, check_sequences
+from leafbeam.integrations.masking import Normalisation, ScoreMasker
+from leafbeam.integrations.prefixes import PrefixTracker
+from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
 
 __all__ = ["CodeTokens", "TrieLogitsProcessor", "prefix_allowed_tokens_fn"]
 
 
 class TrieLogitsProcessor:
-    """A logits processor under which `generate` returns items of the index that each request may be shown, and nothing else.
+    """A logits processor with which `generate` returns only items of the index that each request's filter allows.
 
-    Think of it as a vocabulary that shrinks with every token to what can still become an item. Each call gets whole sequences;
-    a row's leaf ranges are found from its prefix in the call before, in whatever order the beams stand now, and only the scores
-    of legal tokens are read.
+    Each call gets whole sequences. The leaf ranges of a row follow from its prefix in the previous call, whatever the order of
+    the beams, and only the scores of legal tokens are read.
 
-    index: a trie, or a version of a catalog (held, and so unchanged, as long as this object lives).
-    code_tokens: for each level the token of code 0, of code 1, ...; or a leafbeam vocabulary; or a `CodeTokens` made once, such
-        as `tokens` of another processor. None only for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
-    eos_token_id: the model's end token, no code's token. Behind the last level it is the only legal one.
-    prompt_length: columns of the prompts that go into `generate`, padding included: `input_ids.shape[1]` (encoder-decoder
-        models: 1, the start token). Prompts of different lengths are padded on the left, as always.
+    index: a trie, or a version of a catalog, which this object holds.
+    code_tokens: for each level the token of code 0, of code 1, ...; or a leafbeam vocabulary; or `CodeTokens`, such as
+        `tokens` of another processor. None for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
+    eos_token_id: the model's end token, no code's token. After the last level it is the only legal one.
+    prompt_length: columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]` (encoder-decoder models: 1,
+        the start token). Prompts of different lengths are padded on the left.
     filters, deny: as for `BeamSearch.run`: one filter for all requests or one for each; item ids for each. A request's beams
-        and return sequences share them. A request that may be shown nothing ends at once and has an empty result.
+        and return sequences share them. A request with nothing allowed ends at once and has an empty result.
     scoring: what a legal token's score is normalised over. "full": the tokens of its level, "allowed": the legal ones (both
-        as in `BeamSearch`); "vocabulary": nothing, it is left as it came, under beam search normalised over all the model's
-        tokens. Greedy decoding and sampling come out the same under all three.
-    in_place: write into the scores that `generate` passes, and save a tensor of their size. Right under beam search; without
-        beams it would also change what `output_logits=True` returns.
+        as in `BeamSearch`); "vocabulary": unchanged, under beam search normalised over all tokens of the model. Greedy
+        decoding and sampling give the same items under all three.
+    in_place: write into the scores that `generate` passes, which saves a tensor. Safe under beam search; without beams it
+        would also change what `output_logits=True` returns.
 
-    num_tokens: how many tokens a whole item has (the longest and its end, in an index of sequences): the `max_new_tokens`.
+    num_tokens: tokens of a whole item (the longest with its end, in an index of sequences): the `max_new_tokens`.
 
     One object serves one `generate` at a time, any number in turn.
-    Raises ArgumentError, FilterError, ForeignFilterError: before anything is generated.
+    Raises ArgumentError, FilterError, ForeignFilterError.
 
     >>> legal = TrieLogitsProcessor(index, code_tokens=tokens, eos_token_id=2, prompt_length=inputs.input_ids.shape[1])
     >>> sequences = model.generate(**inputs, logits_processor=[legal], num_beams=20, num_return_sequences=20,
@@ -65,7 +64,7 @@ class TrieLogitsProcessor:
         self,
         index: Trie | Version,
         *,
-        code_tokens: GivenTokens = None,
+        code_tokens: CodeTokensLike = None,
         eos_token_id: int,
         prompt_length: int,
         filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
@@ -84,57 +83,56 @@ class TrieLogitsProcessor:
         self.scoring: Normalisation = scoring
         self.in_place = in_place
         self._requests = check_batch(self.version, num_requests(filters, deny), filters, deny)
-        self._prefixes = Prefixes(self.version, self.tokens, self._requests)
-        self._ends_early = self.version.segments[0].trie.end_code is not None
-        self._masking = Masking(self._prefixes, self.tokens, eos_token_id, self._ends_early, scoring)
-        self._largest = max(self.tokens.largest, eos_token_id)
+        self._prefixes = PrefixTracker(self.version, self.tokens, self._requests)
+        self._variable_length = self.version.segments[0].trie.end_code is not None
+        self._masker = ScoreMasker(self._prefixes, self.tokens, eos_token_id, self._variable_length, scoring)
+        self._max_token = max(self.tokens.max_token, eos_token_id)
         self._batch = len(self._requests)
         self.num_tokens = self.version.num_levels
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores of the tokens that may follow each row, -inf for all others.
+        """The scores of the legal tokens of each row, -inf for all others.
 
-        input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is ever all -inf: one that is over, or
-        from which other processors took every legal token, has its end token at -1e20. Raises ArgumentError, LogitsError.
+        input_ids (R, T) integers, scores (R, W) floating point, on any device. No row is all -inf: one that has ended, or whose
+        legal tokens other processors have excluded, has its end token at -1e20. Raises ArgumentError, LogitsError.
         """
-        # Every look at a tensor counts here: behind a model's layers, a line of Python costs as much as a row of scores.
+        # Every access to a tensor counts: between a model's layers, a line of Python costs as much as a row of scores.
         try:
             (rows, columns), (score_rows, width) = input_ids.shape, scores.shape
         except ValueError:
-            raise self._misfit(input_ids, scores) from None
+            raise self._shape_error(input_ids, scores) from None
         depth = columns - self.prompt_length
-        if depth < 0 or score_rows != rows or width <= self._largest or rows % self._batch:
-            raise self._misfit(input_ids, scores)
+        if depth < 0 or score_rows != rows or width <= self._max_token or rows % self._batch:
+            raise self._shape_error(input_ids, scores)
         out = scores if self.in_place else torch.empty_like(scores)
         if depth < self.num_tokens:
-            foreseen = self._masking.write_legal(input_ids, self.prompt_length, depth, scores, out)
+            was_known = self._masker.write_legal(input_ids, self.prompt_length, depth, scores, out)
         else:
-            foreseen = self._prefixes.follow(input_ids, self.prompt_length, self.num_tokens)
-            complete = depth == self.num_tokens and not self._ends_early  # else all rows have had their end
-            over_R = ~self._prefixes.legal_R(self.num_tokens) if complete else np.ones(rows, np.bool_)
-            self._masking.write_end(over_R, scores[:, self.eos_token_id] if self.scoring == "vocabulary" else 0.0, out)
-        if not foreseen and not self._prefixes.legal_R(min(depth, self.num_tokens)).any():
+            was_known = self._prefixes.advance(input_ids, self.prompt_length, self.num_tokens)
+            complete = depth == self.num_tokens and not self._variable_length  # else all rows have ended
+            ended_R = ~self._prefixes.legal_R(self.num_tokens) if complete else np.ones(rows, np.bool_)
+            self._masker.write_end(ended_R, scores[:, self.eos_token_id] if self.scoring == "vocabulary" else 0.0, out)
+        if not was_known and not self._prefixes.legal_R(min(depth, self.num_tokens)).any():
             raise ArgumentError(
-                f"the {depth} tokens behind the prompt are the beginning of no allowed item in any row (in the first: "
+                f"the {depth} tokens after the prompt are a prefix of an allowed item in no row (first row: "
                 f"{input_ids[0, self.prompt_length :].tolist()}): is prompt_length={self.prompt_length} the number of columns "
                 f"of the prompts?"
             )
         return out
 
     def results(self, sequences: Tensor, scores: Tensor | None = None, *, num_return_sequences: int = 1) -> SearchResult:
-        """The items of what `generate` returned, best first, as `BeamSearch.run` gives them.
+        """The items in the output of `generate`, best first, as `BeamSearch.run` returns them.
 
-        sequences: (B x num_return_sequences, T), the prompts in front. scores: its `sequences_scores`, to be kept beside the
-        items; without them a result's scores are NaN. Beams that `generate` could not fill with an item (fewer legal items than
-        beams) and the second appearance of one are left out, so an answer may be short: see `num_valid`.
+        sequences: (B x num_return_sequences, T), with the prompts. scores: its `sequences_scores`; without them the scores are
+        NaN. Beams without an item (fewer legal items than beams) and repeated items are left out: see `num_valid`.
         """
         width = num_return_sequences
         batch_size = len(sequences) // max(1, width)
         if width < 1 or batch_size * width != len(sequences) or len(self._requests) not in (1, batch_size):
-            whose = "any number of" if len(self._requests) == 1 else f"the {len(self._requests)}"
+            requests = "any number of" if len(self._requests) == 1 else f"{len(self._requests)}"
             raise ArgumentError(
-                f"{len(sequences)} sequences are not num_return_sequences={width} for each of {whose} requests: give the "
-                f"number that `generate` was given"
+                f"{len(sequences)} sequences are not num_return_sequences={width} for each of {requests} requests: pass the "
+                f"number passed to `generate`"
             )
         if scores is not None and tuple(scores.shape) != (len(sequences),):
             raise ArgumentError(
@@ -142,46 +140,46 @@ class TrieLogitsProcessor:
             )
         check_sequences(sequences, self.prompt_length)
         tokens_RL = self._whole_items(to_numpy(sequences)[:, self.prompt_length :])
-        self._prefixes.follow(torch.from_numpy(tokens_RL), 0, self.num_tokens)
-        kept = _distinct(tokens_RL, self._prefixes.legal_R(self.num_tokens), width)
+        self._prefixes.advance(torch.from_numpy(tokens_RL), 0, self.num_tokens)
+        rows_of = _distinct(tokens_RL, self._prefixes.legal_R(self.num_tokens), width)
         ranges_2SBK = np.zeros((2, len(self.version.segments), batch_size, width), np.int64)
         scores_BK = np.full((batch_size, width), -np.inf, np.float32)
-        given_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
-        for request, rows in enumerate(kept):
+        scores_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
+        for request, rows in enumerate(rows_of):
             ranges_2SBK[:, :, request, : len(rows)] = self._prefixes.rows.ranges_D2SR[self.num_tokens][:, :, rows]
-            scores_BK[request, : len(rows)] = given_R[rows]
-        num_valid_B = np.array([len(rows) for rows in kept], np.int64)
+            scores_BK[request, : len(rows)] = scores_R[rows]
+        num_valid_B = np.array([len(rows) for rows in rows_of], np.int64)
         requests = self._requests * (batch_size // len(self._requests))
         return collect_items(self.version, requests, (ranges_2SBK[0], ranges_2SBK[1]), scores_BK, num_valid_B, width)
 
-    def _misfit(self, input_ids: Tensor, scores: Tensor) -> ArgumentError:
-        """What is wrong with the arguments of a call."""
+    def _shape_error(self, input_ids: Tensor, scores: Tensor) -> ArgumentError:
+        """The error for arguments of a call that do not fit."""
         check_sequences(input_ids, self.prompt_length)
         rows = len(input_ids)
         if rows % self._batch:
             return ArgumentError(
-                f"`generate` runs {rows} rows, but filters or deny name {self._batch} requests: give one entry for each row of "
+                f"`generate` runs {rows} rows, but filters or deny name {self._batch} requests: pass one entry for each row of "
                 f"the prompts (its beams and return sequences share it)"
             )
         return ArgumentError(
             f"the scores have shape {tuple(scores.shape)}: expected {rows} rows over a vocabulary of more than "
-            f"{self._largest:,} tokens, the largest of code_tokens and eos_token_id"
+            f"{self._max_token:,} tokens, the max_token of code_tokens and eos_token_id"
         )
 
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(R, L): cut, or filled up, to whole items; in an index of sequences a row is at its end from its end token on."""
+        """(R, L): cut or padded to whole items; in an index of sequences, padded with the end token after the first one."""
         tokens_RL = np.full((len(tokens_Rt), self.num_tokens), -1, np.int64)
         width = min(tokens_Rt.shape[1], self.num_tokens)
         tokens_RL[:, :width] = tokens_Rt[:, :width]
-        if self._ends_early:
+        if self._variable_length:
             tokens_RL[np.logical_or.accumulate(tokens_RL == self.eos_token_id, axis=1)] = self.eos_token_id
         return tokens_RL
 
 
 def _distinct(tokens_RL: NDArray[np.int64], legal_R: NDArray[np.bool_], width: int) -> list[NDArray[np.int64]]:
-    """For each request (`width` rows) its rows that are items, the first of each."""
-    kept: list[NDArray[np.int64]] = []
+    """For each request (`width` rows) its rows that are items, each item once."""
+    distinct: list[NDArray[np.int64]] = []
     for first in range(0, len(tokens_RL), width):
         rows = {tokens_RL[row].tobytes(): row for row in range(first + width - 1, first - 1, -1) if legal_R[row]}
-        kept.append(np.sort(np.fromiter(rows.values(), np.int64, len(rows))))
-    return kept
+        distinct.append(np.sort(np.fromiter(rows.values(), np.int64, len(rows))))
+    return distinct

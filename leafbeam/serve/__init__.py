@@ -1,7 +1,16 @@
 """The engine over HTTP."""
 
-from leafbeam.serve.app import create_app
-from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.server import Server, serve
+from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.serve.app import create_app
+    from leafbeam.serve.metrics import Metrics
+    from leafbeam.serve.server import Server, serve
 
 __all__ = ["Metrics", "Server", "create_app", "serve"]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__, {"Metrics": ".metrics", "Server": ".server", "create_app": ".app", "serve": ".server"}
+)

@@ -1,32 +1,49 @@
 """The HTTP interface of an engine."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from http import HTTPStatus
+from typing import Any
 
-from fastapi import Body, FastAPI, Response
+from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
-from leafbeam.engine import Engine, Result, name_of
+from leafbeam.engine import Engine, Request, Result, version_name
 from leafbeam.errors import ArgumentError, RequestError, UnavailableError
-from leafbeam.serve.admission import Gate
-from leafbeam.serve.body import ARRIVED, BoundedBody
-from leafbeam.serve.errors import add_error_answers
-from leafbeam.serve.metrics import GONE, Counted, Metrics
-from leafbeam.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
+from leafbeam.serve.body import parse_body, read_body
+from leafbeam.serve.errors import add_error_handlers, status_of
+from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
+from leafbeam.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, complete_openapi
 
-_FEW_IDS = 512
+__all__ = ["create_app"]
+
+_INLINE_IDS = 512  # below, changing threads takes longer than looking the ids up on the event loop
 _DESCRIPTION = """
-Recommendations that obey rules: every item in an answer is in the index and allowed by each rule that the request names.
-When the rules leave fewer items than asked for, fewer come back, and `num_valid` says how many.
+Recommendations under rules: every item in an answer is in the index and allowed by each rule that the request names.
+If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
 
-Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request, except 429: more
-requests than can be answered in time; 503 that the server does not serve now. Both say when to come again (`Retry-After`).
+Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request; 429 that
+there are more requests than can be answered in time; 503 that the server is unavailable. 429 and 503 carry `Retry-After`.
 """
+_FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": description}
+    for status, description in {
+        400: "The body is not JSON",
+        408: "The body did not arrive in time",
+        413: "The body is too long",
+        422: "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
+        429: "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
+        500: "The server failed, such as a model with NaN logits",
+        503: "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
+    }.items()
+}
+_BODY = {"required": True, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RecommendBody"}}}}
 
 
 def create_app(
@@ -38,13 +55,13 @@ def create_app(
     answer_s: float = 60.0,
     grace_s: float = 30.0,
 ) -> FastAPI:
-    """The FastAPI application of an engine, which it starts and stops with itself.
+    """The FastAPI application of an engine, which starts and stops with it.
 
-    max_body_bytes, max_body_s: a body that is longer, or takes longer to arrive, is refused. answer_s: a request without
-    an answer by then gets 503, whatever its deadline. grace_s: how long requests may still run when the application stops.
+    max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there. answer_s: a request without an answer
+    by then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
     """
     if max_body_bytes < 1 or min(max_body_s, answer_s) <= 0:
-        raise ArgumentError("max_body_bytes, max_body_s and answer_s have to be above 0")
+        raise ArgumentError("max_body_bytes, max_body_s and answer_s must be above 0")
     metrics = metrics or Metrics(engine)
 
     @asynccontextmanager
@@ -53,58 +70,60 @@ def create_app(
         yield
         await asyncio.to_thread(engine.stop, grace_s)
 
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer, "description": description}
-        for status, description in {
-            400: "The body is not JSON",
-            408: "The body did not arrive in time",
-            413: "The body is too long",
-            422: "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
-            429: "The queue is full, or the deadline cannot be kept: try again after `Retry-After` seconds",
-            500: "The server failed, such as a model that gives NaN",
-            503: "Stopping, or the device does not answer: ask another server, or again after `Retry-After` seconds",
-        }.items()
-    }
     app = FastAPI(title="leafbeam", description=_DESCRIPTION, version="1", lifespan=lifespan)
-    add_error_answers(app, engine.counts)
+    add_error_handlers(app)
 
-    app.add_middleware(Gate, engine=engine, path="/v1/recommend")
-    app.add_middleware(BoundedBody, max_bytes=max_body_bytes, max_s=max_body_s, counts=engine.counts, clock=engine.clock)
-    app.add_middleware(Counted, metrics=metrics, path="/v1/recommend")
-
-    @app.post("/v1/recommend", response_model=RecommendAnswer, responses=refusals, summary="Recommend items under rules")
-    async def recommend(http: HttpRequest, body: Annotated[RecommendBody, Body()]) -> Any:  # pyright: ignore[reportUnusedFunction]
+    async def answer(http: HttpRequest) -> Response:
+        """Read, parse once, submit, wait."""
         try:
-            request = body.to_request()
+            body = await read_body(http, max_bytes=max_body_bytes, max_s=max_body_s)
+            arrived = engine.clock()
+            request = parse_body(body, http.headers.get("content-type", ""))
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        # Many ids are looked up beside the loop that serves everybody; for a few, changing threads would take longer.
-        arrived = http.scope.get(ARRIVED)
-        if engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _FEW_IDS:
-            future = await asyncio.to_thread(engine.submit, request, arrived=arrived)
-        else:
-            future = engine.submit(request, arrived=arrived)
-        result = await _answered(future, http, answer_s)
-        if result is None:
-            return Response(status_code=GONE)
+        result = await _result(await _submit(engine, request, arrived), http, answer_s)
         metrics.observe_result(result, request.num_items)
-        # As text: FastAPI would look at every number of the answer once more.
+        # As text, so that FastAPI does not validate every number again.
         return Response(RecommendAnswer.of(result).model_dump_json(), media_type="application/json")
+
+    @app.post(
+        "/v1/recommend",
+        response_model=RecommendAnswer,
+        responses=_FAILURES,
+        openapi_extra={"requestBody": _BODY},
+        summary="Recommend items under rules",
+    )
+    async def recommend(http: HttpRequest) -> Any:  # pyright: ignore[reportUnusedFunction]
+        began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        try:
+            response = await answer(http)
+            status = response.status_code
+            return response
+        except ClientDisconnect:
+            status = CLIENT_CLOSED_REQUEST
+            return Response(status_code=status)
+        except Exception as error:
+            status = status_of(error)
+            raise
+        finally:
+            metrics.observe(status, time.perf_counter() - began)
 
     @app.get("/healthz", summary="Is the process up?")
     async def healthz() -> Health:  # pyright: ignore[reportUnusedFunction]
         return Health()
 
-    @app.get("/readyz", responses={503: {"model": Readiness}}, summary="Are requests answered now?")
+    @app.get("/readyz", responses={503: {"model": Readiness}}, summary="Does the server answer requests now?")
     async def readyz(response: Response) -> Readiness:  # pyright: ignore[reportUnusedFunction]
-        trouble = engine.trouble
-        response.status_code = 200 if trouble is None else 503
+        reason = engine.unhealthy_reason
+        response.status_code = 200 if reason is None else 503
         filters = {} if engine.catalog is None else engine.catalog.rules.filters
-        sizes = {name: len(chosen) for name, chosen in filters.items()}
-        version = engine.version
         return Readiness(
-            ready=trouble is None, reason=trouble, index_version=name_of(version), num_items=len(version), rules=sizes
+            ready=reason is None,
+            reason=reason,
+            index_version=version_name(engine.version),
+            num_items=len(engine.version),
+            rules={name: len(allowed) for name, allowed in filters.items()},
         )
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=Response)
@@ -114,34 +133,41 @@ def create_app(
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            app.openapi_schema = publish_limits(document, engine.limits)
+            app.openapi_schema = complete_openapi(document, engine.limits)
         return app.openapi_schema
 
     app.openapi = openapi
     return app
 
 
-async def _answered(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result | None:
-    """The result; None if the client went away first, in which case the request is cancelled wherever it is."""
+async def _submit(engine: Engine, request: Request, arrived: float) -> "Future[Result]":
+    """Submit here, or in a thread if looking up many ids would block the event loop."""
+    if engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS:
+        return await asyncio.to_thread(engine.submit, request, arrived=arrived)
+    return engine.submit(request, arrived=arrived)
+
+
+async def _result(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result:
+    """Wait for a result. Raises ClientDisconnect after withdrawing the request, UnavailableError after `answer_s` seconds."""
     answer = asyncio.wrap_future(future)
-    gone = asyncio.ensure_future(_disconnected(http))
+    disconnected = asyncio.ensure_future(_disconnected(http))
     try:
-        done, _ = await asyncio.wait({answer, gone}, timeout=answer_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({answer, disconnected}, timeout=answer_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         future.cancel()
         raise
     finally:
-        gone.cancel()
+        disconnected.cancel()
     if answer in done:
         return answer.result()
     answer.cancel()
     future.cancel()
-    if gone in done:
-        return None
+    if disconnected in done:
+        raise ClientDisconnect
     raise UnavailableError(f"no answer within {answer_s:g} s", reason="no_answer")
 
 
 async def _disconnected(http: HttpRequest) -> None:
-    """Returns once the client is gone."""
+    """Return once the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

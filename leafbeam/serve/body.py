@@ -1,76 +1,54 @@
-"""A bound on what a client can make the server hold: bytes of a body, and seconds until it is there."""
+"""Reads the body of a request: bounded in bytes and seconds, parsed once."""
 
 import asyncio
-import time
-from collections.abc import Callable
+import json
 from http import HTTPStatus
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import Request as HttpRequest
+from pydantic import ValidationError
 
-from leafbeam.engine import Counts
-from leafbeam.serve.errors import answer
+from leafbeam.engine import Request
+from leafbeam.serve.errors import BodyError, describe
+from leafbeam.serve.schema import RecommendBody
 
-ARRIVED = "leafbeam.arrived"  # of an ASGI scope: when the whole request was here, by the engine's clock
-
-
-def replaying(message: Message, receive: Receive) -> Receive:
-    """A `receive` that gives a message that was read already, and then what comes."""
-    messages = [message]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
+__all__ = ["parse_body", "read_body"]
 
 
-class BoundedBody:
-    """ASGI middleware: reads the body first, at most `max_bytes` of it within `max_s` seconds, then passes it on whole.
+async def read_body(http: HttpRequest, *, max_bytes: int, max_s: float) -> bytes:
+    """The whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it."""
+    length = http.headers.get("content-length", "")
+    too_long = BodyError(
+        f"the body may have up to {max_bytes:,} bytes: send fewer ids",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        reason="body_too_long",
+    )
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise too_long
+    body = bytearray()
+    try:
+        async with asyncio.timeout(max_s):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_long
+    except TimeoutError:
+        message = f"the body did not arrive within {max_s:g} s"
+        raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
+    return bytes(body)
 
-    It notes when that was (`ARRIVED`). What is longer is refused as soon as that is known, from its header or on the way, and
-    never held.
-    """
 
-    def __init__(
-        self, app: ASGIApp, *, max_bytes: int, max_s: float, counts: Counts, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._app, self._max_bytes, self._max_s, self._counts, self._clock = app, max_bytes, max_s, counts, clock
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            async with asyncio.timeout(self._max_s):
-                body = await self._read(scope, receive)
-        except TimeoutError:
-            self._counts.add("refused", "body_too_slow")
-            message = f"the body did not arrive within {self._max_s:g} s"
-            await answer(HTTPStatus.REQUEST_TIMEOUT, "RequestError", message, {"Connection": "close"})(scope, receive, send)
-            return
-        if body is None:
-            self._counts.add("refused", "body_too_long")
-            message = f"the body may have up to {self._max_bytes:,} bytes: send fewer ids"
-            refusal = answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestError", message, {"Connection": "close"})
-            await refusal(scope, receive, send)
-            return
-
-        scope[ARRIVED] = self._clock()
-        await self._app(scope, replaying({"type": "http.request", "body": body, "more_body": False}, receive), send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None as soon as it is known to be too long."""
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_bytes:
-                return None
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return b"".join(parts)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_bytes:
-                return None
-            if not message.get("more_body", False):
-                return b"".join(parts)
+def parse_body(body: bytes, content_type: str) -> Request:
+    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+    kind = content_type.partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not body or not is_json:
+        raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+        raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+    try:
+        return RecommendBody.model_validate(value).to_request()
+    except ValidationError as error:
+        raise BodyError(describe(error.errors(include_url=False))) from None

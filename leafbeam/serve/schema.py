@@ -1,8 +1,4 @@
-"""The JSON of the HTTP interface.
-
-Types are checked here, strictly; how much may be asked is the engine's to say (`Limits`), so that Python and HTTP refuse
-the same things in the same words. `publish_limits` writes those limits into the OpenAPI document.
-"""
+"""The JSON of the HTTP interface: types are checked here, strictly; values by `Request` and `Limits`, as in Python."""
 
 from typing import Annotated, Any
 
@@ -10,22 +6,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from leafbeam.catalog.expression import MAX_CHARACTERS
 from leafbeam.engine import ItemId, Limits, Request, Result
-from leafbeam.engine.request import is_whole
+from leafbeam.engine.request import is_valid_unicode, short_repr
 from leafbeam.errors import RequestError
 
 
-def _whole_text(text: str) -> str:
-    if not is_whole(text):
-        raise ValueError("text has to be whole characters")
+def _check_unicode(text: str) -> str:
+    if not is_valid_unicode(text):
+        raise ValueError("text must be valid Unicode")
     return text
 
 
-Id = Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_whole_text)]
+Id = Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), AfterValidator(_check_unicode)]
 Ids = list[Id]
 
 
 class RecommendBody(BaseModel):
-    """What to recommend, and under which rules. Everything has a default: `{}` asks for what suits a newcomer."""
+    """A request. Every field has a default: `{}` asks for items without a history."""
 
     model_config = ConfigDict(
         strict=True,
@@ -42,32 +38,31 @@ class RecommendBody(BaseModel):
 
     history: Ids = Field(
         default_factory=list,
-        description="Item ids, oldest first. Those that the index does not know are left out and reported.",
+        description="Item ids, oldest first. Ids that the index does not have are left out and reported.",
     )
     user: Id | None = Field(
         default=None,
-        description="Whose history it is. A model with tokens for users reads it, another does not look at it; `read_user` of "
-        "the answer says which.",
+        description="Whose history it is, for models with user tokens; `read_user` of the answer says whether it was read.",
     )
     num_items: int = Field(
         default=10,
-        description="How many items to answer at most. Fewer come back when the rules allow no more.",
+        description="The most items to return; fewer come back if the rules allow fewer.",
         json_schema_extra={"minimum": 1},
     )
     rules: list[str] = Field(
-        default_factory=list, description="Names of rules of the catalog. Every answered item obeys all of them."
+        default_factory=list, description="Names of rules of the catalog. Every item returned is allowed by all of them."
     )
     filter: str | None = Field(
         default=None,
-        description="An expression over names of rules that every answered item obeys too: `&` both, `|` either, `-` less, and "
-        "parentheses, as Python reads them, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
+        description="An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the "
+        "precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
         json_schema_extra={"maxLength": MAX_CHARACTERS},
     )
-    deny_item_ids: Ids = Field(default_factory=list, description="Items that must not come back, on top of the rules.")
+    deny_item_ids: Ids = Field(default_factory=list, description="Items that must not be returned, on top of the rules.")
     num_beams: int | None = Field(
         default=None,
-        description="Width of the search; wider is better and slower. Left out, the server's default. A width below "
-        "`num_items` is raised to it, since a beam finds one item; the answer says which width was used.",
+        description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
+        "beam finds one item; the answer says how many were used.",
         json_schema_extra={"minimum": 1},
     )
     scoring: str = Field(
@@ -77,15 +72,15 @@ class RecommendBody(BaseModel):
     )
     deadline_ms: float | None = Field(
         default=None,
-        description="How soon an answer is of use, in milliseconds from when the request is here. Left out, the server's "
-        "objective. A request that cannot be answered by then is refused with 429, as early as that is clear.",
+        description="Milliseconds from the arrival of the request in which an answer is of use. Default: the server's "
+        "objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear.",
         json_schema_extra={"exclusiveMinimum": 0},
     )
 
     def to_request(self) -> Request:
-        """The engine's request. Raises RequestError where a value cannot be meant."""
+        """The engine's request. Raises RequestError for a value out of range."""
         if self.scoring not in ("full", "allowed"):
-            raise RequestError(f"scoring has to be 'full' or 'allowed', not {self.scoring[:60]!r}")
+            raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
         return Request(
             history=tuple(self.history),
             user=self.user,
@@ -100,13 +95,13 @@ class RecommendBody(BaseModel):
 
 
 class TimingsAnswer(BaseModel):
-    """Milliseconds of this request. `prefill`, `rounds` and `constrain` are those of the batch that it ran in."""
+    """Milliseconds of each stage. `prefill`, `rounds` and `constrain` are those of the whole batch."""
 
-    prepare: float = Field(description="Reading ids, joining rules.")
-    queue: float = Field(description="Waiting for the batch to begin.")
+    prepare: float = Field(description="Looking up ids, resolving rules.")
+    queue: float = Field(description="Waiting for a batch.")
     prefill: float = Field(description="The forward pass of the prompts.")
     rounds: float = Field(description="The forward passes of the beams.")
-    constrain: float = Field(description="Choosing the best legal codes.")
+    constrain: float = Field(description="Choosing legal codes.")
     postprocess: float = Field(description="From codes to item ids.")
     total: float = Field(description="The sum.")
 
@@ -117,12 +112,12 @@ class RecommendAnswer(BaseModel):
     item_ids: list[ItemId]
     sids: list[list[int]] = Field(description="The Semantic ID of each item: one code per level.")
     scores: list[float] = Field(description="Log probability of each item; items that share a SID share a score.")
-    num_valid: int = Field(description="How many items there are, `num_items` or fewer; 0 if the rules allow none.")
-    num_beams: int = Field(description="The width of the search that was used.")
+    num_valid: int = Field(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")
+    num_beams: int = Field(description="Beams of the search that ran.")
     num_history_used: int = Field(description="How many items of the history the model saw.")
-    read_user: bool = Field(description="Whether the model was told whose history it is.")
-    ignored_history: list[ItemId] = Field(description="Ids of the history that the index does not know.")
-    ignored_deny_item_ids: list[ItemId] = Field(description="Denied ids that the index does not know.")
+    read_user: bool = Field(description="Whether the model read the user's token.")
+    ignored_history: list[ItemId] = Field(description="Ids of the history that the index does not have.")
+    ignored_deny_item_ids: list[ItemId] = Field(description="Denied ids that the index does not have.")
     index_version: str
     rules_generation: int | None = Field(description="1 at start, one more after each reload of the rules.")
     batch_size: int = Field(description="How many requests ran together.")
@@ -144,31 +139,23 @@ class RecommendAnswer(BaseModel):
             index_version=result.index_version,
             rules_generation=result.rules_generation,
             batch_size=result.batch_size,
-            timings_ms=TimingsAnswer(
-                prepare=timings.prepare * 1e3,
-                queue=timings.queue * 1e3,
-                prefill=timings.prefill * 1e3,
-                rounds=timings.rounds * 1e3,
-                constrain=timings.constrain * 1e3,
-                postprocess=timings.postprocess * 1e3,
-                total=timings.total * 1e3,
-            ),
+            timings_ms=TimingsAnswer(**{name: 1e3 * getattr(timings, name) for name in TimingsAnswer.model_fields}),
         )
 
 
 class ErrorDetail(BaseModel):
     type: str = Field(description="The class of the error, such as `UnknownRuleError`.")
-    message: str = Field(description="What was expected, what came, how to mend it.")
+    message: str = Field(description="What was expected, what came, how to fix it.")
     reason: str | None = Field(
-        default=None, description="With 429 and 503: a word for why, such as `queue_full`; the metrics count by it."
+        default=None, description="With 429 and 503: the reason, such as `queue_full`, as the metrics count it."
     )
     retry_after_ms: int | None = Field(
-        default=None, description="With 429 and 503: when to come again; `Retry-After` in full seconds."
+        default=None, description="With 429 and 503: when to try again; `Retry-After` in whole seconds."
     )
 
 
 class ErrorAnswer(BaseModel):
-    """The body of every answer that is not a success."""
+    """The body of every failure."""
 
     error: ErrorDetail
 
@@ -180,22 +167,24 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether requests are answered now, and from what."""
+    """Whether requests are answered now, and from which index and rules."""
 
     ready: bool
-    reason: str | None = Field(default=None, description="Why not, such as a worker that hangs.")
+    reason: str | None = Field(default=None, description="Why not ready, such as a worker that hangs.")
     index_version: str
     num_items: int
     rules: dict[str, int] = Field(description="Items that each rule allows now.")
 
 
-def publish_limits(openapi: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Write the engine's limits into the OpenAPI document."""
-    properties = openapi["components"]["schemas"]["RecommendBody"]["properties"]
+def complete_openapi(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Add the schema of the body, with the engine's limits, to the OpenAPI document."""
+    body = RecommendBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    document["components"]["schemas"]["RecommendBody"] = body
+    properties = body["properties"]
     properties["num_items"]["maximum"] = limits.max_items
     properties["num_beams"]["maximum"] = limits.max_beams
     properties["history"]["maxItems"] = limits.max_history
     properties["deny_item_ids"]["maxItems"] = limits.max_deny
     properties["rules"]["maxItems"] = limits.max_rules
     properties["deadline_ms"]["maximum"] = limits.max_deadline_s * 1000
-    return openapi
+    return document

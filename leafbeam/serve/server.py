@@ -1,4 +1,4 @@
-"""A running server: an engine behind HTTP, rules reloaded by signal."""
+"""A server process: an engine behind HTTP, with rules reloaded by SIGHUP."""
 
 import asyncio
 import gc
@@ -15,37 +15,38 @@ from types import FrameType
 
 import uvicorn
 
-from leafbeam.catalog import LoadReport, RuleSource
-from leafbeam.engine import Engine, Limits, Settings, name_of
+from leafbeam.catalog import Catalog, LoadReport
+from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings, version_name
 from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie
 from leafbeam.serve.app import create_app
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.signals import SighupReloader
 
+__all__ = ["Server", "serve"]
+
 log = logging.getLogger("leafbeam.serve")
 
-# A worker asks for the interpreter again after every kernel. While requests pour in, the loop that reads them keeps it for as
-# long as this each time; at Python's 5 ms a flood of refusals would double the time of a batch.
-_SWITCH_S = 5e-4
-_KEEP_ALIVE_S = 75  # longer than balancers keep theirs, so that it is never us who close a connection that is about to be used
+# Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough
+# under a flood of requests to double the duration of a batch.
+_SWITCH_INTERVAL_S = 5e-4
+_KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that the server never closes one first
 
 
-def _say(line: str) -> None:
-    # Whoever started this process may be waiting for the line at the other end of a pipe.
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
 class Server:
     """An engine on a port.
 
-    Think of it as three verbs: `run` serves in this thread until `stop` or SIGTERM (new requests are refused, those that are in
-    are answered within `grace_s` or refused then), `reload` reads the rules again without stopping anything (SIGHUP does the
-    same).
+    `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, accepted ones answered within
+    `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
-    port: 0 takes a free one; `url` says which, from construction on, and connections wait in the socket until `run`.
-    announce: gets one line with the address as soon as requests are answered. hang_up: hears SIGHUP already, if given.
+    port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
+    that holds the address once requests are answered. reloader: a SighupReloader that is installed already.
 
-    Raises ArgumentError if the port cannot be had.
+    Raises ArgumentError if the port cannot be bound.
     """
 
     def __init__(
@@ -53,48 +54,47 @@ class Server:
         engine: Engine,
         *,
         host: str = "127.0.0.1",
-        port: int = 8080,
+        port: int = 8000,
         max_body_bytes: int = 1 << 20,
         grace_s: float = 30.0,
-        announce: Callable[[str], None] = _say,
-        hang_up: SighupReloader | None = None,
+        on_ready: Callable[[str], None] = _print_line,
+        reloader: SighupReloader | None = None,
     ) -> None:
         self.engine = engine
         self.metrics = Metrics(engine)
-        self._announce = announce
-        self._hang_up = hang_up
+        self._on_ready, self._reloader = on_ready, reloader
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
-        app = create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s)
-        # By then the engine has answered or refused everybody; what is cut off later is only slow to read.
-        patience_s = math.ceil(grace_s) + 2
         config = uvicorn.Config(
-            app,
+            create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s),
             log_level="warning",
             access_log=False,
             lifespan="on",
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=patience_s,
+            timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
         )
-        self._uvicorn = _Draining(config, self._started, lambda: engine.stop(grace_s))
+        self._uvicorn = _DrainingServer(config, self._started, lambda: engine.stop(grace_s))
+
+    def __repr__(self) -> str:
+        return f"Server({self.url}, {self.engine!r})"
 
     def run(self) -> None:
-        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it cleanly and SIGHUP reloads the rules.
+        """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, and SIGHUP reloads the rules.
 
-        Raises LogitsError for a model that cannot answer, before anything is answered.
+        Raises LogitsError for a model without finite logits, before anything is served.
         """
-        with self._socket, self._signals(), _switching(_SWITCH_S):
+        with self._socket, self._signals(), _switch_interval(_SWITCH_INTERVAL_S):
             self.engine.warm_up()
-            with _settled():
+            with _gc_frozen():
                 self._uvicorn.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """Let `run` return once running requests are answered. Callable from any thread."""
+        """Let `run` return once accepted requests are answered. Callable from any thread."""
         self._uvicorn.should_exit = True
 
     def reload(self) -> LoadReport | None:
-        """Evaluate the rules again and log what came of it; None without a catalog."""
+        """Evaluate the rules again and log the report; None without a catalog."""
         if self.engine.catalog is None:
             log.warning("there are no rules to reload: the server was started without a catalog")
             return None
@@ -105,30 +105,32 @@ class Server:
 
     def _started(self) -> None:
         version = self.engine.version
-        self._announce(f"leafbeam serves {len(version):,} items (index {name_of(version)}) at {self.url} - try {self.url}/docs")
+        self._on_ready(
+            f"leafbeam serves {len(version):,} items (index {version_name(version)}) at {self.url} - try {self.url}/docs"
+        )
 
     @contextmanager
     def _signals(self) -> Generator[None]:
-        """SIGHUP reloads; SIGTERM, which uvicorn raises again once it has stopped, then ends nothing more."""
+        """Install the reloader, and let SIGTERM, which uvicorn raises again after it has stopped, end nothing more."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, _nothing) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            if self._hang_up is not None:
-                self._hang_up.answer(self.reload)
+            if self._reloader is not None:
+                self._reloader.set_reload(self.reload)
                 yield
-                return
-            with SighupReloader().listening() as hang_up:
-                hang_up.answer(self.reload)
-                yield
+            else:
+                with SighupReloader().installed() as reloader:
+                    reloader.set_reload(self.reload)
+                    yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 @contextmanager
-def _switching(seconds: float) -> Generator[None]:
+def _switch_interval(seconds: float) -> Generator[None]:
     """Let threads of this process take turns at the interpreter more often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
@@ -139,11 +141,8 @@ def _switching(seconds: float) -> Generator[None]:
 
 
 @contextmanager
-def _settled() -> Generator[None]:
-    """Let the cycle collector pass over what is there by now.
-
-    Half a million objects of libraries never go away, and looking at them all stops every thread for a quarter of a second.
-    """
+def _gc_frozen() -> Generator[None]:
+    """Exempt existing objects from the cycle collector, which would stop every thread for a quarter of a second."""
     gc.collect()
     gc.freeze()
     try:
@@ -152,15 +151,14 @@ def _settled() -> Generator[None]:
         gc.unfreeze()
 
 
-def _nothing(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     pass
 
 
-class _Draining(uvicorn.Server):
-    """uvicorn's server, which says when it has started, and tells the engine first when it is to end.
+class _DrainingServer(uvicorn.Server):
+    """uvicorn's server with a callback after startup and one before shutdown.
 
-    Left to itself, uvicorn would take its time to close connections while the engine went on letting requests in, and would cut
-    off those that still waited at the end.
+    Without the second, uvicorn would close connections while the engine still accepted requests, and cut off queued ones.
     """
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain: Callable[[], None]) -> None:
@@ -179,54 +177,46 @@ class _Draining(uvicorn.Server):
 
 
 def serve(
-    model_dir: str | os.PathLike[str],
-    index_path: str | os.PathLike[str],
-    catalog_path: str | os.PathLike[str] | None = None,
-    rules: RuleSource = None,
+    model: Model | str | os.PathLike[str],
+    catalog: Catalog | Trie | CatalogFiles | str | os.PathLike[str],
     *,
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: int = 8000,
     device: str = "cpu",
-    refresh: str | None = None,
     limits: Limits | None = None,
     settings: Settings | None = None,
     max_body_bytes: int = 1 << 20,
     grace_s: float = 30.0,
-    announce: Callable[[str], None] = _say,
+    on_ready: Callable[[str], None] = _print_line,
 ) -> None:
-    """Load an engine from files and serve it until SIGTERM or Ctrl-C. See Settings for the dials, Server for the signals.
+    """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
-    rules: a TOML file, a mapping, or several of these (see Catalog.open). refresh: how often rules are evaluated that do not
-    say so ("60s"). SIGHUP while the engine is loading is answered once it serves.
-
-    Raises what Engine.load and Server raise, before anything is served.
+    A SIGHUP during loading takes effect once requests are answered. Raises what Engine.load and Server raise, before anything
+    is served.
     """
-    with SighupReloader().listening() as hang_up:
-        engine = Engine.load(
-            model_dir, index_path, catalog_path, rules, refresh=refresh, device=device, limits=limits, settings=settings
-        )
+    with SighupReloader().installed() as reloader:
+        engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
         try:
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-            server = Server(
+            Server(
                 engine,
                 host=host,
                 port=port,
                 max_body_bytes=max_body_bytes,
                 grace_s=grace_s,
-                announce=announce,
-                hang_up=hang_up,
-            )
-            server.run()
+                on_ready=on_ready,
+                reloader=reloader,
+            ).run()
         finally:
-            hang_up.answer(None)
+            reloader.set_reload(None)
             engine.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
-        raise ArgumentError(f"port has to be from 0 (any free one) to 65535, not {port}")
+        raise ArgumentError(f"port must be from 0 (any free port) to 65535, not {port}")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Signals of a server: SIGHUP reloads, from before anything is loaded until everything has stopped."""
+"""SIGHUP reloads the rules, from before a server is loaded until it has stopped."""
 
 import signal
 import threading
@@ -10,41 +10,41 @@ __all__ = ["SighupReloader"]
 
 
 class SighupReloader:
-    """SIGHUP, which would end the process, asks for a reload instead.
+    """Turns SIGHUP, which would end the process, into a call of `reload`.
 
-    Think of it as a doorbell: while nobody is in (`listening`, without `answer`) it remembers that it rang; `answer` says what
-    to do about it, at once if it rang before. Only the main thread hears signals; in another one this does nothing.
+    A signal that arrives before `set_reload` is remembered until then. Only the main thread receives signals; in any other
+    this does nothing.
     """
 
     def __init__(self) -> None:
         self._reload: Callable[[], object] | None = None
-        self._rang = False
+        self._is_pending = False
 
     @contextmanager
-    def listening(self) -> Generator["SighupReloader"]:
-        """Hear SIGHUP while open."""
+    def installed(self) -> Generator["SighupReloader"]:
+        """Handle SIGHUP while open."""
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
             yield self
             return
-        before = signal.signal(signal.SIGHUP, self._ring)
+        before = signal.signal(signal.SIGHUP, self._handle)
         try:
             yield self
         finally:
             signal.signal(signal.SIGHUP, before)
 
-    def answer(self, reload: Callable[[], object] | None) -> None:
-        """What to do about it from now on; None: remember."""
+    def set_reload(self, reload: Callable[[], object] | None) -> None:
+        """Call `reload` from now on, at once if a signal is pending; None: remember signals."""
         self._reload = reload
-        if reload is not None and self._rang:
-            self._rang = False
+        if reload is not None and self._is_pending:
+            self._is_pending = False
             self._start(reload)
 
-    def _ring(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._reload is None:
-            self._rang = True
+            self._is_pending = True
         else:
             self._start(self._reload)
 
     def _start(self, reload: Callable[[], object]) -> None:
-        # Not in the handler: the signal may have interrupted anything, a lock held by this very thread included.
+        # Not in the handler: it interrupts any code of the main thread, which may hold a lock that `reload` needs.
         threading.Thread(target=reload, name="leafbeam-reload").start()

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leafbeam.cli import app
-from leafbeam.integrations.batch import Files
+from leafbeam.integrations.batch import ServingFiles
 from tests.integrations.batches import make_shop, make_users
 
 ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
@@ -17,7 +17,7 @@ ENV = {"COLUMNS": "160", "NO_COLOR": "1", "TERM": "dumb"}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with what `build` would have left there."""
     run = tmp_path_factory.mktemp("run")
-    files: Files = make_shop(run)
+    files: ServingFiles = make_shop(run)
     Path(files.index).rename(run / "index.leafbeam")
     assert files.catalog is not None
     Path(files.catalog).rename(run / "catalog.duckdb")
@@ -43,7 +43,7 @@ def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     assert "is complete" in call(*words, "--deny-history").stdout.replace("\n", " ")
     other = call(*words)
     assert other.exit_code == 2
-    assert "different asked" in other.stderr.replace("\n", " ")
+    assert "different request" in other.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

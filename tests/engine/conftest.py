@@ -105,4 +105,4 @@ def catalog(shop: Shop, catalog_file: Path) -> "Catalog":
 def engine(shop: Shop, catalog: "Catalog") -> "Engine":
     from leafbeam.engine import Engine
 
-    return Engine(shop.model, shop.trie, catalog)
+    return Engine(shop.model, catalog)

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog
-from leafbeam.engine import Engine, Limits, Request, Settings
+from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Settings
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
-    ForeignFilterError,
     ItemIdError,
     LogitsError,
     OverloadedError,
@@ -32,7 +31,7 @@ ALL_RULES = [(), ("cheap",), ("in_stock",), ("cheap", "in_stock"), ("rare",), ("
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,7 +59,7 @@ def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, eng
     assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.sids)
 
 
-def test_items_that_share_a_sid_come_together_with_one_score(shop, engine):
+def test_items_that_share_a_sid_are_adjacent_with_one_score(shop, engine):
     result = one(engine, num_items=160, num_beams=160)
     at = [result.item_ids.index(f"é{i}") for i in (5, 6, 7)]
     assert max(at) - min(at) == 2
@@ -77,14 +76,14 @@ def test_unknown_ids_of_a_history_are_left_out_and_reported(engine):
     assert (mixed.num_history_used, plain.num_history_used) == (3, 3)
 
 
-def test_a_history_of_unknown_items_is_answered_like_none_and_says_so(engine):
+def test_a_history_of_unknown_items_is_answered_like_an_empty_one_and_reported(engine):
     unknown, none = one(engine, history=("x", "y")), one(engine)
     assert unknown.item_ids == none.item_ids
     assert unknown.num_history_used == 0
     assert unknown.ignored_history == ("x", "y")
 
 
-def test_a_history_longer_than_the_model_keeps_its_newest_items_and_says_so(shop, engine):
+def test_a_history_longer_than_the_model_keeps_its_newest_items_and_reports_how_many(shop, engine):
     long = tuple(f"é{i % 160}" for i in range(500))
     result = one(engine, history=long)
     assert result.num_history_used == shop.model.config.max_position_embeddings // 3 - 1
@@ -106,7 +105,7 @@ def test_unknown_denied_ids_change_nothing_and_are_reported(engine):
     assert one(engine, history=HISTORY, deny_item_ids=("gone",)).item_ids[0] == first
 
 
-def test_beams_below_the_items_asked_for_are_raised_to_them(engine):
+def test_fewer_beams_than_items_are_raised_to_the_items(engine):
     result = one(engine, num_items=50, num_beams=2)
     assert (result.num_beams, result.num_valid) == (50, 50)
     assert one(engine, num_items=5).num_beams == 20
@@ -114,8 +113,8 @@ def test_beams_below_the_items_asked_for_are_raised_to_them(engine):
     assert one(engine, num_items=5, num_beams=7).num_beams == 7
 
 
-def test_ids_of_the_other_kind_are_an_error(shop, engine):
-    with pytest.raises(ItemIdError, match="history holds 3, but this index knows its items by text such as 'é0'"):
+def test_ids_of_the_wrong_type_are_an_error(shop, engine):
+    with pytest.raises(ItemIdError, match="history holds 3, but the item ids of this index are text, such as 'é0'"):
         engine.recommend([Request(history=(3,))])
     with pytest.raises(ItemIdError, match="deny_item_ids holds 3"):
         engine.recommend([Request(deny_item_ids=(3,))])
@@ -123,7 +122,7 @@ def test_ids_of_the_other_kind_are_an_error(shop, engine):
     result = one(numbers, history=(3, 2**70, -1, 14), deny_item_ids=(2**63,))
     assert (result.num_history_used, result.ignored_history, result.ignored_deny) == (2, (2**70, -1), (2**63,))
     assert all(type(item) is int for item in result.item_ids)
-    with pytest.raises(ItemIdError, match="history holds 'a', but this index knows its items by whole numbers such as 0"):
+    with pytest.raises(ItemIdError, match="history holds 'a', but the item ids of this index are integers, such as 0"):
         numbers.recommend([Request(history=("a",))])
 
 
@@ -151,10 +150,10 @@ def test_requests_answered_together_are_answered_as_if_alone(engine):
 
 def test_a_request_over_a_limit_is_refused(shop):
     engine = Engine(shop.model, shop.trie, limits=Limits(max_items=5, max_beams=30))
-    with pytest.raises(RequestError, match="num_items has to be from 1 to 5, not 6"):
+    with pytest.raises(RequestError, match="num_items must be from 1 to 5, not 6"):
         engine.recommend([Request(num_items=6)])
-    with pytest.raises(ArgumentError, match="num_beams has to be from 1 to 30"):
-        Engine(shop.model, shop.trie, limits=Limits(max_items=5, max_beams=30), num_beams=31)
+    with pytest.raises(ArgumentError, match="num_beams must be from 1 to max_beams=30"):
+        Engine(shop.model, shop.trie, limits=Limits(max_items=5, max_beams=30), settings=Settings(num_beams=31))
 
 
 def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
@@ -162,10 +161,26 @@ def test_a_model_of_other_codebooks_than_the_index_is_refused(shop):
         Engine(shop.model, Trie.build(shop.codes_NL, (8, 8, 5)))
 
 
-def test_a_catalog_of_another_index_is_refused(shop, catalog):
+def test_an_engine_searches_the_index_that_its_rules_were_evaluated_over(shop, catalog_file):
     other = Trie.build(shop.codes_NL[::-1], shop.trie.codebook_sizes, item_ids=[row["item_id"] for row in shop.rows])
-    with pytest.raises(ForeignFilterError, match="open the catalog with this index"):
-        Engine(shop.model, other, catalog)
+    with Catalog.open(catalog_file, other, {"cheap": "price < 20"}) as catalog:
+        engine = Engine(shop.model, catalog)
+        result = one(engine, rules=("cheap",), num_items=100)
+    assert engine.trie is other
+    assert result.index_version == other.version != shop.trie.version
+    assert set(result.item_ids) == shop.allowed(("cheap",))
+
+
+def test_one_request_gets_one_result(engine):
+    request = Request(history=HISTORY, num_items=3)
+    assert engine.recommend(request).item_ids == engine.recommend([request])[0].item_ids
+
+
+def test_representations_are_short(engine):
+    request = Request(history=HISTORY * 500, deny_item_ids=HISTORY * 500, rules=("cheap",))
+    assert repr(request) == "Request(1,500 items of history, num_items=10, deny 1,500 items, rules=('cheap',))"
+    assert repr(engine.recommend(request)).startswith("Result(10 items, best 'é")
+    assert repr(engine) == f"Engine(Transformer, 160 items of {engine.trie.version}, it was not started)"
 
 
 def test_an_empty_index_gives_empty_answers(shop):
@@ -177,11 +192,17 @@ def test_an_empty_index_gives_empty_answers(shop):
 def test_an_engine_from_files_answers_like_the_one_that_was_saved(shop, engine, catalog_file, tmp_path):
     shop.model.save_pretrained(tmp_path / "model")
     shop.trie.save(tmp_path / "index.leafbeam")
-    loaded = Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", catalog_file, {"cheap": "price < 20"})
+    files = CatalogFiles(index=tmp_path / "index.leafbeam", catalog=catalog_file, rules={"cheap": "price < 20"})
+    loaded = Engine.load(tmp_path / "model", files)
     fields = {"history": HISTORY, "rules": ("cheap",)}
     assert one(loaded, **fields).item_ids == one(engine, **fields).item_ids
     with pytest.raises(ArgumentError, match="rules need a catalog"):
-        Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", rules={"cheap": "price < 20"})
+        CatalogFiles(index=tmp_path / "index.leafbeam", rules={"cheap": "price < 20"})
+    same = [Engine.load(shop.model, files), Engine.load(tmp_path / "model", shop.trie)]
+    assert [one(engine, history=HISTORY).item_ids for engine in same] == [one(loaded, history=HISTORY).item_ids] * 2
+    assert Engine.load(tmp_path / "model", tmp_path / "index.leafbeam").catalog is None
+    for engine in (loaded, *same):
+        engine.close()
 
 
 def test_submit_answers_like_recommend_and_says_where_the_time_went(engine):
@@ -209,22 +230,22 @@ def test_an_engine_that_is_not_running_refuses(engine):
 
 
 def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
-    engine = Engine(shop.model, shop.trie, catalog, max_queue=2)
+    engine = Engine(shop.model, catalog, settings=Settings(max_queue=2))
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
             assert began.wait(20)
             waiting = [engine.submit(Request()) for _ in range(2)]
             assert engine.queue_length == 2
-            with pytest.raises(OverloadedError, match="2 requests are waiting already"):
+            with pytest.raises(OverloadedError, match="the queue is full with 2 requests"):
                 engine.submit(Request())
         assert [future.result(20).num_valid for future in (running, *waiting)] == [10, 10, 10]
         assert [future.result().batch_size for future in (running, *waiting)] == [1, 2, 2]
 
 
-def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalog):
+def test_a_request_past_its_deadline_is_rejected_not_run(shop, catalog):
     clock = Clock()
-    engine = Engine(shop.model, shop.trie, catalog, timeout_s=5, clock=clock)
+    engine = Engine(shop.model, catalog, settings=Settings(timeout_s=5), clock=clock)
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
@@ -233,7 +254,7 @@ def test_a_request_that_waited_too_long_is_refused_not_run(shop, catalog):
             clock.now += 3
             in_time = engine.submit(Request())
             clock.now += 3
-        with pytest.raises(OverloadedError, match="no turn within 5 s"):
+        with pytest.raises(OverloadedError, match="not started within its deadline of 5 s"):
             late.result(20)
         assert in_time.result(20).timings.queue == 3
         assert running.result(20).timings.model == 6
@@ -252,7 +273,7 @@ def test_a_cancelled_request_is_not_run(shop, engine):
         assert running.result(1).num_valid == 10
 
 
-def test_stop_answers_what_waits(shop, engine):
+def test_stop_answers_queued_requests(shop, engine):
     engine.start()
     with held(shop.model) as began:
         futures = [engine.submit(Request(num_items=1 + i)) for i in range(30)]
@@ -263,7 +284,7 @@ def test_stop_answers_what_waits(shop, engine):
     assert [future.result(1).num_valid for future in futures] == [1 + i for i in range(30)]
 
 
-def test_stop_refuses_what_does_not_fit_the_grace(shop, engine):
+def test_stop_fails_requests_that_exceed_the_grace_period(shop, engine):
     engine.start()
     with held(shop.model) as began:
         running = engine.submit(Request())
@@ -276,7 +297,7 @@ def test_stop_refuses_what_does_not_fit_the_grace(shop, engine):
         assert engine.counts.of("shed")["draining"] == 2
 
 
-def test_a_model_of_nan_fails_its_batch_by_name_and_the_next_is_answered(shop, engine):
+def test_nan_logits_fail_their_batch_and_the_next_is_answered(shop, engine):
     weight = shop.model.model.norm.weight
     with engine:
         good = weight.detach().clone()
@@ -291,7 +312,7 @@ def test_a_model_of_nan_fails_its_batch_by_name_and_the_next_is_answered(shop, e
         assert engine.submit(Request()).result(20).num_valid == 10
 
 
-def test_an_unforeseen_failure_reaches_its_requests_and_the_next_is_answered(shop, engine):
+def test_an_unexpected_error_reaches_its_requests_and_the_next_is_answered(shop, engine):
     def fail(requests: int) -> None:
         raise ZeroDivisionError("of the device's own")
 
@@ -301,11 +322,11 @@ def test_an_unforeseen_failure_reaches_its_requests_and_the_next_is_answered(sho
         assert engine.submit(Request()).result(20).num_valid == 10
 
 
-def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp_path):
+def test_a_request_keeps_the_rules_of_its_submission(shop, catalog_file, tmp_path):
     path = tmp_path / "shop.duckdb"
     path.write_bytes(catalog_file.read_bytes())
     catalog = Catalog.open(path, shop.trie, {"cheap": "price < 20"})
-    with Engine(shop.model, shop.trie, catalog) as engine:
+    with Engine(shop.model, catalog) as engine:
         before = engine.submit(Request(rules=("cheap",), num_items=100)).result(20)
         with held(shop.model) as began:
             blocker = engine.submit(Request())
@@ -322,12 +343,12 @@ def test_a_request_keeps_the_rules_of_the_moment_it_came(shop, catalog_file, tmp
         assert blocker.result(20).num_valid == 10
 
 
-def test_items_that_come_and_go_are_seen_by_the_next_request_and_not_by_one_that_waits(shop):
+def test_changed_items_are_seen_by_the_next_request_and_not_by_a_queued_one(shop):
     catalog = Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, {"cheap": "price < 20"})
     ask = Request(rules=("cheap",), num_items=200, history=("new",))
     cheap = shop.allowed(("cheap",))
     gone = sorted(cheap)[:20]
-    with catalog, Engine(shop.model, shop.trie, catalog) as engine:
+    with catalog, Engine(shop.model, catalog) as engine:
         with held(shop.model) as began:
             blocker = engine.submit(Request())
             assert began.wait(20)
@@ -349,7 +370,7 @@ def test_items_that_come_and_go_are_seen_by_the_next_request_and_not_by_one_that
         assert merged.index_version != late.result().index_version
 
 
-def test_a_request_may_ask_for_an_expression_over_rules(shop, engine):
+def test_a_request_may_filter_by_an_expression_over_rules(shop, engine):
     cheap, in_stock, rare = (shop.allowed((rule,)) for rule in ("cheap", "in_stock", "rare"))
     for text, expected in {
         "cheap - in_stock": cheap - in_stock,
@@ -402,7 +423,7 @@ ids = st.one_of(st.sampled_from([f"é{i}" for i in range(170)]), st.text(max_siz
     st.sampled_from(["full", "allowed"]),
 )  # fmt: skip
 def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history, deny, rules, num_items, scoring):
-    engine = Engine(shop.model, shop.trie, catalog)
+    engine = Engine(shop.model, catalog)
     request = Request(history=history, deny_item_ids=deny, rules=rules, num_items=num_items, scoring=scoring)
     result = engine.recommend([request])[0]
     allowed = shop.allowed(rules, tuple(deny))
@@ -412,7 +433,7 @@ def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history
     assert result.ignored_history == tuple(one for one in history if one not in shop.allowed())
 
 
-def test_the_worker_sleeps_while_nothing_waits(engine):
+def test_an_idle_worker_uses_no_cpu(engine):
     with engine:
         engine.submit(Request()).result(20)
         worker = next(thread for thread in threading.enumerate() if thread.name == "leafbeam-worker-0")
@@ -423,8 +444,8 @@ def test_the_worker_sleeps_while_nothing_waits(engine):
     assert not worker.is_alive()
 
 
-def test_prompts_that_grow_are_read_from_where_they_ended_with_the_same_answers(shop, catalog, engine):
-    keeping = Engine(shop.model, shop.trie, catalog, settings=Settings(prompt_store_mb=1))
+def test_prompts_that_grow_reuse_their_cache_with_the_same_answers(shop, catalog, engine):
+    keeping = Engine(shop.model, catalog, settings=Settings(prompt_store_mb=1))
     store = keeping.prompt_store
     assert store is not None
     with keeping:
@@ -435,5 +456,5 @@ def test_prompts_that_grow_are_read_from_where_they_ended_with_the_same_answers(
             np.testing.assert_allclose(result.scores, engine.recommend([request])[0].scores, atol=1e-5)
     assert store.hits >= 2
     assert 0 < store.nbytes <= 1 << 20
-    with pytest.raises(ArgumentError, match="float32 models on a CPU only"):
+    with pytest.raises(ArgumentError, match="needs a float32 model on a CPU"):
         Engine(Transformer(shop.model.config, shop.model.vocabulary).double(), shop.trie, settings=Settings(prompt_store_mb=1))

@@ -1,4 +1,4 @@
-"""What an engine does when something goes wrong: real models that raise, run out of memory, hang; callers that go away."""
+"""What an engine does when something goes wrong: models that raise, run out of memory, hang; clients that disconnect."""
 
 import gc
 import threading
@@ -8,8 +8,8 @@ from concurrent.futures import CancelledError, wait
 import pytest
 import torch
 
-from leafbeam.engine import Counts, Engine, Limits, Request, Settings
-from leafbeam.engine.pending_request import Job
+from leafbeam.engine import CatalogFiles, Counts, Engine, Limits, Request, Settings
+from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from tests.waiting import held, interrupted
 
@@ -24,13 +24,13 @@ def until(found) -> None:
         time.sleep(0.005)
 
 
-def ended(counts: Counts) -> int:
-    """Requests that are over, one way or the other."""
+def num_ended(counts: Counts) -> int:
+    """Requests that have ended."""
     return sum(counts.total(kind) for kind in ("refused", "shed", "cancelled", "failed", "answered"))
 
 
 def one_batch(engine: Engine, number: int, **fields):
-    """So many requests that will run together, once what holds the worker lets go."""
+    """Requests that run as one batch once the worker is free."""
     return [engine.submit(Request(num_items=1 + i, **fields)) for i in range(number)]
 
 
@@ -52,7 +52,7 @@ def test_a_batch_that_raises_fails_its_own_requests_and_no_others(shop, engine, 
         assert engine.submit(Request()).result(PATIENCE).num_valid == 10
     assert (engine.counts.of("failed")["error"], engine.counts.of("batch_faults")["error"]) == (3, 1)
     assert "a batch of 3 requests failed" in caplog.text
-    assert ended(engine.counts) == 6
+    assert num_ended(engine.counts) == 6
 
 
 def test_a_model_that_ends_its_thread_does_not_end_the_worker(shop, engine):
@@ -66,7 +66,7 @@ def test_a_model_that_ends_its_thread_does_not_end_the_worker(shop, engine):
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
-def test_a_batch_without_memory_is_tried_again_in_halves(shop, engine, error):
+def test_a_batch_out_of_memory_is_retried_in_halves(shop, engine, error):
     seen = []
 
     def limited(requests: int) -> None:
@@ -88,10 +88,10 @@ def test_a_batch_without_memory_is_tried_again_in_halves(shop, engine, error):
     ]
     faults = engine.counts.of("batch_faults")
     assert (faults["out_of_memory"], faults["split"]) == (1, 1)
-    assert ended(engine.counts) == engine.counts.of("answered")["in_time"] == 6
+    assert num_ended(engine.counts) == engine.counts.of("answered")["in_time"] == 6
 
 
-def test_halves_without_memory_are_refused_and_the_next_batch_is_answered(shop, engine):
+def test_halves_out_of_memory_fail_and_the_next_batch_is_answered(shop, engine):
     def too_much(requests: int) -> None:
         if requests > 1:
             torch.empty(10**15)  # torch's own words for no memory on a CPU
@@ -102,13 +102,13 @@ def test_halves_without_memory_are_refused_and_the_next_batch_is_answered(shop, 
             assert began.wait(PATIENCE)
             futures = one_batch(engine, 4)
         for future in futures:
-            with pytest.raises(UnavailableError, match="no memory for a batch of 2") as refusal:
+            with pytest.raises(UnavailableError, match="out of memory for a batch of 2") as refusal:
                 future.result(PATIENCE)
             assert refusal.value.reason == "out_of_memory"
         assert first.result().num_valid == engine.submit(Request()).result(PATIENCE).num_valid == 10
     assert engine.counts.of("failed")["out_of_memory"] == 4
     assert engine.counts.of("batch_faults")["out_of_memory"] == 3
-    assert ended(engine.counts) == 6
+    assert num_ended(engine.counts) == 6
 
 
 def test_a_request_cancelled_while_it_runs_ends_before_the_next_round(shop, engine):
@@ -130,10 +130,10 @@ def test_a_request_cancelled_while_it_runs_ends_before_the_next_round(shop, engi
         with pytest.raises(CancelledError):
             future.result(0)
         assert engine.submit(Request()).result(PATIENCE).num_valid == 10
-    assert (engine.counts.of("cancelled")["running"], ended(engine.counts)) == (1, 2)
+    assert (engine.counts.of("cancelled")["running"], num_ended(engine.counts)) == (1, 2)
 
 
-def test_a_request_cancelled_in_company_leaves_the_others_alone(shop, engine):
+def test_cancelling_one_request_of_a_batch_leaves_the_others_alone(shop, engine):
     go, began, sizes = threading.Event(), threading.Event(), []
 
     def slow() -> None:
@@ -155,13 +155,13 @@ def test_a_request_cancelled_in_company_leaves_the_others_alone(shop, engine):
 
 
 def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
-    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(max_queue=1))
+    engine = Engine(shop.model, catalog, settings=Settings(max_queue=1))
     with engine:
         with held(shop.model) as began:
             running = engine.submit(Request())
             assert began.wait(PATIENCE)
             gone = engine.submit(Request())
-            with pytest.raises(OverloadedError, match="waiting already"):
+            with pytest.raises(OverloadedError, match="the queue is full"):
                 engine.submit(Request())
             gone.cancel()
             assert engine.queue_length == 0
@@ -171,20 +171,20 @@ def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
     assert engine.counts.of("refused")["queue_full"] == 1
 
 
-def test_a_late_request_is_told_at_its_deadline_and_not_when_a_worker_is_free(shop):
+def test_a_late_request_fails_at_its_deadline_while_the_worker_is_busy(shop):
     engine = Engine(shop.model, shop.trie, settings=Settings(predict=False))  # or a busy machine refuses it at the gate
     with engine, held(shop.model) as began:
         running = engine.submit(Request())
         assert began.wait(PATIENCE)
         late = engine.submit(Request(deadline_s=0.05))
-        with pytest.raises(OverloadedError, match=r"no turn within 0.05 s") as refusal:
+        with pytest.raises(OverloadedError, match=r"not started within its deadline of 0.05 s") as refusal:
             late.result(PATIENCE)
         assert refusal.value.reason == "late"
         assert not running.done()
         assert engine.counts.of("shed")["late"] == 1
 
 
-def test_deadlines_that_cannot_be_meant_are_refused_and_counted(engine):
+def test_invalid_deadlines_are_rejected_and_counted(engine):
     with engine:
         for deadline_s in (0, -3.5):
             with pytest.raises(RequestError, match="the deadline passed") as refusal:
@@ -193,16 +193,16 @@ def test_deadlines_that_cannot_be_meant_are_refused_and_counted(engine):
         with pytest.raises(RequestError, match="up to 60 s away"):
             engine.submit(Request(deadline_s=61))
         for wrong in (float("nan"), float("inf"), "1", True):
-            with pytest.raises(RequestError, match="deadline_s has to be a number of seconds"):
+            with pytest.raises(RequestError, match="deadline_s must be a number of seconds"):
                 Request(deadline_s=wrong)
     assert engine.counts.of("refused")["deadline_past"] == 2
     assert engine.counts.of("refused")["over_a_limit"] == 1
 
 
-def test_a_request_that_was_too_long_on_its_way_in_is_told_to_come_again(engine):
-    """Its deadline was ahead when it came, so that it is not the one who is wrong."""
+def test_a_deadline_that_passes_before_the_queue_is_an_overload_not_a_client_error(engine):
+    """The deadline was still ahead when the request arrived."""
     with engine:
-        with pytest.raises(OverloadedError, match="the deadline passed before the request could wait") as refusal:
+        with pytest.raises(OverloadedError, match="the deadline passed before the request was queued") as refusal:
             engine.submit(Request(deadline_s=0.1), arrived=engine.clock() - 1)
         assert (refusal.value.reason, refusal.value.retry_after_s) == ("deadline_unreachable", 0)
     assert engine.counts.of("refused")["deadline_unreachable"] == 1
@@ -223,17 +223,17 @@ def test_more_tokens_or_beams_than_a_batch_holds_are_refused(shop):
         ) as refusal:
             engine.submit(Request(history=("é1",) * 6))
         assert refusal.value.reason == "over_capacity"
-        with pytest.raises(RequestError, match="num_beams has to be from 1 to 64, not 65"):
+        with pytest.raises(RequestError, match="num_beams must be from 1 to 64, not 65"):
             engine.submit(Request(num_beams=65))
     assert engine.counts.of("refused")["over_capacity"] == engine.counts.of("refused")["over_a_limit"] == 1
     with pytest.raises(ArgumentError, match="max_beam_rows=100 cannot hold a request of max_beams=512"):
         Engine(shop.model, shop.trie, settings=Settings(max_beam_rows=100))
 
 
-def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_back(shop, catalog, caplog):
-    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(watchdog_s=WATCHDOG_S))
+def test_a_hung_device_is_detected_its_requests_fail_and_it_may_recover(shop, catalog, caplog):
+    engine = Engine(shop.model, catalog, settings=Settings(watchdog_s=WATCHDOG_S))
     with engine:
-        assert engine.trouble is None
+        assert engine.unhealthy_reason is None
         with held(shop.model) as began:
             stuck = engine.submit(Request())
             assert began.wait(PATIENCE)
@@ -242,19 +242,19 @@ def test_a_device_that_hangs_is_seen_its_requests_are_refused_and_it_may_come_ba
                 with pytest.raises(UnavailableError, match=r"has not answered for more than 1 s") as refusal:
                     future.result(PATIENCE)
                 assert refusal.value.reason == "wedged"
-            assert engine.trouble is not None
-            assert "worker 0 has been in one batch for" in engine.trouble
+            assert engine.unhealthy_reason is not None
+            assert "worker 0 has been in one batch for" in engine.unhealthy_reason
             with pytest.raises(UnavailableError, match="has not answered"):
                 engine.submit(Request())
-        until(lambda: engine.trouble is None)
+        until(lambda: engine.unhealthy_reason is None)
         assert engine.submit(Request()).result(PATIENCE).num_valid == 10
     assert engine.counts.of("batch_faults")["wedged"] == 1
     assert (engine.counts.of("shed")["wedged"], engine.counts.of("refused")["wedged"]) == (2, 1)
     assert "came back after" in caplog.text
 
 
-def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalog):
-    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(workers=2, watchdog_s=WATCHDOG_S))
+def test_one_hung_worker_leaves_the_others_working(shop, catalog):
+    engine = Engine(shop.model, catalog, settings=Settings(workers=2, watchdog_s=WATCHDOG_S))
     with engine:
         first = threading.Event()
         go = threading.Event()
@@ -269,14 +269,14 @@ def test_one_worker_that_hangs_leaves_the_others_at_work(shop, catalog):
             assert first.wait(PATIENCE)
             with pytest.raises(UnavailableError):
                 stuck.result(PATIENCE)
-            assert engine.trouble is not None
+            assert engine.unhealthy_reason is not None
             assert [engine.submit(Request()).result(PATIENCE).num_valid for _ in range(3)] == [10] * 3
             go.set()
-        until(lambda: engine.trouble is None)
+        until(lambda: engine.unhealthy_reason is None)
 
 
 def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catalog):
-    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(workers=2))
+    engine = Engine(shop.model, catalog, settings=Settings(workers=2))
     requests = [Request(history=(f"é{i}",), num_beams=20 + i % 2, num_items=10) for i in range(40)]
     expected = [result.item_ids for result in engine.recommend(requests)]
     both, inside = threading.Event(), []
@@ -297,7 +297,7 @@ def test_two_workers_run_two_batches_at_once_with_the_answers_of_one(shop, catal
 
 
 def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engine):
-    """With the cycle collector off: what is not freed at once would pile up between its visits."""
+    """With the cycle collector off, so that a reference cycle would keep them."""
     gc.collect()
     gc.disable()
     try:
@@ -310,7 +310,7 @@ def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engin
                 engine.submit(Request()).cancel()
             running.result(PATIENCE)
             del running
-            until(lambda: not any(type(one) is Job for one in gc.get_objects()))
+            until(lambda: not any(type(one) is PendingRequest for one in gc.get_objects()))
     finally:
         gc.enable()
 
@@ -319,7 +319,7 @@ def test_nothing_is_kept_of_a_request_that_was_answered_or_cancelled(shop, engin
 def test_each_switch_of_the_ablation_changes_no_answer(shop, catalog, engine, switch):
     requests = [Request(history=(f"é{i}",), rules=("cheap",)) for i in range(12)]
     expected = [result.item_ids for result in engine.recommend(requests)]
-    off = Engine(shop.model, shop.trie, catalog, settings=Settings(**{switch: False}))
+    off = Engine(shop.model, catalog, settings=Settings(**{switch: False}))
     with off:
         with held(shop.model) as began:
             futures = [off.submit(requests[0])]
@@ -328,10 +328,10 @@ def test_each_switch_of_the_ablation_changes_no_answer(shop, catalog, engine, sw
         results = [future.result(PATIENCE) for future in futures]
     assert [result.item_ids for result in results] == expected
     assert max(result.batch_size for result in results) == (1 if switch == "batching" else 11)
-    assert (off.fit.observed > 0) == (off.settings.predict or switch == "predict")
+    assert (off.latency_fit.observed > 0) == (off.settings.predict or switch == "predict")
 
 
-def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
+def test_a_batch_waits_for_its_batching_delay(shop):
     engine = Engine(shop.model, shop.trie, settings=Settings(wait_s=1.5, max_batch=3))
     with engine:
         futures = [engine.submit(Request()) for _ in range(3)]
@@ -344,12 +344,12 @@ def test_a_batch_waits_for_company_as_long_as_it_was_told(shop):
     assert (batches["full"], batches["quota"]) == (1, 1)
 
 
-def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(shop, catalog, monkeypatch):
-    monkeypatch.setattr("leafbeam.engine.engine._CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
-    engine = Engine(shop.model, shop.trie, catalog, settings=Settings(max_batch=1))
+def test_unreachable_deadlines_are_rejected_once_the_latency_model_is_calibrated(shop, catalog, monkeypatch):
+    monkeypatch.setattr("leafbeam.engine.warm_up._MAX_CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
+    engine = Engine(shop.model, catalog, settings=Settings(max_batch=1))
     slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
     with slow, engine:  # warming up is slow too, so that the step-time model knows
-        assert engine.fit.observed >= 5
+        assert engine.latency_fit.observed >= 5
         patient = [engine.submit(Request()) for _ in range(10)]
         hasty, refusals = [], []
         for _ in range(10):
@@ -364,17 +364,17 @@ def test_who_cannot_be_in_time_is_refused_at_the_gate_once_the_machine_is_known(
         assert all(future.result().num_valid == 10 for future in patient)
     counts = engine.counts
     assert counts.of("refused")["deadline_unreachable"] == len(refusals)
-    assert ended(counts) == 20
+    assert num_ended(counts) == 20
 
 
-def test_close_closes_the_catalog_that_load_opened(shop, catalog_file, tmp_path):
+def test_the_end_of_a_with_block_closes_the_catalog_that_load_opened(shop, catalog_file, tmp_path):
     shop.model.save_pretrained(tmp_path / "model")
     shop.trie.save(tmp_path / "index.leafbeam")
-    engine = Engine.load(tmp_path / "model", tmp_path / "index.leafbeam", catalog_file, {"cheap": "price < 20"}, refresh="60s")
-    engine.start()
-    assert engine.submit(Request(rules=("cheap",))).result(PATIENCE).num_valid == 10
-    assert any(thread.name == "leafbeam-refresh" for thread in threading.enumerate())
-    engine.close()
+    rules = {"cheap": "price < 20"}
+    files = CatalogFiles(index=tmp_path / "index.leafbeam", catalog=catalog_file, rules=rules, refresh="60s")
+    with Engine.load(tmp_path / "model", files) as engine:
+        assert engine.submit(Request(rules=("cheap",))).result(PATIENCE).num_valid == 10
+        assert any(thread.name == "leafbeam-refresh" for thread in threading.enumerate())
     until(lambda: not any(thread.name.startswith(("leafbeam-refresh", "leafbeam-worker")) for thread in threading.enumerate()))
     engine.close()
 
@@ -391,6 +391,6 @@ def test_close_closes_the_catalog_that_load_opened(shop, catalog_file, tmp_path)
         {"watchdog_s": 0},
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(fields):
+def test_invalid_settings_are_rejected(fields):
     with pytest.raises(ArgumentError):
         Settings(**fields)

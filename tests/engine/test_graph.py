@@ -250,7 +250,7 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
 def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog, engine) -> None:
     captured: list[Bucket] = []
     settings = Settings(graphs=True, num_beams=12, max_batch=2, workers=2)
-    drawn = Engine(shop.model, shop.trie, catalog, settings=settings, capturer=lambda: Plain(captured))
+    drawn = Engine(shop.model, catalog, settings=settings, capturer=lambda: Plain(captured))
     requests = [
         Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, deny_item_ids=("é7",), num_items=6, num_beams=12)
         for count in (0, 3, 9)
@@ -312,8 +312,8 @@ def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> N
     changes = [twin.delete, twin.insert, twin.update, twin.insert, twin.replace, lambda: live.compact(wait=True), twin.insert]
     settings = Settings(graphs=True, num_beams=15, max_batch=2)
     captured: list[Bucket] = []
-    with Engine(shop.model, shop.trie, live, settings=settings, capturer=lambda: Plain(captured)) as drawn:
-        plain = Engine(shop.model, shop.trie, live)
+    with Engine(shop.model, live, settings=settings, capturer=lambda: Plain(captured)) as drawn:
+        plain = Engine(shop.model, live)
         for change in changes * 2:
             change()
             request = Request(history=tuple(twin.some()), filter="cheap | in_stock", num_items=8, num_beams=15)

@@ -80,7 +80,7 @@ class Twin:
 def test_every_answer_is_that_of_a_dictionary_with_the_same_history(shop, seed):
     rng = np.random.default_rng(seed)
     with opened(shop) as catalog:
-        twin, engine = Twin(shop, catalog, rng), Engine(shop.model, shop.trie, catalog)
+        twin, engine = Twin(shop, catalog, rng), Engine(shop.model, catalog)
         for _ in range(30):
             getattr(twin, rng.choice(["insert", "insert", "delete", "replace", "update", "compact"]))()
             deny = tuple(twin.some())
@@ -92,7 +92,7 @@ def test_every_answer_is_that_of_a_dictionary_with_the_same_history(shop, seed):
 
 def test_a_batch_that_runs_keeps_the_version_that_it_began_with_and_frees_it(shop):
     everything = Request(num_items=256, num_beams=256)
-    with opened(shop) as catalog, Engine(shop.model, shop.trie, catalog) as engine:
+    with opened(shop) as catalog, Engine(shop.model, catalog) as engine:
         with held(shop.model) as began:
             running = engine.submit(everything)
             assert began.wait(20)
@@ -109,7 +109,7 @@ def test_a_batch_that_runs_keeps_the_version_that_it_began_with_and_frees_it(sho
         assert catalog.index.status.versions_alive <= 2
 
 
-def test_answers_beside_a_writer_are_those_of_one_moment(shop):
+def test_answers_beside_a_writer_see_whole_transactions(shop):
     """A transaction moves ten items from one half to the other: no answer sees half of it."""
     left = {f"l{i}" for i in range(10)}
     right = {f"r{i}" for i in range(10)}
@@ -132,7 +132,7 @@ def test_answers_beside_a_writer_are_those_of_one_moment(shop):
             if found - left - right != shop.allowed(("cheap",)) or found & (left | right) not in (left, right):
                 wrong.append(found)
 
-    with opened(shop) as catalog, Engine(shop.model, shop.trie, catalog) as engine:
+    with opened(shop) as catalog, Engine(shop.model, catalog) as engine:
         catalog.insert([[0, 0, 0]] * 10, sorted(left), [{"price": 1.0}] * 10)
         writer = threading.Thread(target=write, args=(catalog,))
         readers = [threading.Thread(target=look, args=(engine,)) for _ in range(3)]

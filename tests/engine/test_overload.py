@@ -1,4 +1,4 @@
-"""The scheduler's decisions in simulated time: real batcher, real step-time model, an imaginary machine, no sleeping."""
+"""The scheduler's decisions in simulated time: real batcher, real latency model, an imaginary machine, no sleeping."""
 
 import heapq
 import math
@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from leafbeam.engine import Batcher, BatchSize, Capacity, LatencyModel
+from leafbeam.engine import Batcher, BatchSize, Capacity, LatencyModel, RequestSize
 from leafbeam.errors import OverloadedError
 
 SLO = 0.2
@@ -47,15 +47,15 @@ class Machine:
 def simulate(
     rates: list[tuple[float, float]], machine: Machine, *, workers: int = 1, wait_s: float = 0.0, seed: int = 0
 ) -> Outcome:
-    """Poisson arrivals at each (rate, seconds) in turn, widths and lengths mixed; everybody's fate is accounted for."""
+    """Poisson arrivals at each (rate, seconds) in turn, beams and lengths mixed; every request is accounted for."""
     rng = np.random.default_rng(seed)
     time = LatencyModel()
     for requests in (1, 2, 4, 8, 1, 4):
         for tokens in (50, 600):
-            size = BatchSize.of_equal(requests, tokens, 50)
+            size = BatchSize.of(requests, tokens, 50)
             time.observe(size, machine.seconds(size, rng))
     capacity = Capacity(requests=16, tokens=16_384, beam_rows=4096)
-    queue: Batcher[float] = Batcher(capacity, max_queue=500, budget_s=SLO / 2, likely=time.likely)
+    queue: Batcher[float] = Batcher(capacity, max_queue=500, max_batch_s=SLO / 2, p95=time.p95)
     events: list[tuple[float, int, str, object]] = []
     numbers, now = count(), 0.0
     for rate, seconds in rates:
@@ -69,7 +69,7 @@ def simulate(
 
     def dispatch(now: float) -> None:
         while len(busy) < workers:
-            batch, late = queue.take(now)
+            batch, late = queue.next_batch(now)
             found.shed += len(late)
             if batch is None:
                 closes_at = queue.closes_at(now)
@@ -78,30 +78,29 @@ def simulate(
                 return
             took = machine.seconds(batch.size, rng)
             worker = min(set(range(workers)) - set(busy))
-            busy[worker] = now + batch.likely_s
-            found.batches.append(len(batch.works))
+            busy[worker] = now + batch.p95_s
+            found.batches.append(len(batch.requests))
             heapq.heappush(events, (now + took, next(numbers), "done", (worker, batch, took)))
 
     while events:
         now, _, kind, what = heapq.heappop(events)
-        found.shed += len(queue.shed(now))
+        found.shed += len(queue.drop_expired(now))
         if kind == "arrival":
             tokens = int(min(1500, 20 + rng.pareto(1.5) * 100))
-            width = int(rng.choice([50, 128], p=[0.8, 0.2]))
+            num_beams = int(rng.choice([50, 128], p=[0.8, 0.2]))
             free_in = 0.0 if len(busy) < workers else max(0.0, min(busy.values()) - now)
             try:
-                place = queue.place(
-                    now, key=width, tokens=tokens, width=width, now=now, deadline=now + SLO, free_in_s=free_in, workers=workers
-                )
-                queue.add(place)
+                size = RequestSize(key=num_beams, tokens=tokens, num_beams=num_beams, arrived=now, deadline=now + SLO)
+                queue.admit(size, now, free_in_s=free_in, workers=workers)
+                queue.enqueue(now, size)
             except OverloadedError:
                 found.refused += 1
         elif kind == "done":
             worker, batch, took = what  # type: ignore[misc]
             del busy[worker]
             time.observe(batch.size, took)
-            found.answered += [now - arrived for arrived in batch.works]
-            found.when += [now] * len(batch.works)
+            found.answered += [now - arrived for arrived in batch.requests]
+            found.when += [now] * len(batch.requests)
         dispatch(now)
     assert len(found.answered) + found.refused + found.shed == asked
     assert len(queue) == 0
@@ -121,7 +120,7 @@ def test_three_times_the_capacity_keeps_goodput_and_the_objective(machine, worke
     assert flooded.refused > flooded.shed  # most are told at the gate
 
 
-def test_below_capacity_nobody_is_refused():
+def test_below_capacity_no_request_is_rejected():
     found = simulate([(150, 6)], Machine())
     assert (found.refused, found.shed) == (0, 0)
     assert found.p99 < SLO
@@ -135,7 +134,7 @@ def test_after_a_flood_everything_is_as_before_within_two_seconds():
     assert np.median(late) < 2 * np.median(early)
 
 
-def test_a_machine_that_turns_out_slower_than_it_was_refuses_more_but_keeps_answering():
+def test_a_slower_machine_rejects_more_but_keeps_answering():
     machine = Machine()
     found = simulate([(150, 3)], machine)
     assert found.good > 0

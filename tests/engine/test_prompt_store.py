@@ -1,4 +1,4 @@
-"""Prompts kept between requests, as a client and a graph see them: over HTTP, with metrics."""
+"""Prompts kept between requests, over HTTP, with metrics."""
 
 import pytest
 from fastapi.testclient import TestClient
@@ -22,7 +22,7 @@ def counted(client: TestClient) -> tuple[float, float, float]:
 
 
 def test_a_history_that_grows_is_a_hit_and_a_strangers_is_a_miss(shop, catalog, engine):
-    keeping = Engine(shop.model, shop.trie, catalog, settings=Settings(prompt_store_mb=1))
+    keeping = Engine(shop.model, catalog, settings=Settings(prompt_store_mb=1))
     seen = []
     with TestClient(create_app(keeping)) as client, TestClient(create_app(engine)) as plain:
         before = counted(client)

@@ -8,22 +8,22 @@ from leafbeam.errors import ArgumentError, RequestError
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_items": 0}, "num_items has to be a whole number of at least 1, not 0"),
+        ({"num_items": 0}, "num_items must be an integer of at least 1, not 0"),
         ({"num_items": True}, "num_items"),
         ({"num_items": 2.0}, "num_items"),
         ({"num_beams": -1}, "num_beams"),
-        ({"scoring": "fulll"}, "scoring has to be 'full' or 'allowed', not 'fulll'"),
+        ({"scoring": "fulll"}, "scoring must be 'full' or 'allowed', not 'fulll'"),
         ({"scoring": None}, "scoring"),
-        ({"history": "abc"}, "history has to be a list of item ids, not 'abc'"),
-        ({"history": 5}, "history has to be a list"),
-        ({"history": [1, 2.5]}, "history has to hold item ids"),
-        ({"history": [True]}, "history has to hold item ids"),
-        ({"deny_item_ids": [None]}, "deny_item_ids has to hold item ids"),
-        ({"rules": "fresh"}, "rules has to be a list of names, not 'fresh'"),
-        ({"rules": [1]}, "rules has to be a list of names"),
+        ({"history": "abc"}, "history must be a list of item ids, not 'abc'"),
+        ({"history": 5}, "history must be a list"),
+        ({"history": [1, 2.5]}, "history must hold item ids"),
+        ({"history": [True]}, "history must hold item ids"),
+        ({"deny_item_ids": [None]}, "deny_item_ids must hold item ids"),
+        ({"rules": "fresh"}, "rules must be a list of rule names, not 'fresh'"),
+        ({"rules": [1]}, "rules must be a list of rule names"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_words(fields, says):
+def test_invalid_fields_are_rejected_with_a_reason(fields, says):
     with pytest.raises(RequestError, match=says):
         Request(**fields)
 
@@ -37,15 +37,15 @@ def test_arrays_and_lists_become_plain_tuples():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_items": 1_000_000}, "num_items has to be from 1 to 256, not 1000000"),
+        ({"num_items": 1_000_000}, "num_items must be from 1 to 256, not 1000000"),
         ({"num_items": 10**5000}, "not a number of more than 18 digits"),
-        ({"num_beams": 513}, "num_beams has to be from 1 to 512, not 513"),
+        ({"num_beams": 513}, "num_beams must be from 1 to 512, not 513"),
         ({"history": range(2049)}, "history may hold up to 2,048 entries, not 2,049"),
         ({"deny_item_ids": range(10_001)}, "deny_item_ids may hold up to 10,000"),
         ({"rules": ["a"] * 17}, "rules may hold up to 16"),
     ],
 )
-def test_more_than_the_limits_is_refused_not_cut(fields, says):
+def test_requests_beyond_the_limits_are_rejected_not_cut(fields, says):
     with pytest.raises(RequestError, match=says):
         Limits().check(Request(**fields))
 

@@ -10,14 +10,14 @@ import torch
 
 from leafbeam.engine import Engine, Request
 from leafbeam.index import Trie
-from leafbeam.integrations.batch import Asked, BatchJob, Files
+from leafbeam.integrations.batch import BatchJob, RequestTemplate, ServingFiles
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 SIZES = (6, 5, 4)
 NUM_USERS = 40
 
 
-def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> Files:
+def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: int = 0) -> ServingFiles:
     """A model, an index, a catalog in which every third item is new, and a rule for those."""
     directory.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary(codebook_sizes=SIZES, num_users=user_tokens)
@@ -40,7 +40,7 @@ def make_shop(directory: Path, *, seed: int = 0, items: int = 50, user_tokens: i
         connection.execute("CREATE TABLE items (item_id VARCHAR PRIMARY KEY, new BOOLEAN)")
         connection.executemany("INSERT INTO items VALUES (?, ?)", [(one, row % 3 == 0) for row, one in enumerate(ids.tolist())])
     (directory / "rules.toml").write_text('[rules]\nfresh = "new"\n')
-    return Files(
+    return ServingFiles(
         model=str(directory / "model"),
         index=str(directory / "index.leafbeam"),
         catalog=str(directory / "items.duckdb"),
@@ -60,9 +60,9 @@ def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) 
     return histories
 
 
-def job_of(files: Files, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
-    asked = Asked(num_items=5, num_beams=8, rules=("fresh",), deny_history=True)
-    settings: dict[str, object] = {"asked": asked, "partition_rows": 6}
+def job_of(files: ServingFiles, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
+    template = RequestTemplate(num_items=5, num_beams=8, rules=("fresh",), deny_history=True)
+    settings: dict[str, object] = {"request": template, "partition_rows": 6}
     users, where = str(directory / "users.parquet"), str(directory / out)
     return BatchJob(files=files, users=users, out=where, **(settings | fields))  # type: ignore[arg-type]
 
@@ -70,10 +70,10 @@ def job_of(files: Files, directory: Path, out: str = "out.parquet", **fields: ob
 def check_output(job: BatchJob, histories: list[list[str] | None]) -> None:
     """The output is one row a user, in their order, and what the engine answers each of them alone."""
     table = pq.read_table(job.out)
-    engine = Engine.load(job.files.model, job.files.index, job.files.catalog, job.files.rules)
+    engine = Engine.load(job.files.model, job.files.catalog_files)
     assert table.column("user_id").to_pylist() == list(range(1000, 1000 + len(histories)))
     for row, history in enumerate(histories):
-        (alone,) = engine.recommend([job.asked.request(tuple(history or ()), user=1000 + row)])
+        alone = engine.recommend(job.request.request(tuple(history or ()), user=1000 + row))
         assert table.column("item_ids")[row].as_py() == list(alone.item_ids)
         np.testing.assert_allclose(table.column("scores")[row].as_py(), alone.scores, atol=1e-5)
         assert table.column("num_history_used")[row].as_py() == alone.num_history_used

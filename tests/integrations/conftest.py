@@ -8,7 +8,7 @@ from .tiny import Model, tiny_qwen3
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """These models are so small that a second thread only waits."""
+    """These models are too small for a second thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -14,16 +14,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, UnknownRuleError
-from leafbeam.integrations.batch import Asked, BatchJob, Done, Files, PartitionRunner, recommend_users
+from leafbeam.integrations.batch import (
+    BatchJob,
+    PartitionResult,
+    PartitionRunner,
+    RequestTemplate,
+    ServingFiles,
+    recommend_users,
+)
 from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory: pytest.TempPathFactory) -> ServingFiles:
     return make_shop(tmp_path_factory.mktemp("shop"))
 
 
-def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: Files, tmp_path: Path):
+def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: ServingFiles, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
     seen: list[tuple[int, int]] = []
@@ -36,7 +43,7 @@ def test_every_user_gets_the_engines_answer_in_one_file_a_partition(files: Files
     assert recommend_users(job) == []
 
 
-def test_a_model_with_tokens_for_users_reads_who_asks(tmp_path: Path):
+def test_a_model_with_user_tokens_reads_the_user(tmp_path: Path):
     files = make_shop(tmp_path / "shop", user_tokens=9)
     histories = make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
@@ -46,11 +53,11 @@ def test_a_model_with_tokens_for_users_reads_who_asks(tmp_path: Path):
     assert scores[3] != scores[4]  # two empty histories, two users
     table = pq.read_table(tmp_path / "users.parquet")
     pq.write_table(table.set_column(0, "user_id", pa.array([0.5] * NUM_USERS)), tmp_path / "users.parquet")
-    with pytest.raises(DataError, match="row 0 of row group 0: user has to be an id"):
+    with pytest.raises(DataError, match="row 0 of row group 0: user must be an id"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "other")))
 
 
-def test_a_directory_of_files_is_one_table(files: Files, tmp_path: Path):
+def test_a_directory_of_files_is_one_table(files: ServingFiles, tmp_path: Path):
     (tmp_path / "users.parquet").mkdir()
     first = make_users(tmp_path / "users.parquet" / "a.parquet")
     table = pq.read_table(tmp_path / "users.parquet" / "a.parquet")
@@ -61,12 +68,13 @@ def test_a_directory_of_files_is_one_table(files: Files, tmp_path: Path):
     check_output(job, first)
 
 
-def test_a_killed_job_goes_on_where_it_was(files: Files, tmp_path: Path):
+def test_a_killed_job_resumes_where_it_was(files: ServingFiles, tmp_path: Path):
     histories = make_users(tmp_path / "users.parquet", users=120)
     job = job_of(files, tmp_path, partition_rows=1)
     code = (
         "import sys, json; from leafbeam.integrations.batch import *; given = json.loads(sys.argv[1]); "
-        "given['files'] = Files(**given['files']); given['asked'] = Asked(**given['asked']); recommend_users(BatchJob(**given))"
+        "given['files'] = ServingFiles(**given['files']); given['request'] = RequestTemplate(**given['request']); "
+        "recommend_users(BatchJob(**given))"
     )
     words = [sys.executable, "-c", code, json.dumps(dataclasses.asdict(job))]
     child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": os.getcwd()})
@@ -86,7 +94,7 @@ def test_a_killed_job_goes_on_where_it_was(files: Files, tmp_path: Path):
     check_output(job, histories)
 
 
-def test_answers_of_different_jobs_are_not_mixed(files: Files, tmp_path: Path):
+def test_answers_of_different_jobs_are_not_mixed(files: ServingFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
     job = job_of(files, tmp_path)
     recommend_users(job)
@@ -94,7 +102,7 @@ def test_answers_of_different_jobs_are_not_mixed(files: Files, tmp_path: Path):
     rules = tmp_path / "rules.toml"
     rules.write_text('[rules]\nfresh = "not new"\n')
     for change, named in (
-        ({"asked": dataclasses.replace(job.asked, num_items=6)}, "different asked"),
+        ({"request": dataclasses.replace(job.request, num_items=6)}, "different request"),
         ({"files": dataclasses.replace(files, index=other.index, catalog=other.catalog)}, "different index"),
         ({"files": dataclasses.replace(files, rules=str(rules))}, "different rules_text"),
         ({"partition_rows": 7}, "different partition_rows"),
@@ -113,7 +121,7 @@ def test_answers_of_different_jobs_are_not_mixed(files: Files, tmp_path: Path):
         recommend_users(job)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
-    with pytest.raises(DataError, match="no output of a batch job"):
+    with pytest.raises(DataError, match="not the output of a batch job"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "full")))
 
 
@@ -121,7 +129,7 @@ def write(path: Path, **columns: object) -> None:
     pq.write_table(pa.table(columns), path)
 
 
-def test_tables_that_are_no_users_are_refused_by_name(files: Files, tmp_path: Path):
+def test_invalid_tables_of_users_are_rejected_by_name(files: ServingFiles, tmp_path: Path):
     users = tmp_path / "users.parquet"
     job = job_of(files, tmp_path)
     with pytest.raises(DataError, match="neither a Parquet file nor a directory"):
@@ -137,43 +145,43 @@ def test_tables_that_are_no_users_are_refused_by_name(files: Files, tmp_path: Pa
         recommend_users(job)
     assert not Path(job.out).exists()
     write(users, user_id=[1, 2], history=[["item001"], ["item001", None]])
-    with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: history has to hold item ids"):
+    with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: history must hold item ids"):
         recommend_users(job)
     write(users, user_id=[1], history=[[7]])
-    with pytest.raises(ItemIdError, match="knows its items by text"):
+    with pytest.raises(ItemIdError, match="the item ids of this index are text"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "again")))
 
 
-def test_denied_items_come_from_a_column(files: Files, tmp_path: Path):
+def test_denied_items_come_from_a_column(files: ServingFiles, tmp_path: Path):
     users = tmp_path / "users.parquet"
     write(users, user_id=["u"], history=[["item001"]])
-    asked = Asked(num_items=5)
-    recommend_users(job_of(files, tmp_path, "one", asked=asked))
+    template = RequestTemplate(num_items=5)
+    recommend_users(job_of(files, tmp_path, "one", request=template))
     (best,) = pq.read_table(tmp_path / "one").column("item_ids").to_pylist()
     write(users, user_id=["u"], history=[["item001"]], seen=[best[:3]])
-    recommend_users(job_of(files, tmp_path, "two", asked=dataclasses.replace(asked, deny_column="seen")))
+    recommend_users(job_of(files, tmp_path, "two", request=dataclasses.replace(template, deny_column="seen")))
     table = pq.read_table(tmp_path / "two")
     assert table.column("user_id").to_pylist() == ["u"]
     assert table.column("item_ids").to_pylist()[0][:2] == best[3:5]
 
 
-def test_settings_that_cannot_be_meant_are_refused(files: Files, tmp_path: Path):
+def test_invalid_settings_are_rejected(files: ServingFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
     with pytest.raises(RequestError, match="num_items"):
-        Asked(num_items=0)
+        RequestTemplate(num_items=0)
     with pytest.raises(ArgumentError, match="at least 1"):
         job_of(files, tmp_path, partition_rows=0)
     with pytest.raises(ArgumentError, match="rules need a catalog"):
-        Files(model="m", index="i", rules="r")
-    with pytest.raises(RequestError, match="num_items has to be from 1 to 256"):
-        recommend_users(job_of(files, tmp_path, asked=Asked(num_items=10_000)))
+        ServingFiles(model="m", index="i", rules="r")
+    with pytest.raises(RequestError, match="num_items must be from 1 to 256"):
+        recommend_users(job_of(files, tmp_path, request=RequestTemplate(num_items=10_000)))
     with pytest.raises(UnknownRuleError, match="fresh"):
-        recommend_users(job_of(files, tmp_path, "other", asked=Asked(rules=("stale",))))
+        recommend_users(job_of(files, tmp_path, "other", request=RequestTemplate(rules=("stale",))))
 
 
-def test_a_partition_says_how_many_users_got_fewer_items(files: Files, tmp_path: Path):
+def test_a_partition_says_how_many_users_got_fewer_items(files: ServingFiles, tmp_path: Path):
     make_users(tmp_path / "users.parquet")
-    job: BatchJob = job_of(files, tmp_path, asked=Asked(num_items=30, rules=("fresh",)))
+    job: BatchJob = job_of(files, tmp_path, request=RequestTemplate(num_items=30, rules=("fresh",)))
     plan = job.plan()
-    done: Done = PartitionRunner(job).run(plan.pending[0])
-    assert done.short == done.users == 6
+    done: PartitionResult = PartitionRunner(job).run(plan.pending[0])
+    assert done.short_answers == done.users == 6

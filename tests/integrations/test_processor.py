@@ -65,8 +65,8 @@ def test_other_devices_and_dtypes_get_the_same_scores(kind: Kind, scoring: Any) 
             torch.testing.assert_close(own, expected)
 
 
-def test_any_row_may_come_unforeseen() -> None:
-    """Token 0 is a code like any other, and nothing is taken for granted of a depth that has not been seen."""
+def test_any_row_may_be_unknown() -> None:
+    """Token 0 is a code like any other, and a depth without a previous call is walked from the root."""
     index = Trie.build([[0, 0, 0], [0, 1, 2], [2, 0, 1]], [3, 3, 3])
     legal = TrieLogitsProcessor(index, code_tokens=[range(3)] * 3, eos_token_id=3, prompt_length=0)
     scores = torch.zeros(2, 4)
@@ -78,13 +78,13 @@ def test_any_row_may_come_unforeseen() -> None:
         ([[1, 1], [2, 0]], [[3], [1]]),
     ):
         assert [row.isfinite().nonzero()[:, 0].tolist() for row in legal(torch.tensor(rows), scores)] == wanted
-    with pytest.raises(ArgumentError, match="beginning of no allowed item"):
+    with pytest.raises(ArgumentError, match="a prefix of an allowed item in no row"):
         legal(torch.tensor([[0, 2], [1, 2]]), scores)
 
 
 @settings(max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["trie", "version"]))
-def test_beams_may_stand_in_any_order_and_any_number_of_times(seed: int, kind: Kind) -> None:
+def test_beams_may_be_reordered_repeated_and_dropped(seed: int, kind: Kind) -> None:
     """Rows of a request are shuffled, repeated, lost and made illegal between calls; each row's legal tokens depend on its own
     tokens alone."""
     rng = np.random.default_rng(seed)
@@ -232,7 +232,7 @@ def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> No
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
-def test_scores_that_are_no_numbers_are_refused_where_they_are_read(scoring: Any, value: float) -> None:
+def test_scores_that_are_not_finite_are_rejected_where_they_are_read(scoring: Any, value: float) -> None:
     shop, inputs = Shop(), prompts([6])
     scores = torch.zeros(1, WORDS)
     scores[0, int(shop.tokens[0][0])] = value

@@ -17,7 +17,7 @@ import pytest
 
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import ArgumentError, DataError, IndexFileError, RequestError, UnavailableError, UnknownRuleError
-from leafbeam.integrations.batch import Asked, Done, Files, PartitionRunner
+from leafbeam.integrations.batch import PartitionResult, PartitionRunner, RequestTemplate, ServingFiles
 from tests.integrations.batches import NUM_USERS, check_output, job_of, make_shop, make_users
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'leafbeam[ray]'", exc_type=ImportError)
@@ -53,11 +53,11 @@ def cluster() -> Generator[Any]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory: pytest.TempPathFactory) -> ServingFiles:
     return make_shop(tmp_path_factory.mktemp("shop"))
 
 
-def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: Files, tmp_path: Path):
+def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: ServingFiles, tmp_path: Path):
     from leafbeam.integrations.ray_batch import recommend_users_on_ray
 
     histories = make_users(tmp_path / "users.parquet")
@@ -68,7 +68,7 @@ def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: 
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
     seen: list[int] = []
 
-    def note(_: Done, finished: int, total: int) -> None:
+    def note(_: PartitionResult, finished: int, total: int) -> None:
         seen.append(finished)
 
     done = recommend_users_on_ray(job, workers=2, cpus_per_worker=0.5, progress=note)
@@ -79,10 +79,10 @@ def test_a_batch_job_on_ray_writes_what_one_process_writes(cluster: Any, files: 
     check_output(job, histories)
     assert recommend_users_on_ray(job) == []
 
-    other = dataclasses.replace(job, asked=dataclasses.replace(job.asked, num_items=6))
-    with pytest.raises(DataError, match="different asked"):
+    other = dataclasses.replace(job, request=dataclasses.replace(job.request, num_items=6))
+    with pytest.raises(DataError, match="different request"):
         recommend_users_on_ray(other)
-    unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), asked=Asked(rules=("stale",)))
+    unknown = dataclasses.replace(job, out=str(tmp_path / "unknown"), request=RequestTemplate(rules=("stale",)))
     with pytest.raises(UnknownRuleError, match="stale"):
         recommend_users_on_ray(unknown, workers=1, cpus_per_worker=0.5)
     with pytest.raises(ArgumentError, match="too few for one worker of 64 CPUs"):
@@ -102,19 +102,19 @@ def ask(url: str, body: Any = None) -> tuple[int, Any, dict[str, str]]:
             return error.code, json.loads(error.read()), dict(error.headers)
 
 
-def test_an_application_answers_refuses_and_rolls_a_catalog_out(cluster: Any, files: Files, tmp_path: Path):
+def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, files: ServingFiles, tmp_path: Path):
     from ray import serve
 
-    from leafbeam.integrations.ray_serve import Fleet, application
+    from leafbeam.integrations.ray_serve import DeploymentConfig, application
 
     settings = Settings(num_beams=8, max_queue=1, max_batch=1, workers=1)
-    fleet = Fleet(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
+    fleet = DeploymentConfig(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     handle = serve.run(application(fleet), name="shop", route_prefix="/shop")
     url = f"http://127.0.0.1:{port}/shop"
-    engine = Engine.load(files.model, files.index, files.catalog, files.rules, num_beams=8)
+    engine = Engine.load(files.model, files.catalog_files, settings=Settings(num_beams=8))
     body = {"history": ["item001", "item002"], "num_items": 5, "rules": ["fresh"]}
     (alone,) = engine.recommend([Request(history=("item001", "item002"), num_items=5, rules=("fresh",))])
 
@@ -161,7 +161,7 @@ def test_an_application_answers_refuses_and_rolls_a_catalog_out(cluster: Any, fi
     serve.shutdown()
 
 
-def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, tmp_path: Path):
+def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: ServingFiles, tmp_path: Path):
     from leafbeam.integrations.ray_serve import Recommender
 
     newer = dataclasses.replace(make_shop(tmp_path / "newer", seed=9, items=70), model=files.model)
@@ -212,8 +212,8 @@ def test_a_replica_takes_new_files_while_it_answers(cluster: Any, files: Files, 
     assert len(set(versions[changed + 3 :])) == 1  # one answer of each customer may still have been on its way
 
 
-def test_arguments_of_a_fleet(cluster: Any, files: Files):
-    from leafbeam.integrations.ray_serve import Fleet
+def test_arguments_of_a_deployment(cluster: Any, files: ServingFiles):
+    from leafbeam.integrations.ray_serve import DeploymentConfig
 
     words = {
         "model": files.model,
@@ -223,18 +223,18 @@ def test_arguments_of_a_fleet(cluster: Any, files: Files):
         "max_replicas": "4",
         "overlap": "false",
     }
-    fleet = Fleet.of(words)
+    fleet = DeploymentConfig.of(words)
     assert (fleet.settings.num_beams, fleet.settings.slo_s, fleet.settings.overlap) == (40, 0.2, False)
     assert (fleet.min_replicas, fleet.max_replicas, fleet.files.index) == (1, 4, files.index)
     for change, message in (
         ({"num_beems": "4"}, "there is no argument 'num_beems'"),
         ({"num_beams": "many"}, "num_beams='many': expected int"),
-        ({"min_replicas": 5}, "the first is from 1 to the second"),
+        ({"min_replicas": 5}, "min_replicas=5 must be from 1 to"),
         ({"num_gpus": -1}, "at least 0"),
         ({"grace_s": 0}, "above 0"),
         ({"files": "x"}, "there is no argument 'files'"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            Fleet.of(words | change)
+            DeploymentConfig.of(words | change)
     with pytest.raises(ArgumentError, match="index missing"):
-        Fleet.of({"model": files.model})
+        DeploymentConfig.of({"model": files.model})

@@ -44,7 +44,7 @@ def test_generate_with_beams_is_the_beam_search(model: Model, kind: Kind, scorin
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("steps", [3, 5])
-def test_vocabulary_scoring_is_what_prefix_allowed_tokens_fn_does(model: Model, steps: int, in_place: bool) -> None:
+def test_vocabulary_scoring_equals_prefix_allowed_tokens_fn(model: Model, steps: int, in_place: bool) -> None:
     shop, inputs = Shop(), prompts([4, 6])
     assert isinstance(shop.index, Trie)
     width = inputs["input_ids"].shape[1]
@@ -126,7 +126,7 @@ def test_the_models_own_logits_stay_as_they_are(model: Model) -> None:
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 4, "num_return_sequences": 4}])
-def test_a_request_that_may_be_shown_nothing_ends_at_once(model: Model, options: dict[str, Any]) -> None:
+def test_a_request_with_nothing_allowed_ends_at_once(model: Model, options: dict[str, Any]) -> None:
     shop, inputs = Shop("version"), prompts([6, 6])
     filters = [shop.filter(0.0), shop.filter(0.2)]
     legal = shop.processor(inputs, filters=filters)
@@ -145,7 +145,7 @@ def test_an_empty_index_gives_empty_results(model: Model) -> None:
     assert legal.results(found.sequences, num_return_sequences=3).num_valid.tolist() == [0, 0]
 
 
-def test_what_other_processors_take_away_is_a_short_answer_and_never_nan(model: Model) -> None:
+def test_tokens_excluded_by_other_processors_give_a_short_answer_and_never_nan(model: Model) -> None:
     shop, inputs = Shop(), prompts([6, 6])
     legal = shop.processor(inputs, scoring="allowed")
     forbidden = NoBadWordsLogitsProcessor([[int(token)] for token in shop.tokens[1]], eos_token_id=EOS)
@@ -190,7 +190,7 @@ def test_prompts_given_as_embeddings_have_length_zero(model: Model) -> None:
 
 
 def test_assisted_generation_goes_back_and_forth(model: Model) -> None:
-    """The helper model runs ahead under the same processor and the big one takes back what it does not like."""
+    """The assistant model runs ahead under the same processor, and the big one rejects some of its tokens."""
     shop, inputs = Shop(), prompts([6])
     helper = tiny_qwen3(hidden=16, layers=1, seed=8)
     wanted = model.generate(**inputs, logits_processor=[shop.processor(inputs)], max_new_tokens=3, do_sample=False)
@@ -203,7 +203,7 @@ def test_assisted_generation_goes_back_and_forth(model: Model) -> None:
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.data())
-def test_generate_never_gives_what_may_not_be_shown(small_model: Model, data: st.DataObject) -> None:
+def test_generate_never_returns_an_item_that_is_not_allowed(small_model: Model, data: st.DataObject) -> None:
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))

@@ -44,13 +44,14 @@ class Shop:
 
     @property
     def files(self) -> tuple[Path, Path, Path, Path]:
-        """What `serve` and `Engine.load` take."""
+        """Model, index, catalog, rules."""
         return tuple(self.directory / name for name in ("model", "index.leafbeam", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
 
-    def engine(self, **dials: Any) -> "Engine":
-        from leafbeam.engine import Engine
+    def engine(self, **options: Any) -> "Engine":
+        from leafbeam.engine import CatalogFiles, Engine
 
-        return Engine.load(*self.files, **dials)
+        model, index, catalog, rules = self.files
+        return Engine.load(model, CatalogFiles(index=index, catalog=catalog, rules=rules), **options)
 
 
 @pytest.fixture(scope="session")

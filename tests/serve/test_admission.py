@@ -1,14 +1,15 @@
-"""Who comes in vain is told so at the door: the same refusals as those of the engine, sooner."""
+"""Admission while the engine is saturated: requests are parsed once and rejected before any look-up."""
 
 import random
 
 import pytest
 from fastapi.testclient import TestClient
 
-from leafbeam.engine import Request, Settings
-from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine import BatchSize, Request, Settings
+from leafbeam.engine.prompts import PromptReader
 from leafbeam.errors import OverloadedError
 from leafbeam.serve.app import create_app
+from leafbeam.serve.schema import RecommendBody
 from tests.waiting import held
 
 PATIENCE = 20
@@ -16,7 +17,7 @@ URL = "/v1/recommend"
 
 
 @pytest.fixture
-def crowded(first_shop):
+def saturated(first_shop):
     """An engine whose one worker is in a batch that does not end, and whose queue of one place is taken."""
     engine = first_shop.engine(settings=Settings(max_batch=1, max_queue=1))
     with TestClient(create_app(engine)) as client, held(engine.model) as began:
@@ -25,9 +26,9 @@ def crowded(first_shop):
         yield client, engine, [running, engine.submit(Request())]
 
 
-def test_a_full_queue_is_said_at_the_door_and_nothing_is_read(crowded, monkeypatch):
-    client, engine, _ = crowded
-    monkeypatch.setattr(engine, "submit", lambda *_, **__: pytest.fail("the doorman let somebody in"))
+def test_a_full_queue_rejects_before_ids_and_rules_are_looked_up(saturated, monkeypatch):
+    client, engine, _ = saturated
+    monkeypatch.setattr(PromptReader, "read", lambda *_: pytest.fail("ids were looked up"))
     answer = client.post(URL, json={"history": [1001], "rules": ["cheap"]})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["reason"]) == (429, "OverloadedError", "queue_full")
@@ -37,42 +38,63 @@ def test_a_full_queue_is_said_at_the_door_and_nothing_is_read(crowded, monkeypat
     assert 'leafbeam_requests_total{outcome="overloaded"} 1.0' in client.get("/metrics").text
 
 
+@pytest.mark.parametrize("is_saturated", [True, False])
+def test_a_body_is_parsed_once(saturated, monkeypatch, is_saturated):
+    client, _, waiting = saturated
+    if not is_saturated:
+        waiting[1].cancel()
+    parsed, validate = [], RecommendBody.model_validate
+    monkeypatch.setattr(RecommendBody, "model_validate", lambda value: parsed.append(value) or validate(value))
+    monkeypatch.setattr(RecommendBody, "model_validate_json", lambda *_: pytest.fail("parsed in another way"))
+    status = client.post(URL, json={"history": [1001], "rules": ["cheep"]}).status_code
+    assert status == (429 if is_saturated else 422)
+    assert len(parsed) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"{", 400, "has to be JSON"),
+        (b"{", 400, "must be JSON"),
         (b'{"colour": 1}', 422, "no such field"),
-        (b'{"num_items": 1000000}', 422, "num_items has to be from 1 to"),
-        (b'{"scoring": "fulll"}', 422, "scoring has to be"),
+        (b'{"num_items": 1000000}', 422, "num_items must be from 1 to"),
+        (b'{"scoring": "fulll"}', 422, "scoring must be"),
         (b'{"deadline_ms": -1}', 422, "the deadline passed"),
-        (b"[" * 100_000, 400, "parsing the body"),
+        (b"[" * 100_000, 400, "cannot be parsed"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said_by_those_inside(crowded, body, status, message):
-    client, engine, _ = crowded
+def test_an_invalid_request_is_rejected_as_such_by_a_full_queue(saturated, body, status, message):
+    client, engine, _ = saturated
     answer = client.post(URL, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
     assert engine.counts.of("refused")["queue_full"] == 0
 
 
-def test_other_paths_are_open_and_so_is_this_one_when_there_is_room(crowded):
-    client, engine, waiting = crowded
+def test_other_paths_are_answered_and_requests_are_while_there_is_room(saturated):
+    client, engine, waiting = saturated
     assert client.get("/healthz").status_code == 200
     waiting[1].cancel()
-    assert engine.is_crowded  # the worker is not free yet
+    assert engine._scheduler.is_saturated  # the worker is not idle yet
     assert client.post(URL, json={"rules": ["cheep"]}).json()["error"]["type"] == "UnknownRuleError"
 
 
-def test_the_doorman_says_what_the_engine_says(first_shop, monkeypatch):
+def test_the_early_check_says_what_the_queue_says(first_shop, monkeypatch):
     """Over many queues, deadlines and sizes, at one moment of a clock that stands still."""
-    monkeypatch.setattr("leafbeam.engine.engine._CALIBRATION_S", 0)
+    monkeypatch.setattr("leafbeam.engine.warm_up._MAX_CALIBRATION_S", 0)
     engine = first_shop.engine(settings=Settings(max_batch=4, max_queue=9))
     engine.clock = engine._scheduler._clock = lambda: 100.0
-    rng, said = random.Random(3), {"queue_full": 0, "deadline_unreachable": 0, None: 0}
+    rng, seen = random.Random(3), {"queue_full": 0, "deadline_unreachable": 0, None: 0}
+
+    def error_of(call, argument) -> tuple | None:
+        try:
+            call(argument)
+        except OverloadedError as error:
+            return str(error), error.reason, error.retry_after_s
+        return None
+
     with engine, held(engine.model) as began:
-        for requests, seconds in ((1, 0.01), (2, 0.018), (4, 0.03)) * 10:  # what the step-time model knows
-            engine._scheduler.observe(BatchSize.of_equal(requests, 9, 20), seconds)
+        for requests, seconds in ((1, 0.01), (2, 0.018), (4, 0.03)) * 10:  # what the latency model knows
+            engine._scheduler.observe(BatchSize.of(requests, 9, 20), seconds)
         waiting = [engine.submit(Request())]
         assert began.wait(PATIENCE)
         for _ in range(300):
@@ -81,15 +103,13 @@ def test_the_doorman_says_what_the_engine_says(first_shop, monkeypatch):
                 num_beams=rng.choice([None, 5, 40]),
                 deadline_s=rng.choice([None, rng.uniform(0.02, 0.1)]),
             )
-            early = engine.turned_away(request, arrived=99.99)
-            try:
-                waiting.append(engine.submit(request, arrived=99.99))
-                late = None
-            except OverloadedError as error:
-                late = error
-            assert (early and str(early)) == (late and str(late))
-            assert (early and (early.reason, early.retry_after_s)) == (late and (late.reason, late.retry_after_s))
-            said[early.reason if early else None] += 1
+            early = error_of(engine._scheduler.check_admission, engine._preparer.size(request, 99.99))
+            pending = engine._preparer.prepare(request, 99.99)
+            late = error_of(engine._scheduler.enqueue, pending)
+            assert early == late
+            if late is None:
+                waiting.append(pending.future)
+            seen[late and late[1]] += 1
             if len(waiting) > rng.randrange(4, 16):
                 waiting.pop(rng.randrange(1, len(waiting))).cancel()
-    assert min(said.values()) > 20
+    assert min(seen.values()) > 20

@@ -1,4 +1,4 @@
-"""Faults as a client, an orchestrator and a graph see them: over real HTTP, with metrics."""
+"""Faults over real HTTP, with metrics."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ PATIENCE = 20
 def serving(engine: Engine, **dials) -> Iterator[tuple[Server, httpx.Client]]:
     """A real server in a thread, and a client of it."""
     ready = threading.Event()
-    server = Server(engine, port=0, announce=lambda line: ready.set(), **{"grace_s": 20, **dials})
+    server = Server(engine, port=0, on_ready=lambda line: ready.set(), **{"grace_s": 20, **dials})
     runner = threading.Thread(target=server.run)
     runner.start()
     try:
@@ -62,7 +62,7 @@ def post(port: int) -> socket.socket:
     return connection
 
 
-def test_a_client_that_goes_away_cancels_its_request_where_it_waits(first_shop):
+def test_a_client_that_disconnects_cancels_its_queued_request(first_shop):
     engine = first_shop.engine()
     with serving(engine) as (server, client), held(engine.model) as began:
         running = post(server.port)
@@ -78,7 +78,7 @@ def test_a_client_that_goes_away_cancels_its_request_where_it_waits(first_shop):
     assert engine.counts.of("batch_faults")["abandoned"] == 1
 
 
-def test_a_client_that_goes_away_while_it_is_run_stops_the_rounds(first_shop):
+def test_a_client_that_disconnects_stops_its_running_batch(first_shop):
     engine = first_shop.engine()
     began, go, rounds = threading.Event(), threading.Event(), []
 
@@ -98,7 +98,7 @@ def test_a_client_that_goes_away_while_it_is_run_stops_the_rounds(first_shop):
         assert client.post(URL, json={}).status_code == 200
 
 
-def test_deadlines_are_kept_or_refused_in_words_with_a_metric(first_shop):
+def test_deadlines_are_met_or_rejected_with_a_message_and_a_metric(first_shop):
     engine = first_shop.engine(settings=Settings(predict=False))  # or a busy machine refuses 50 ms at the gate
     with serving(engine) as (_, client):
         assert client.post(URL, json={"deadline_ms": 20_000}).status_code == 200
@@ -116,7 +116,7 @@ def test_deadlines_are_kept_or_refused_in_words_with_a_metric(first_shop):
             assert response.headers["Retry-After"] == "1"
             error = response.json()["error"]
             assert (error["type"], error["reason"]) == ("OverloadedError", "late")
-            assert "no turn within 0.05 s" in error["message"]
+            assert "not started within its deadline of 0.05 s" in error["message"]
         assert running.recv(12).startswith(b"HTTP/1.1 200")
         running.close()
         assert metric(client, 'leafbeam_refused_total{reason="deadline_past"}') == 2
@@ -135,7 +135,7 @@ def test_more_tokens_than_a_batch_holds_are_refused(first_shop):
         assert metric(client, 'leafbeam_refused_total{reason="over_capacity"}') == 1
 
 
-def test_a_device_that_hangs_is_told_by_readyz_and_answers_503(first_shop):
+def test_a_hung_device_is_reported_by_readyz_and_answers_503(first_shop):
     engine = first_shop.engine(settings=Settings(watchdog_s=1))
     with serving(engine) as (_, client):
         assert client.get("/readyz").json()["reason"] is None
@@ -196,7 +196,7 @@ def test_a_body_of_a_hundred_megabytes_is_refused_before_it_was_read(first_shop)
         assert client.post(URL, json={}).status_code == 200
 
 
-def test_the_end_answers_what_is_in_within_the_grace_and_refuses_the_rest_in_words(first_shop):
+def test_shutdown_fails_requests_that_exceed_the_grace_period_with_a_message(first_shop):
     engine = first_shop.engine()
     answers: list[tuple[int, bytes]] = []
 
@@ -222,7 +222,7 @@ def test_the_end_answers_what_is_in_within_the_grace_and_refuses_the_rest_in_wor
     assert engine.counts.of("shed")["draining"] == 4
 
 
-def test_while_it_drains_nobody_is_let_in_and_everybody_inside_is_answered(first_shop):
+def test_a_draining_server_answers_accepted_requests(first_shop):
     engine = first_shop.engine()
     answers: list[int] = []
 
@@ -238,7 +238,7 @@ def test_while_it_drains_nobody_is_let_in_and_everybody_inside_is_answered(first
                 thread.start()
             until(lambda: engine.queue_length == 2)
             server.stop()
-            until(lambda: engine.trouble == "it is stopping")
+            until(lambda: engine.unhealthy_reason == "it is stopping")
         for thread in threads:
             thread.join(PATIENCE)
     assert answers == [200, 200, 200]
@@ -246,14 +246,16 @@ def test_while_it_drains_nobody_is_let_in_and_everybody_inside_is_answered(first
 
 LOADING = """
 import sys
+from leafbeam.engine import CatalogFiles
 from leafbeam.serve import serve
 print("loading", flush=True)
-serve(*sys.argv[1:], port=0)
+model, index, catalog, rules = sys.argv[1:]
+serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules), port=0)
 """
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP here")
-def test_a_hang_up_while_loading_is_answered_once_it_serves(shop):
+def test_a_sighup_while_loading_reloads_once_it_serves(shop):
     command = [sys.executable, "-c", LOADING, *map(str, shop.files)]
     with (
         open(shop.directory / "log", "w") as log,

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.engine import Engine
+from leafbeam.engine import Engine, Settings
 from leafbeam.index import Trie
 from leafbeam.model import Transformer
 from leafbeam.serve import create_app
@@ -68,7 +68,7 @@ def live(shop):
     trie, model = Trie.load(str(shop.files[1])), Transformer.from_pretrained(shop.files[0])
     with (
         Catalog.in_memory(pa.Table.from_pylist(rows), trie, shop.files[3], background=False) as catalog,
-        TestClient(create_app(Engine(model, trie, catalog))) as client,
+        TestClient(create_app(Engine(model, catalog))) as client,
     ):
         yield client, catalog, model
 
@@ -80,7 +80,7 @@ def ask(client: TestClient, expression: str | None = None, **fields) -> dict:
 
 
 def test_every_request_of_a_batch_has_an_expression_of_its_own(first_shop):
-    engine = first_shop.engine(max_batch=64)
+    engine = first_shop.engine(settings=Settings(max_batch=64))
     asked = [(text, list(range(1000 + number, 1100, 7))) for number, text in enumerate(EXPRESSIONS)]
     with TestClient(create_app(engine)) as client, ThreadPoolExecutor(len(asked) + 1) as threads:
         with held(engine.model) as began:
@@ -205,7 +205,7 @@ def test_a_malformed_rules_file_leaves_all_rules_in_force(shop):
         assert engine.catalog.reload().ok
 
 
-def test_answers_under_constant_change_are_those_of_one_moment(live, shop):
+def test_answers_under_constant_change_see_whole_transactions(live, shop):
     """Two items take turns: every answer has exactly one of them, under each rule."""
     client, catalog, _ = live
     catalog.insert([[3, 3]], [1], [{"price": 1.0, "stock": 1}])

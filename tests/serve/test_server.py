@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from leafbeam.serve import Server, serve
 
 PROGRAM = """
 import logging, sys
+from leafbeam.engine import CatalogFiles
 from leafbeam.serve import serve
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
-serve(*sys.argv[1:], port=0, grace_s=20)
+model, index, catalog, rules = sys.argv[1:]
+serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules), port=0, grace_s=20)
 """
 
 
@@ -48,7 +51,7 @@ def thread(engine) -> Iterator[Server]:
     """A server in a thread of this process."""
     lines: list[str] = []
     ready = threading.Event()
-    server = Server(engine, port=0, grace_s=20, announce=lambda line: (lines.append(line), ready.set()))
+    server = Server(engine, port=0, grace_s=20, on_ready=lambda line: (lines.append(line), ready.set()))
     runner = threading.Thread(target=server.run)
     runner.start()
     try:
@@ -69,7 +72,7 @@ def until(found) -> None:
         time.sleep(0.02)
 
 
-def test_while_it_serves_a_full_collection_looks_at_what_came_since_only(first_shop):
+def test_while_it_serves_the_cycle_collector_skips_older_objects(first_shop):
     with thread(first_shop.engine()) as server:
         assert gc.get_freeze_count() > 50_000
         assert len(gc.get_objects()) < gc.get_freeze_count() / 5
@@ -77,7 +80,7 @@ def test_while_it_serves_a_full_collection_looks_at_what_came_since_only(first_s
     assert gc.get_freeze_count() == 0
 
 
-def test_hang_up_switches_a_rule_without_a_restart_and_terminate_drops_nobody(shop):
+def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(shop):
     _, _, catalog_path, rules_path = shop.files
     with process(shop) as (server, url), httpx.Client(base_url=url, timeout=20) as client:
         body = {"rules": ["cheap"], "num_items": 100}
@@ -166,8 +169,7 @@ def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
 
 
 def test_reload_without_a_catalog_says_there_is_nothing_to_reload(first_shop, caplog):
-    engine = first_shop.engine()
-    engine.catalog = None
+    engine = Engine.load(first_shop.files[0], first_shop.files[1])
     with thread(engine) as server:
         assert server.reload() is None
         assert httpx.post(server.url + "/v1/recommend", json={"rules": ["cheap"]}).json()["error"]["type"] == "UnknownRuleError"
@@ -188,14 +190,14 @@ def test_a_huge_body_and_half_a_request_leave_the_server_standing(first_shop):
         assert httpx.post(server.url + "/v1/recommend", json={}).status_code == 200
 
 
-def test_a_port_that_is_taken_or_is_none_is_a_named_error(first_shop):
+def test_a_taken_or_invalid_port_is_a_named_error(first_shop):
     engine = first_shop.engine()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"cannot listen on 127.0.0.1 port {port}: .*; port 0 takes a free one"):
             Server(engine, port=port)
     for port in (-1, 65536):
-        with pytest.raises(ArgumentError, match="port has to be from 0"):
+        with pytest.raises(ArgumentError, match="port must be from 0"):
             Server(engine, port=port)
 
 
@@ -205,14 +207,14 @@ def test_a_model_that_cannot_answer_never_serves(first_shop):
         engine.model.model.norm.weight.fill_(float("nan"))
     lines: list[str] = []
     with pytest.raises(LogitsError):
-        Server(engine, port=0, announce=lines.append).run()
+        Server(engine, port=0, on_ready=lines.append).run()
     assert lines == []
 
 
 def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
     model_dir, index_path, catalog_path, _ = shop.files
     with pytest.raises(RuleError, match="'bad'"):
-        serve(model_dir, index_path, catalog_path, {"bad": "no_such_column"}, port=0)
+        serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path, rules={"bad": "no_such_column"}), port=0)
     os.remove(model_dir / "config.json")
     with pytest.raises(CheckpointError):
-        serve(model_dir, index_path, catalog_path, port=0)
+        serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path), port=0)

@@ -1,8 +1,7 @@
-"""The compiled loops of a logits processor: from tokens to leaf ranges, from leaf ranges to scores.
+"""Compiled kernels of the logits processor: from tokens to leaf ranges, from leaf ranges to scores.
 
-Levels and filters are tuples with one entry for each segment of what `ops.constrain.ranges` calls a level and a filter. Tensors
-come as addresses and everything happens in one call: inside `generate` a processor finds cold caches, where each array that is
-handed over costs as much as a row. Nothing here allocates.
+Levels and filters are tuples with one entry for each segment. Tensors are passed as addresses and everything runs in one call,
+because inside `generate` every array argument costs as much as a row. Nothing allocates.
 
 Shapes: S segments, R rows (a request's rows together), D depths (0 to L tokens generated), L levels, T tokens of a row, V codes
 of a level, K tokens of a level, W tokens of the model.
@@ -30,12 +29,12 @@ from leafbeam.ops.constrain.cpu.children import (
 )
 from leafbeam.ops.constrain.logsumexp import log_sum_exp
 
-__all__ = ["advance_rows", "follow_rows"]
+__all__ = ["advance_rows", "mask_rows"]
 
 
 @njit(nogil=True, _nrt=False)
 def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
-    """The slot of the row that has this request and these first `depth` tokens, or the empty one where it would go."""
+    """The slot of the row with this request and these first `depth` tokens, or the empty slot for it."""
     state = np.uint64(request) + np.uint64(0x9E3779B97F4A7C15)
     for i in range(depth):
         state = (state ^ np.uint64(tokens_t[i])) * np.uint64(0x9E3779B97F4A7C15)
@@ -43,10 +42,10 @@ def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
     slot = np.int64(state & np.uint64(table.size - 1))
     while table[slot] >= 0:
         row = table[slot]
-        same = row // rows == request
+        is_equal = row // rows == request
         for i in range(depth):
-            same &= tokens_RL[row, i] == tokens_t[i]
-        if same:
+            is_equal &= tokens_RL[row, i] == tokens_t[i]
+        if is_equal:
             break
         slot = (slot + 1) & (table.size - 1)
     return slot
@@ -54,7 +53,7 @@ def _slot_of(table, tokens_RL, rows, depth, tokens_t, request):
 
 @njit(nogil=True, _nrt=False)
 def _child_of(level, filters, request, lo, hi, code):
-    """The range of the child of [lo, hi) that has this code, (0, 0) where it has none with a leaf alive."""
+    """The range of the child of [lo, hi) with this code, (0, 0) if it has no leaf that the filter allows."""
     if lo < hi and code >= 0:
         level = LevelView(*level)
         begin, end = children_bounds(level, lo, hi)
@@ -67,13 +66,13 @@ def _child_of(level, filters, request, lo, hi, code):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table):
-    """Read `depth` >= 1 tokens of each row and write the ranges that they reach, empty where they are no legal prefix.
+def advance_rows(levels, filters, sorted_2K, address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table):
+    """Read `depth` >= 1 tokens of each row and write their leaf ranges, empty for an illegal prefix.
 
     address: int64, R sequences `stride` apart, with their prompts; `rows` of them for each request. tokens_DRL, ranges_D2SR:
-    the rows of each depth; that of `depth` is written, the one before read. known_2K: the tokens of level depth - 1, ascending,
-    above their codes. table: room for a hash table, a power of two, more than 2 R.
-    Returns False where the depth before lacks the prefix of a row.
+    `depth` is written, the depth before read. sorted_2K: the tokens of level depth - 1, ascending, and their codes. table:
+    buffer of a hash table, a power of two, more than 2 R.
+    Returns False if the depth before lacks the prefix of a row.
     """
     tokens_RL, ranges_2SR = tokens_DRL[depth], ranges_D2SR[depth]
     before_RL, before_2SR = tokens_DRL[depth - 1], ranges_D2SR[depth - 1]
@@ -82,7 +81,7 @@ def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth
     table[:] = -1
     for row in range(num_rows):
         slot = _slot_of(table, before_RL, rows, depth - 1, before_RL[row], row // rows)
-        table[slot] = row  # of equal rows any one will do
+        table[slot] = row  # any of several equal rows
     for row in range(num_rows):
         request = row // rows
         for i in range(depth):
@@ -91,8 +90,8 @@ def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth
         if parent < 0:
             return False
         token = tokens_RL[row, depth - 1]
-        place = first_at_least(known_2K[0], 0, known_2K.shape[1], token)
-        code = known_2K[1, place] if place < known_2K.shape[1] and known_2K[0, place] == token else np.int64(-1)
+        place = first_at_least(sorted_2K[0], 0, sorted_2K.shape[1], token)
+        code = sorted_2K[1, place] if place < sorted_2K.shape[1] and sorted_2K[0, place] == token else np.int64(-1)
         lo, hi = before_2SR[0, 0, parent], before_2SR[1, 0, parent]
         ranges_2SR[0, 0, row], ranges_2SR[1, 0, row] = _child_of(levels[0], filters[0], request, lo, hi, code)
         if len(levels) > 1:
@@ -103,7 +102,7 @@ def follow_rows(levels, filters, known_2K, address, stride, prompt_length, depth
 
 @njit(nogil=True, _nrt=False)
 def _legal_codes(levels, filters, request, ranges_2SR, row, space_4V):
-    """Write the legal codes of a row to space_4V[0], those that the delta alone has last; returns how many."""
+    """Write the legal codes of a row to space_4V[0], those only in the delta last; returns their number."""
     level = LevelView(*levels[0])
     allowed = allowed_of(FilterAddresses(*filters[0]), request, level.num_leaves)
     lo, hi = ranges_2SR[0, 0, row], ranges_2SR[1, 0, row]
@@ -124,7 +123,7 @@ def _legal_codes(levels, filters, request, ranges_2SR, row, space_4V):
 
 
 @njit(nogil=True, _nrt=False)
-def _write_row(read, write, count, tokens, known_2K, scoring, ends, floats_3V):
+def _write_row(read, write, count, tokens, sorted_2K, scoring, ends, floats_3V):
     """Write one row: -inf, and the normalised score at `count` legal tokens. False where it holds NaN or +inf."""
     nothing = np.float32(-np.inf)
     values, gathered, chunks = floats_3V[0], floats_3V[1], floats_3V[2]
@@ -137,7 +136,7 @@ def _write_row(read, write, count, tokens, known_2K, scoring, ends, floats_3V):
         top = value if value > top else top
     lse = np.float32(0.0)
     if scoring > 0 and top > nothing:
-        source, level_K = values[:count], known_2K[0]
+        source, level_K = values[:count], sorted_2K[0]
         if scoring == 1 and level_K[level_K.size - 1] - level_K[0] + 1 == level_K.size:
             source = read[level_K[0] : level_K[0] + level_K.size]
         elif scoring == 1:
@@ -157,21 +156,21 @@ def _write_row(read, write, count, tokens, known_2K, scoring, ends, floats_3V):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def advance_rows(step, before, at, rows, tokens_DRL, ranges_D2SR, work, scoring, ends, scores, out, width):
-    """Follow the last token of each row, then write -inf and, at the tokens of its legal codes, the normalised score.
+def mask_rows(step, previous, at, rows, tokens_DRL, ranges_D2SR, work, scoring, ends, scores, out, width):
+    """Advance each row by its last token, then write -inf and, at the tokens of its legal codes, the normalised score.
 
-    step: (levels, filters, the token of each code, known_2K) of this depth. before: (levels, known_2K) of the one before, not
-    read at depth 0. at: (address, stride, prompt length, depth) as in `follow_rows`. work: (table, codes_4V, floats_3V).
-    scoring: 0 the score as it is, 1 less the log-sum-exp of all tokens of the level, 2 of the legal ones. ends: (the end token,
-    what it scores in a row without a finite legal score, a code that must not occur, the token behind which a row is over).
+    step: (levels, filters, the token of each code, sorted_2K) of this depth. previous: (levels, sorted_2K) of the depth before,
+    not read at depth 0. at: (address, stride, prompt length, depth) as in `advance_rows`. work: (table, codes_4V, floats_3V).
+    scoring: 0 unchanged, 1 minus the log-sum-exp of all tokens of the level, 2 of the legal ones. ends: (the end token, its
+    score in a row without a finite legal score, a code that must not occur, the token after which a row has ended).
     scores, out: addresses of float32 (R, width), which may be equal.
-    Returns -1, the number of a row that holds NaN or +inf, -2 where that code occurs, -3 where `follow_rows` is False.
+    Returns -1, the first row with NaN or +inf, -2 if that code occurs, -3 if `advance_rows` is False.
     """
-    levels, filters, token_V, known_2K = step
+    levels, filters, token_V, sorted_2K = step
     table, codes_4V, floats_3V = work
     address, stride, prompt_length, depth = at
-    if depth > 0 and not follow_rows(
-        before[0], filters, before[1], address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table
+    if depth > 0 and not advance_rows(
+        previous[0], filters, previous[1], address, stride, prompt_length, depth, rows, tokens_DRL, ranges_D2SR, table
     ):
         return -3
     ranges_2SR = ranges_D2SR[depth]
@@ -179,19 +178,19 @@ def advance_rows(step, before, at, rows, tokens_DRL, ranges_D2SR, work, scoring,
     scores_n, out_n = float32_at(scores, num_rows * width), float32_at(out, num_rows * width)
     count = 0
     for row in range(num_rows):
-        # The beams of a request all start at its root: the children of the row before may be this row's.
-        same = row % rows > 0
+        # The beams of a request start at the same ranges: the children of the previous row may be those of this row.
+        is_same = row % rows > 0
         for s in range(num_segments):
-            same = same and ranges_2SR[0, s, row] == ranges_2SR[0, s, row - 1]
-            same = same and ranges_2SR[1, s, row] == ranges_2SR[1, s, row - 1]
-        if not same:
+            is_same = is_same and ranges_2SR[0, s, row] == ranges_2SR[0, s, row - 1]
+            is_same = is_same and ranges_2SR[1, s, row] == ranges_2SR[1, s, row - 1]
+        if not is_same:
             count = _legal_codes(levels, filters, row // rows, ranges_2SR, row, codes_4V)
             for child in range(count):
                 if codes_4V[0, child] == ends[2]:
                     return -2
                 codes_4V[1, child] = token_V[codes_4V[0, child]]
-        over = depth > 0 and tokens_DRL[depth, row, depth - 1] == ends[3]
+        has_ended = depth > 0 and tokens_DRL[depth, row, depth - 1] == ends[3]
         read, write = scores_n[row * width : row * width + width], out_n[row * width : row * width + width]
-        if not _write_row(read, write, 0 if over else count, codes_4V[1], known_2K, scoring, ends, floats_3V):
+        if not _write_row(read, write, 0 if has_ended else count, codes_4V[1], sorted_2K, scoring, ends, floats_3V):
             return row
     return -1

@@ -1,0 +1,61 @@
+"""What an engine runs before its first request: every kind of search once, and batches that the latency model learns from."""
+
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.decoder import Decoder
+from leafbeam.engine.pending_request import PendingRequest
+from leafbeam.engine.request import ItemId, Request, Scoring
+from leafbeam.engine.settings import Settings
+from leafbeam.index import Version
+
+__all__ = ["calibrate", "warm_up_requests"]
+
+_MAX_CALIBRATION_S = 1.0
+
+
+def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
+    """One request for each scoring, with one beam and with `num_beams`: after them every kernel is compiled."""
+    item = _live_item(version)
+    for scoring in get_args(Scoring):
+        for beams in (1, num_beams):
+            yield Request(history=item, deny_item_ids=item, num_items=1, num_beams=beams, scoring=scoring)
+
+
+def calibrate(
+    version: Version,
+    settings: Settings,
+    max_history: int,
+    *,
+    prepare: Callable[[Request], PendingRequest],
+    decoder: Decoder,
+    observe: Callable[[BatchSize, float], None],
+    clock: Callable[[], float],
+) -> None:
+    """Time small and large batches for about a second, and pass their seconds to `observe`.
+
+    max_history: items of the longest history to try.
+    """
+    item, num_beams, capacity = _live_item(version), settings.num_beams, settings.capacity
+    stops = clock() + _MAX_CALIBRATION_S
+    shapes = ((1, 1), (1, max_history), (4, 1), (4, max_history), (capacity.requests, 1), (2, max_history // 2))
+    for max_requests, items in shapes:
+        pending = prepare(Request(history=item * items, num_items=1, num_beams=num_beams))
+        requests = min(max_requests, capacity.max_requests(pending.size.tokens, num_beams))
+        if clock() >= stops:
+            return
+        decoder.run([pending] * requests)  # the first run of a shape allocates its memory
+        started = clock()
+        decoder.run([pending] * requests)
+        observe(BatchSize.of(requests, pending.size.tokens, num_beams), clock() - started)
+
+
+def _live_item(version: Version) -> tuple[ItemId, ...]:
+    """The id of an item that is not deleted, if there is one."""
+    for segment in version.segments:
+        if segment.num_items:
+            leaf = 0 if segment.live is None else int(segment.live.ordinals.positions()[0])
+            items = segment.trie.items
+            return tuple(items.ids_of(items.order_N[leaf : leaf + 1]).tolist())
+    return ()
