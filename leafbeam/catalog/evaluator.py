@@ -20,12 +20,12 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.row_to_item import RowMap
 from leafbeam.catalog.rule_config import Rule
 from leafbeam.catalog.rule_set import SegmentFilters
-from leafbeam.catalog.sessions import Ids, ReadSession
+from leafbeam.catalog.sessions import Ids, ReadSession, RowMatches
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
 from leafbeam.index.items import as_id_array
 
-__all__ = ["Evaluation", "Evaluator", "RowMatches"]
+__all__ = ["Evaluation", "Evaluator"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,14 +41,6 @@ class Evaluation:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     num_items: int | None = None
     num_known: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowMatches:
-    """Result of evaluating rules for some items: bits (n,) by rule, all 0 for a rule that failed, and errors."""
-
-    bits: dict[str, NDArray[np.bool_]]
-    errors: dict[str, RuleError]
 
 
 class Evaluator:
@@ -120,7 +112,7 @@ class Evaluator:
                 with self._lock:
                     added = ~existing_n & (rows_n >= 0)
                     self._map = row_map.with_appended(ids_n[added], rows_n[added], None if existing_n.any() else counter)
-            return _row_matches(session, rules, rows_n)
+            return session.evaluate_rows(rules, rows_n)
 
     def evaluate_rows(self, ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
         """Evaluate rules for some items; no rule selects an item without a row."""
@@ -128,7 +120,7 @@ class Evaluator:
             return RowMatches(bits={rule.name: np.zeros(len(ids_n), np.bool_) for rule in rules}, errors={})
         with self.table.reading() as session:
             rows_n, _ = self._rows(session, ids_n, session.change_counter)
-            return _row_matches(session, rules, rows_n)
+            return session.evaluate_rows(rules, rows_n)
 
     def purge(self, version: Version) -> int:
         """Delete the rows of items that are not live in the version; returns how many."""
@@ -164,18 +156,6 @@ class Evaluator:
         if may_exist_n.any():
             rows_n[may_exist_n] = session.rows_of(_duckdb_ids(ids_n[may_exist_n]))
         return rows_n, row_map
-
-
-def _row_matches(session: ReadSession, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
-    bits = {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
-    errors: dict[str, RuleError] = {}
-    known = rows_n >= 0
-    for name, found in session.evaluate_rows(rules, rows_n[known]).items():
-        if isinstance(found, RuleError):
-            errors[name] = found
-        else:
-            bits[name][known] = found
-    return RowMatches(bits=bits, errors=errors)
 
 
 def _duckdb_ids(ids_n: NDArray[np.generic]) -> Ids:

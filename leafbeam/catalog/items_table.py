@@ -75,10 +75,8 @@ class ItemsTable:
         """A table in memory. Raises DataError."""
         table = cls(None)
         assert table._open is not None
-        try:
+        with table._translated():
             copy_items(table._open, items)
-        except duckdb.Error as error:
-            raise DataError(f"the items cannot be read: {error}") from error
         return table
 
     @contextmanager

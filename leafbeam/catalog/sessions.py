@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import duckdb
@@ -21,7 +22,7 @@ from leafbeam.catalog.rule_config import Rule
 from leafbeam.catalog.sources import check_columns, quoted
 from leafbeam.errors import DataError, ItemIdError, RuleError
 
-__all__ = ["Ids", "ReadSession", "WriteSession", "check_table"]
+__all__ = ["Ids", "ReadSession", "RowMatches", "WriteSession", "check_table"]
 
 Ids = NDArray[np.int64] | NDArray[np.str_]
 
@@ -32,6 +33,14 @@ _MAY_SEE_TIME_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof",
 
 # A plan of these operators returns rows in the order of their numbers.
 _SCAN = ("PROJECTION", "SEQ_SCAN")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowMatches:
+    """Result of evaluating rules for n rows: bits (n,) by rule, all 0 for a rule that failed, and errors by rule."""
+
+    bits: dict[str, NDArray[np.bool_]]
+    errors: dict[str, RuleError]
 
 
 class ReadSession:
@@ -122,22 +131,29 @@ class ReadSession:
         except duckdb.Error as error:
             raise self._rule_error(rule, error) from error
 
-    def evaluate_rows(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> dict[str, NDArray[np.bool_] | RuleError]:
-        """Whether rows, by their numbers, satisfy each rule, (n,) each, or why the rule cannot be evaluated.
+    def evaluate_rows(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
+        """Evaluate rules for the rows with these numbers; -1: no row, which no rule selects.
 
         Cost: milliseconds if the rows are adjacent, as the newest are.
         """
-        if not rules or not len(rows_n):
-            return {rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}
+        matches = RowMatches(bits={rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}, errors={})
+        known_n = rows_n >= 0
+        if not rules or not known_n.any():
+            return matches
         try:
-            return dict(zip([rule.name for rule in rules], self._evaluate_together(rules, rows_n), strict=True))
+            for rule, bits in zip(rules, self._evaluate_together(rules, rows_n[known_n]), strict=True):
+                matches.bits[rule.name][known_n] = bits
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
-            self._restart()
             if len(rules) == 1:
-                return {rules[0].name: self._rule_error(rules[0], error)}
-        return {name: found for rule in rules for name, found in self.evaluate_rows([rule], rows_n).items()}
+                matches.errors[rules[0].name] = self._rule_error(rules[0], error)
+                return matches
+            self._restart()
+            for alone in (self.evaluate_rows([rule], rows_n) for rule in rules):
+                matches.bits.update(alone.bits)
+                matches.errors.update(alone.errors)
+        return matches
 
     def lookup(self, item_ids: Sequence[Any] | Ids, columns: Sequence[str] | None) -> pa.Table:
         """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""

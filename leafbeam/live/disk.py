@@ -1,7 +1,7 @@
 """The file operations of a durable live index, one function each; crash tests interrupt between any two of them.
 
 Written data survives a killed process at once. It survives a power cut only after `sync` of the file and, for a name that was
-created, renamed or removed, `sync_directory` of its directory.
+created, renamed or removed, `sync_path` of its directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from leafbeam.index import Trie
 
-__all__ = ["create", "read", "remove", "rename", "save", "sync", "sync_directory", "sync_file", "truncate", "write"]
+__all__ = ["create", "remove", "rename", "save", "sync", "sync_path", "truncate", "write"]
 
 
 def create(path: Path) -> int:
@@ -24,15 +24,6 @@ def write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
-
-
-def read(descriptor: int, begin: int, end: int) -> bytes:
-    """The bytes [begin, end) of a file, fewer if the file is shorter."""
-    parts: list[bytes] = []
-    while begin < end and (part := os.pread(descriptor, end - begin, begin)):
-        parts.append(part)
-        begin += len(part)
-    return b"".join(parts)
 
 
 def truncate(descriptor: int, size: int) -> None:
@@ -60,18 +51,9 @@ def save(trie: Trie, path: Path) -> None:
     trie.save(path)
 
 
-def sync_file(path: Path) -> None:
-    """`sync` of a file by its path."""
+def sync_path(path: Path) -> None:
+    """`sync` of a file, or of the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_directory(path: Path) -> None:
-    """Return once the names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

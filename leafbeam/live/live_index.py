@@ -49,9 +49,8 @@ class LiveIndexStatus:
     """State of a live index, for metrics.
 
     number: commits so far. num_base, num_deleted: items of the base, and the deleted ones among them. num_delta: rows of the
-    delta. log_bytes: length of the log, 0 in memory. num_replayed, truncated_bytes: what `open` found in the log, transactions
-    and the bytes of an incomplete one. versions_alive: referenced versions, the current one included. failure: of the last
-    compaction.
+    delta. log_bytes: length of the log, 0 in memory. num_replayed, truncated_bytes: transactions that `open` found in the log,
+    and bytes of an incomplete one. versions_alive: referenced versions, the current one included.
     """
 
     number: int
@@ -75,11 +74,10 @@ class LiveIndex:
     again; `compact` merges the two in the background. `insert`, `delete` and `replace` make a new version, all or nothing.
     A reference to a version keeps it alive.
 
-    In a directory, every change is in its log before it is visible, and `open` replays it: all acknowledged changes survive a
-    killed process, and with sync=True a power cut. One writer at a time; any number of processes may read with read_only=True.
+    In a directory, every change is logged before it is visible, and `open` replays it: acknowledged changes survive a killed
+    process, and with sync=True a power cut. One writer at a time; any number of processes may read with read_only=True.
 
-    Cost of 1,000 inserts and 1,000 deletes in one transaction on 10^7 items: 9 ms of one core, 18 with 100,000 rows in the
-    delta.
+    Cost of 1,000 inserts and 1,000 deletes in one transaction on 10^7 items: 9 ms of a core, 18 with 100,000 rows in the delta.
 
     >>> index = LiveIndex.create("shop.live", Trie.build([[0, 1], [1, 0]], [2, 2], ["a", "b"]))
     >>> index.insert([[1, 1]], ["c"]); index.delete(["a"]); index.version().num_items
@@ -144,9 +142,7 @@ class LiveIndex:
         Cost: a build of the delta, 15 ms at 100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`) or
         occurs twice, LogError if it cannot be written; then nothing was changed.
         """
-        with self.transaction() as transaction:
-            transaction.insert(codes, item_ids)
-        return _number_of(transaction)
+        return self._commit(lambda transaction: transaction.insert(codes, item_ids))
 
     def delete(self, item_ids: ItemIds) -> int:
         """Remove items; an id may be inserted again. Returns the version's number.
@@ -154,18 +150,14 @@ class LiveIndex:
         Cost: a copy of the base's live bitmap (a millisecond at 10^7). Raises ItemIdError if an id is not live or occurs
         twice, LogError; then nothing was changed.
         """
-        with self.transaction() as transaction:
-            transaction.delete(item_ids)
-        return _number_of(transaction)
+        return self._commit(lambda transaction: transaction.delete(item_ids))
 
     def replace(self, codes: Codes, item_ids: ItemIds) -> int:
         """Give items other codes; every version has each item exactly once. Returns the version's number.
 
         Raises CodesError, ItemIdError if an id is not live or occurs twice, LogError; then nothing was changed.
         """
-        with self.transaction() as transaction:
-            transaction.replace(codes, item_ids)
-        return _number_of(transaction)
+        return self._commit(lambda transaction: transaction.replace(codes, item_ids))
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
@@ -264,6 +256,12 @@ class LiveIndex:
         where = "" if self._store.path is None else f", {str(self._store.path)!r}"
         return f"LiveIndex({len(self):,} items, version {self.version().number:,}{where})"
 
+    def _commit(self, change: Callable[[Transaction], None]) -> int:
+        with self.transaction() as transaction:
+            change(transaction)
+        assert transaction.number is not None
+        return transaction.number
+
     def _start_compaction(self) -> threading.Thread:
         """The running compaction, or a new one."""
         with self._compaction_lock:
@@ -300,8 +298,3 @@ class LiveIndex:
     def _refuse_in_transaction(self, instead: str) -> None:
         if self._owner == threading.get_ident():
             raise ArgumentError(f"this thread has a transaction open: use {instead}")
-
-
-def _number_of(transaction: Transaction) -> int:
-    assert transaction.number is not None
-    return transaction.number

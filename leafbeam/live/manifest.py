@@ -111,7 +111,7 @@ class Directory:
             first = directory.write_base(trie, 0, sync=sync)
             directory.stage_manifest(first)
             directory.switch(first)
-            disk.sync_directory(path.parent)
+            disk.sync_path(path.parent)
             directory.gc()
         except BaseException as error:
             directory.close(discard=True)
@@ -174,7 +174,7 @@ class Directory:
         """Write a base and its empty log beside the current ones, synced. Raises OSError."""
         manifest = Manifest.of(number, trie.version)
         disk.save(trie, self.path / manifest.base)
-        disk.sync_file(self.path / manifest.base)
+        disk.sync_path(self.path / manifest.base)
         log = WriteAheadLog.create(self.path / manifest.log, base_number=number, base_version=trie.version, sync=sync)
         return NextBase(manifest=manifest, log=log)
 
@@ -186,12 +186,12 @@ class Directory:
             disk.sync(descriptor)
         finally:
             os.close(descriptor)
-        disk.sync_directory(self.path)
+        disk.sync_path(self.path)
 
     def switch(self, next_base: NextBase) -> None:
         """Make the staged manifest the current one. After an OSError it is unknown which one a power cut would leave."""
         disk.rename(self.path / f"{_MANIFEST}.part", self.path / _MANIFEST)
-        disk.sync_directory(self.path)
+        disk.sync_path(self.path)
         before, self._log, self.manifest = self._log, next_base.log, next_base.manifest
         if before is not None:
             before.close(discard=True)

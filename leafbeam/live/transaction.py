@@ -230,13 +230,11 @@ class Transaction:
         table, sizes = check_codes(codes, self._sizes)
         if self._end_code is not None:
             check_end_codes(table, sizes, self._end_code)
-        for level, size in enumerate(sizes):
-            bad = np.flatnonzero((table[:, level] < 0) | (table[:, level] >= size))
-            if bad.size:
-                raise CodesError(
-                    f"row {bad[0]:,} has code {table[bad[0], level]:,} at level {level}, whose codebook has {size:,} codes: "
-                    f"expected 0 <= code < {size:,}"
-                )
+        for row, level in np.argwhere((table < 0) | (table >= np.array(sizes)))[:1]:
+            raise CodesError(
+                f"row {row:,} has code {table[row, level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
+                f"expected 0 <= code < {sizes[level]:,}"
+            )
         return table.astype(codes_dtype(sizes))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,34 +158,26 @@ class WriteAheadLog:
         frame = _RECORD.pack(_MARKER, len(payload), self.number + 1, zlib.crc32(payload))
         frame += _CRC.pack(zlib.crc32(frame)) + payload
         # Set first, so that any exception from here on (KeyboardInterrupt too) leaves the log closed unless it is rolled back.
-        self.failure = f"an interrupted write to {self.path} could not be rolled back: open the directory again"
-        synced = True
+        failure = f"an interrupted write to {self.path} could not be rolled back: open the directory again"
+        self.failure, written = failure, False
         try:
             disk.write(self._descriptor, frame)
+            written = True
             if self.sync:
-                synced = False
                 disk.sync(self._descriptor)
         except BaseException as error:
-            # After a failed fsync it is unknown which pages are on disk.
-            usable = self._roll_back(in_doubt=not synced and isinstance(error, OSError))
+            with suppress(OSError):
+                disk.truncate(self._descriptor, self.end)
+                # After a failed fsync it is unknown which pages are on disk.
+                self.failure = failure if written and isinstance(error, OSError) else None
             if not isinstance(error, OSError):
                 raise
-            hint = "" if usable else "; no more changes are accepted until the directory is opened again"
+            hint = "; no more changes are accepted until the directory is opened again" if self.failure else ""
             raise LogError(f"cannot write to {self.path} ({error.strerror}): nothing was changed{hint}") from error
         self.number += 1
         self.end += len(frame)
         self.failure = None
         return self.number
-
-    def _roll_back(self, *, in_doubt: bool) -> bool:
-        """Remove an unacknowledged record; returns whether the log can be written to afterwards."""
-        try:
-            disk.truncate(self._descriptor, self.end)
-        except OSError:
-            return False
-        if not in_doubt:
-            self.failure = None
-        return not in_doubt
 
     def copy_from(self, other: WriteAheadLog, begin: int, end: int, number: int) -> None:
         """Append the records in bytes [begin, end) of another log, the last of which has this number, and sync.
@@ -193,7 +186,9 @@ class WriteAheadLog:
         """
         if begin == end:
             return
-        frames = disk.read(other._descriptor, begin, end)
+        with other.path.open("rb") as file:
+            file.seek(begin)
+            frames = file.read(end - begin)
         assert len(frames) == end - begin
         disk.write(self._descriptor, frames)
         disk.sync(self._descriptor)

@@ -115,7 +115,7 @@ def test_rules_may_look_at_other_tables_of_the_file(shop):
     assert allowed(catalog.filter(["promo"])) == {NUMBERS[i] for i in range(NUM_ITEMS) if i % 50 and i % 40 == 3}
 
 
-def test_items_of_one_side_only_are_counted_and_said(tmp_path):
+def test_items_of_the_table_or_the_index_only_are_counted_and_reported(tmp_path):
     Catalog.create(tmp_path / "c.duckdb", make_items([*NUMBERS[:600], 5, 6, 7]))
     catalog = Catalog.open(tmp_path / "c.duckdb", make_trie(NUMBERS), {"all": "true"})
     report = catalog.rules.report
@@ -125,7 +125,7 @@ def test_items_of_one_side_only_are_counted_and_said(tmp_path):
     assert allowed(catalog.filter(["all"])) == set(NUMBERS[:600])
 
 
-def test_an_index_of_nothing_and_a_table_of_nothing_are_fine(tmp_path):
+def test_an_empty_index_and_an_empty_table_are_valid(tmp_path):
     empty = pa.table({"item_id": pa.array([], pa.int64())})
     Catalog.create(tmp_path / "c.duckdb", empty)
     nothing = Trie.build(np.empty((0, 2), np.int64), [16, 64])
@@ -171,12 +171,12 @@ def test_a_rule_that_cannot_be_evaluated_is_an_error_at_start(shop, predicate):
     ("name", "predicate"),
     [("x", 7), ("x", ""), ("x", {"where": "true", "when": 1}), ("", "true"), ("a b", "true"), ("é", "true")],
 )
-def test_what_is_not_a_name_and_a_text_is_no_rule(shop, name, predicate):
+def test_an_invalid_name_or_predicate_is_a_rule_error(shop, name, predicate):
     with pytest.raises(RuleError):
         Catalog.open(shop, make_trie(NUMBERS), {name: predicate})
 
 
-def test_an_unknown_rule_is_refused_with_the_names_there_are(shop):
+def test_an_unknown_rule_is_refused_with_the_known_names(shop):
     catalog = Catalog.open(shop, make_trie(NUMBERS), {"cheap": "price < 20", "in_stock": "stock > 0"})
     with pytest.raises(UnknownRuleError, match="unknown rule 'fresh'; the rules of this catalog are: cheap, in_stock"):
         catalog.filter(["cheap", "fresh"])
@@ -306,7 +306,7 @@ def test_a_file_put_in_the_place_of_the_old_one_is_seen_at_reload(shop):
 
 @settings(max_examples=20)
 @given(st.permutations(range(8)), st.permutations(range(8)))
-def test_rows_that_changed_places_are_found_again(before, after):
+def test_rows_that_moved_are_mapped_again(before, after):
     """The ids are their own row numbers at first: the table looks the same from every side but one."""
     trie = Trie.build([[i] for i in range(8)], [8])
 
@@ -362,7 +362,7 @@ def test_ids_with_leading_zeros_in_a_csv_file_stay_text(tmp_path):
     assert allowed(catalog.filter(["one"])) == {"007"}
 
 
-def test_create_refuses_what_is_no_table_of_items_and_leaves_nothing_behind(tmp_path):
+def test_create_refuses_an_invalid_source_and_leaves_no_file(tmp_path):
     (tmp_path / "items.txt").write_text("item_id\n1\n")
     (tmp_path / "bad.parquet").write_text("item_id\n1\n")
     sources = {
@@ -408,8 +408,8 @@ def test_a_column_with_a_hostile_name_is_looked_up_as_a_name(tmp_path):
     assert catalog.lookup([1]).to_pylist() == [{"item_id": 1, 'x"; DROP TABLE items; --': "y"}]
 
 
-def test_reload_in_one_thread_never_tears_the_rules_of_another(shop):
-    """Both rules always select the same items, so a torn set of filters would show two sizes."""
+def test_a_rule_set_stays_consistent_while_another_thread_reloads(shop):
+    """Both rules always select the same items, so a half-replaced set of filters would show two sizes."""
     catalog = Catalog.open(shop, make_trie(NUMBERS), {"a": "price < 20", "b": "NOT (price >= 20)"})
     torn: list[tuple[int, int]] = []
     stop = threading.Event()

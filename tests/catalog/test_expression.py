@@ -89,7 +89,7 @@ def test_minus_binds_before_and_before_or_and_a_name_may_hold_a_minus() -> None:
         ("é", "goes on with"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_the_place(text: str, says: str) -> None:
+def test_an_invalid_expression_is_refused_with_the_position(text: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         Expression.parse(text)
 
@@ -105,7 +105,7 @@ def test_too_long_too_many_and_too_deep_are_refused() -> None:
         Expression.parse(worst)
 
 
-def test_names_alone_are_all_of_them() -> None:
+def test_names_are_joined_by_and() -> None:
     names = ["b", "a", "in_stock", "a"]
     random.Random(3).shuffle(names)
     assert Expression.of(names) == Expression.parse("a & b & in_stock")

@@ -42,7 +42,7 @@ def test_a_rule_is_evaluated_again_when_it_is_due_and_not_before(catalog, clock)
     assert (before.generation, catalog.rules.generation) == (1, 2)
 
 
-def test_a_refresh_that_finds_the_same_items_changes_nothing_that_anybody_holds(catalog, clock):
+def test_a_refresh_that_finds_the_same_items_keeps_the_filter_objects(catalog, clock):
     before = catalog.rules
     clock.now += 60
     catalog.refresh_due()
@@ -122,7 +122,7 @@ def test_a_file_that_is_gone_for_a_while_keeps_all_rules(tmp_path, clock):
         assert catalog.status[0].error is None
 
 
-def test_a_refresh_goes_with_the_rule_when_it_is_removed_or_redefined(catalog, clock):
+def test_the_schedule_follows_when_a_rule_is_removed_or_redefined(catalog, clock):
     catalog.remove_rule("in_stock")
     assert catalog.refresh_due() is None
     catalog.add_rule("cheap", "price < 20", refresh="10s")
@@ -187,14 +187,14 @@ def test_the_background_thread_refreshes_by_itself_and_ends_with_the_catalog():
     until(lambda: (gc.collect(), threads() == [])[1])
 
 
-def test_what_goes_wrong_in_the_background_does_not_end_it(monkeypatch, caplog):
+def test_an_exception_in_the_background_thread_does_not_end_it(monkeypatch, caplog):
     with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, background=False) as catalog:
         monkeypatch.setattr(catalog, "refresh_due", lambda: 1 / 0)
         assert catalog._refresh_in_background() == 1.0
     assert "rules could not be refreshed" in caplog.text
 
 
-def test_a_refresher_does_what_is_due_and_sleeps_until_woken():
+def test_a_background_worker_calls_its_work_when_due_and_sleeps_until_woken():
     class Worker:
         def __init__(self) -> None:
             self.calls = 0

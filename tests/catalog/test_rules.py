@@ -63,7 +63,7 @@ def test_a_duration_is_a_number_and_a_unit(text, seconds):
         ["1s"],
     ],
 )
-def test_what_is_no_duration_is_refused(duration):
+def test_an_invalid_duration_is_refused(duration):
     with pytest.raises(RuleError, match='such as "500ms", "60s"'):
         parse_duration(duration)
 
@@ -77,7 +77,7 @@ def test_any_text_is_a_duration_or_a_rule_error(text):
         return
 
 
-def test_a_rules_file_may_say_how_often(tmp_path):
+def test_a_rules_file_may_have_refresh_intervals(tmp_path):
     path = tmp_path / "rules.toml"
     path.write_text(
         "[rules]\nplain = 'true'\nfresh = { where = 'price < 3', refresh = '5m' }\n[rules.long]\nwhere = '''\nprice > 3\n'''\n"
@@ -125,7 +125,7 @@ def test_a_later_source_replaces_the_rules_that_it_names(tmp_path):
         assert names(catalog, "cheap") == expected(lambda i: i % 40 < 9)
 
 
-def test_a_command_line_states_a_rule_in_one_text():
+def test_a_rule_of_a_command_line_is_one_text():
     stated = rules_from_text(
         ["fresh@60s=first_seen > now() - INTERVAL 7 DAY", " cheap = price <= 20 ", "a-b=name = 'x=y@z'", "two=a = 1\nOR b = 2"]
     )
@@ -155,7 +155,7 @@ def test_a_command_line_states_a_rule_in_one_text():
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
     ],
 )
-def test_a_text_that_states_no_rule_is_refused(texts, says):
+def test_an_invalid_text_of_a_rule_is_refused(texts, says):
     with pytest.raises(RuleError, match=says):
         rules_from_text(texts)
 
@@ -177,6 +177,12 @@ def test_a_rule_can_be_added_replaced_and_removed(catalog):
         catalog.filter(["dear"])
     with pytest.raises(UnknownRuleError, match="no rule 'dear' to remove: cheap, in_stock, rare"):
         catalog.remove_rule("dear")
+
+
+def test_a_catalog_and_its_rules_print_what_they_hold(catalog):
+    assert repr(catalog) == "Catalog('the catalog in memory', 300 items, 3 rules)"
+    assert repr(catalog.rules) == "RuleSet(cheap, in_stock, rare; generation 1, 300 items)"
+    assert repr(Rule(name="cheap", where="price < 20")) == "Rule(name='cheap', where='price < 20', refresh=None)"
 
 
 def test_an_added_rule_outlives_a_reload_and_a_removed_one_comes_back_with_it(tmp_path):
@@ -293,7 +299,7 @@ def test_a_rule_about_now_changes_with_the_time_alone():
 # Expressions and deny lists.
 
 
-def test_an_expression_of_rules_is_a_filter_and_a_deny_list_comes_off(catalog):
+def test_an_expression_of_rules_is_a_filter_and_a_deny_list_is_subtracted(catalog):
     cheap, stock, rare = (names(catalog, name) for name in ("cheap", "in_stock", "rare"))
 
     def asked(*args, **more) -> set:
@@ -350,8 +356,8 @@ def locked():
     rules=st.lists(st.one_of(st.text(max_size=10), st.sampled_from(["cheap", "x'; DROP TABLE items; --"])), max_size=3),
     deny=st.lists(st.text(alphabet="é0123'\";-", max_size=8), max_size=4),
 )
-def test_nothing_of_a_request_comes_near_the_table(locked, text, rules, deny):
-    """The table is locked away: whatever a request brings is answered from bitmaps, or refused by name."""
+def test_no_part_of_a_request_reaches_the_table(locked, text, rules, deny):
+    """The table cannot be read: every request is answered from bitmaps, or refused by name."""
     for asked in (text, rules):
         try:
             found = locked.filter(asked, deny=deny)
@@ -360,8 +366,8 @@ def test_nothing_of_a_request_comes_near_the_table(locked, text, rules, deny):
         assert found is None or set(found.item_ids().tolist()) <= set(IDS) - set(deny)
 
 
-def test_the_store_is_what_all_access_goes_through(catalog, monkeypatch):
-    """So that locking it away proves what the test above says."""
+def test_all_access_goes_through_the_items_table(catalog, monkeypatch):
+    """So the test above is valid: it replaces the methods of ItemsTable."""
     monkeypatch.setattr(ItemsTable, "reading", None)
     with pytest.raises(TypeError):
         catalog.refresh("cheap")

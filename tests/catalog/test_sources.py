@@ -116,7 +116,7 @@ def test_an_empty_table_is_a_table(tmp_path, form):
         (pa.table({"item_id": [1, None]}), "have no item_id"),
     ],
 )
-def test_what_is_no_table_of_items_is_refused_by_name_from_each_source(tmp_path, table, says):
+def test_an_invalid_table_is_refused_by_name_from_each_source(tmp_path, table, says):
     with pytest.raises(DataError, match=says):
         Catalog.create(tmp_path / "c.duckdb", table)
     with pytest.raises(DataError, match=says):
@@ -282,7 +282,7 @@ def test_a_view_an_empty_table_and_a_partitioned_one_are_read(database, tmp_path
         ({"table": "nan"}, "NaN"),
     ],
 )
-def test_what_cannot_be_read_from_postgres_is_a_named_error(database, tmp_path, table, says):
+def test_an_unreadable_postgres_table_is_a_named_error(database, tmp_path, table, says):
     run(
         database,
         "CREATE TABLE IF NOT EXISTS articles (sku text PRIMARY KEY, n int)",

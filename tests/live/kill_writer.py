@@ -1,8 +1,8 @@
-"""Kill a writer again and again and look at what is left: run by test_kill in a process of its own, which forks quickly.
+"""Kill a writer many times and check what is on disk; test_kill runs it in its own process, which forks quickly.
 
     python -m tests.live.kill_writer FOLDER sync|nosync KILLS SEED
 
-The writer runs operations that depend on the seed alone and says on a pipe which changes were acknowledged. The judge kills it
+The writer runs operations that depend on the seed alone and says on a pipe which changes were acknowledged. The parent kills it
 at a random moment, opens the directory, makes the same operations with a dictionary, and compares. Prints one JSON line.
 """
 
@@ -68,7 +68,7 @@ def write(folder: Path, seed: int, sync: bool, pipe: int) -> None:
             os.write(pipe, b"a")
 
 
-def judge(folder: Path, before: tuple[int, Model], seed: int, acknowledged: int) -> tuple[int, Model, dict[str, int]]:
+def check_recovered(folder: Path, before: tuple[int, Model], seed: int, acknowledged: int) -> tuple[int, Model, dict[str, int]]:
     """What the directory holds now, after checking that it is a prefix with all acknowledged changes and at most one more."""
     with LiveIndex.open(folder, compaction=CompactionPolicy(fraction=None)) as index:
         number, found = index.version().number, content(index.version())
@@ -145,7 +145,7 @@ def main(folder: Path, sync: bool, kills: int, seed: int) -> dict[str, Any]:
             said += part
         os.close(read_end)
         totals["files_left"] += len(list(path.iterdir())) > 4
-        number, items, seen = judge(path, before, child_seed, said.count(b"a"))
+        number, items, seen = check_recovered(path, before, child_seed, said.count(b"a"))
         totals["kills"] += 1
         totals["acknowledged"] += number - before[0]
         totals["before_open"] += b"o" not in said

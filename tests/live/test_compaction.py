@@ -1,4 +1,4 @@
-"""Compaction changes nothing that anybody can see, loses nothing, and says where it failed."""
+"""Compaction changes no item, loses no change, and reports its failures."""
 
 import errno
 import threading
@@ -56,7 +56,7 @@ def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monke
         agree(index, items)
 
 
-def test_the_swap_keeps_what_came_during_the_merge_in_the_new_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_keeps_changes_made_during_the_merge_in_the_new_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = started(tmp_path / "shop")
     index.delete(["d"])
     save = disk.save
@@ -90,7 +90,7 @@ def test_compaction_begins_by_itself_when_enough_has_changed() -> None:
     assert (status.num_compactions, status.num_base, status.num_deleted) == (1, 89, 0)
 
 
-def test_a_log_that_only_churns_is_compacted_too(tmp_path: Path) -> None:
+def test_a_log_of_inserts_and_deletes_that_cancel_is_compacted_too(tmp_path: Path) -> None:
     index = started(tmp_path / "shop", compaction=CompactionPolicy(fraction=0.1, min_changes=20))
     for _ in range(30):
         index.insert([[0, 0, 0]], ["x"])
@@ -101,17 +101,21 @@ def test_a_log_that_only_churns_is_compacted_too(tmp_path: Path) -> None:
     assert LiveIndex.open(tmp_path / "shop", read_only=True).version().number == 60
 
 
-@pytest.mark.parametrize("place", ["save", "sync_file", "create", "write", "rename", "sync_directory"])
+@pytest.mark.parametrize("place", ["save", "sync_path", "create", "write", "rename", "sync_path of a directory"])
 def test_a_failed_compaction_loses_nothing_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     index, items = started(tmp_path / "shop"), dict(START)
     index.delete(["d"])
     del items["d"]
 
-    def fail(*_: object) -> None:
+    operation = getattr(disk, place.split()[0])
+
+    def fail(*arguments: object) -> object:
+        if place.endswith("directory") and not (isinstance(arguments[0], Path) and arguments[0].is_dir()):
+            return operation(*arguments)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk, place, fail)
+        patch.setattr(disk, place.split()[0], fail)
         index.compact()
         index._thread.join()
     assert "No space left" in str(index.status.failure)
@@ -134,7 +138,7 @@ def test_a_failed_compaction_loses_nothing_and_is_reported(tmp_path: Path, monke
         assert len(list((tmp_path / "shop").iterdir())) == 4
 
 
-def test_a_failed_compaction_is_raised_to_who_waits_for_it_and_to_who_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_compaction_is_raised_by_compact_with_wait_and_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("no room")
 
@@ -169,7 +173,7 @@ def test_automatic_compaction_is_not_tried_again_with_every_change_after_a_failu
 
 
 def test_readers_see_whole_versions_while_a_writer_changes_and_compacts(tmp_path: Path) -> None:
-    """Every transaction keeps the sum of all codes at zero, item by item pairs; a torn version would break it."""
+    """Every transaction keeps the sum of all codes at zero, item by item pairs; a partly applied transaction would break it."""
     pairs = 30
     start: Model = {}
     for pair in range(pairs):

@@ -52,11 +52,10 @@ STEPS: Steps = [
 
 
 class Recorder:
-    """What a killed process and what a power cut would find after every operation.
+    """The directory as a killed process, or a power cut, would leave it after each file operation.
 
-    Think of it as the disk and its cache: `now` is what the operating system shows, `kept` what it has promised.
-    moments: (acknowledged changes, [killed, cut, cut without the new names, without the new contents, without any new name but
-    the manifest's]).
+    moments: (acknowledged changes, [killed, power cut, power cut that kept new contents but not names, names but not contents,
+    or of the new names only the manifest's]).
     """
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +66,7 @@ class Recorder:
         self._contents: dict[int, bytes] = {}  # inode -> what was synced of it
         self._names: dict[str, int] = {}  # name -> inode, as synced
         self._held: list[int] = []  # so that no inode number is used twice
-        for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
+        for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_path"):
             patch.setattr(disk, name, self._listen(name, getattr(disk, name)))
 
     def _listen(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,8 +80,10 @@ class Recorder:
                 result = operation(*arguments)
             if name == "sync":
                 self._contents[os.fstat(arguments[0]).st_ino] = os.pread(arguments[0], 1 << 30, 0)
-            if name == "sync_directory" and arguments[0] == self.folder:
+            if name == "sync_path" and arguments[0] == self.folder:
                 self._names = {path.name: self._hold(path) for path in self.folder.iterdir()}
+            elif name == "sync_path" and arguments[0].is_file():
+                self._contents[arguments[0].stat().st_ino] = arguments[0].read_bytes()
             self._moment(name)
             return result
 
@@ -157,7 +158,7 @@ def test_a_crash_between_any_two_file_operations(tmp_path: Path, monkeypatch: py
         index.close()
     recorder.close()
     assert len(recorder.moments) > 50
-    assert {"save", "rename", "remove", "sync_directory", "half a write"} <= set(recorder.operations)
+    assert {"save", "rename", "remove", "sync_path", "half a write"} <= set(recorder.operations)
     tried = set()
     for acknowledged, pictures in recorder.moments:
         for kind, files in enumerate(pictures):
@@ -198,7 +199,7 @@ def test_a_crash_while_an_index_is_made_leaves_nothing_or_all_of_it(tmp_path: Pa
     assert outcomes == {"nothing", "all"}
 
 
-def test_a_log_cut_at_any_byte_brings_back_the_changes_before(tmp_path: Path) -> None:
+def test_a_log_cut_at_any_byte_replays_the_changes_before(tmp_path: Path) -> None:
     index, states = history(tmp_path, None, sync=True)
     index.insert([[1, 1, 1]], ["g"])
     index.replace([[1, 0, 1], [0, 0, 0]], ["g", "e"])
@@ -227,8 +228,8 @@ def fails_at(count: int, operation: Callable[..., Any], counter: Iterator[int]) 
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_any_single_failing_file_operation_never_parts_memory_from_disk(tmp_path: Path, sync: bool) -> None:
-    """Each operation in turn fails once: what was acknowledged is there, what is in force is what `open` finds."""
+def test_after_any_single_failing_file_operation_memory_and_disk_agree(tmp_path: Path, sync: bool) -> None:
+    """Each operation in turn fails once: acknowledged changes are there, and `open` finds the current version."""
     import itertools
 
     failures = shut = 0
@@ -238,7 +239,7 @@ def test_any_single_failing_file_operation_never_parts_memory_from_disk(tmp_path
         expected = dict(START)
         with pytest.MonkeyPatch.context() as patch:
             counter = itertools.count()
-            for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_file", "sync_directory"):
+            for name in ("create", "write", "truncate", "sync", "rename", "remove", "save", "sync_path"):
                 patch.setattr(disk, name, fails_at(count, getattr(disk, name), counter))
             failed = 0
             for step in STEPS:
@@ -268,7 +269,7 @@ def test_any_single_failing_file_operation_never_parts_memory_from_disk(tmp_path
     assert shut >= 2  # a failed fsync, a switch in doubt: no more changes until it is opened again
 
 
-def test_a_trie_is_written_by_an_operation_that_the_recorder_hears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_written_by_a_recorded_file_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     save = disk.save
 

@@ -1,4 +1,4 @@
-"""The live index is the same as a dictionary, whatever is done to it, and each version of it stays what it was."""
+"""A live index equals a dictionary with the same changes, and each version of it is immutable."""
 
 import gc
 import threading
@@ -54,7 +54,7 @@ def test_replace_gives_items_other_codes_and_no_version_lacks_them(index: LiveIn
     assert index.version().number == 1
 
 
-def test_a_transaction_comes_into_force_as_one_version(index: LiveIndex) -> None:
+def test_a_transaction_becomes_visible_as_one_version(index: LiveIndex) -> None:
     with index.transaction() as transaction:
         transaction.insert([[1, 1, 1]], ["e"])
         transaction.delete(["a", "e"])
@@ -192,6 +192,13 @@ def test_a_search_of_base_and_delta_finds_what_it_finds_in_the_union(deleted: in
     np.testing.assert_array_equal(ours.scores, theirs.scores)
 
 
+def test_a_live_index_prints_what_it_holds(tmp_path: Path) -> None:
+    assert repr(started()) == "LiveIndex(4 items, version 0)"
+    with started(tmp_path / "shop") as index:
+        index.delete(["a"])
+        assert repr(index) == f"LiveIndex(3 items, version 1, {str(tmp_path / 'shop')!r})"
+
+
 def test_a_version_is_freed_with_its_last_reader() -> None:
     index = started()
     gc.disable()
@@ -219,7 +226,7 @@ def test_a_closed_index_can_be_read_and_not_changed(index: LiveIndex) -> None:
         index.delete(["a"])
 
 
-def test_calls_that_would_wait_for_their_own_transaction_are_refused(index: LiveIndex) -> None:
+def test_calls_that_would_deadlock_on_their_own_transaction_are_refused(index: LiveIndex) -> None:
     with index.transaction() as transaction:
         for call in (lambda: index.delete(["a"]), lambda: index.compact(wait=True), index.close):
             with pytest.raises(ArgumentError, match="has a transaction open"):

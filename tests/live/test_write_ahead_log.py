@@ -1,4 +1,4 @@
-"""The log: what was appended is what is read, and damage is named or cut off, never read as a change."""
+"""The log: records read back as they were appended; damage is reported or truncated, never read as a change."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def log_path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_is_appended_is_read_in_order_with_its_number(tmp_path: Path, sync: bool) -> None:
+def test_records_are_read_in_order_with_their_numbers(tmp_path: Path, sync: bool) -> None:
     log = WriteAheadLog.create(tmp_path / "x.log", base_number=41, base_version=BASE, sync=sync)
     assert [log.append(payload) for payload in PAYLOADS] == [42, 43, 44, 45, 46]
     contents = LogContents.read(tmp_path / "x.log")  # a reader beside the writer
@@ -45,6 +45,16 @@ def test_what_is_appended_is_read_in_order_with_its_number(tmp_path: Path, sync:
     assert contents.end == log.end == (tmp_path / "x.log").stat().st_size
     log.close()
     log.close()
+
+
+def test_new_logs_have_the_new_magic_and_the_old_one_is_still_read(log_path: Path) -> None:
+    import zlib
+
+    whole = log_path.read_bytes()
+    assert whole.startswith(b"leafbmlg")
+    header = b"pleachlg" + whole[8:32]
+    log_path.write_bytes(header + zlib.crc32(header).to_bytes(4, "little") + whole[36:])
+    assert payloads_of(log_path) == PAYLOADS
 
 
 def test_a_log_can_be_resumed(log_path: Path) -> None:
@@ -173,7 +183,7 @@ def test_a_full_disk_costs_the_record_and_no_more(log_path: Path, monkeypatch: p
     log.close()
 
 
-def test_after_a_failed_fsync_the_log_takes_nothing_more(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_fsync_the_log_accepts_no_more_records(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def fail(descriptor: int) -> None:
@@ -189,7 +199,7 @@ def test_after_a_failed_fsync_the_log_takes_nothing_more(log_path: Path, monkeyp
     log.close()
 
 
-def test_a_record_that_cannot_be_taken_back_shuts_the_log(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_rolled_back_closes_the_log(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def fail(descriptor: int, size: int) -> None:
@@ -207,7 +217,7 @@ def test_a_record_that_cannot_be_taken_back_shuts_the_log(log_path: Path, monkey
     assert (len(contents.records), contents.truncated_bytes) == (len(PAYLOADS), 20)
 
 
-def test_an_interrupted_write_is_taken_back(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_is_rolled_back(log_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = WriteAheadLog.resume(LogContents.read(log_path), sync=True)
 
     def interrupt(descriptor: int, data: bytes) -> None:
