@@ -1,4 +1,4 @@
-"""The constrained step over regular languages on a GPU: two launches a round, as `triton` has for tries.
+"""The constrained step over regular batch on a GPU: two launches a round, as `triton` has for tries.
 
     row kernel      a beam's legal codes are its state's row, or the bits of its mask, and the end code where a sequence may end
     request kernel  the K best of all rows, and for these alone the next state: found in the row, or under a mask by walking the
@@ -17,7 +17,7 @@ bytes of the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,26 +27,52 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.constrain.cpu.automaton import AutomatonBatch
-from leafbeam.ops.constrain.triton.kernels import NO_KEY, best_of_rows, keep, key_at, key_of, placed, sum_exp_at
+from leafbeam.ops.constrain.triton.kernels import (
+    NO_KEY,
+    best_of_request,
+    keep,
+    key_at,
+    key_of,
+    start_row,
+    store_best,
+    sum_exp_at,
+    sum_exp_of_row,
+)
+from leafbeam.ops.constrain.triton.ranges import first_at_least
+from leafbeam.ops.constrain.triton.round import new_round
 from leafbeam.ops.constrain.types import Beams, Scoring
 
 __all__ = ["DeviceAutomatonBatch", "bind", "launch", "step"]
 
 _NOTHING = tl.constexpr(NO_KEY)
-_MAX_BEAMS = 8192
+
+
+class Tables(NamedTuple):
+    """The automata one behind the other, then their byte automata, then the vocabulary. mask_S: -1 where a state has a row."""
+
+    row_indptr: Tensor
+    code_E: Tensor
+    next_E: Tensor
+    mask_S: Tensor
+    mask_MW: Tensor
+    accepting_S: Tensor
+    class_256: Tensor
+    edge_indptr: Tensor
+    label_F: Tensor
+    target_F: Tensor
+    bytes_T: Tensor
+    token_indptr: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceAutomatonBatch:
     """The automata of a batch on a device, and what the rounds of one search share: one search at a time uses it.
 
-    tables: row_ptr (S + A), code_E, next_E, mask_S (-1: a row), masks (M x W), accepting_S, then of the byte automata class
-    (A x 256), first (X + A), label_F, target_F, and the vocabulary's bytes_T, token_indptr. requests_B5: int64, for each
-    request where its states begin in row_ptr and in mask_S, where those of its byte automaton do in first, where its classes
-    do, and its S.
+    requests_B5: int64, for each request where its states begin in row_indptr and in mask_S, where those of its byte automaton
+    begin in edge_indptr, where its classes begin, and its S.
     """
 
-    tables: tuple[Tensor, ...]
+    tables: Tables
     requests_B5: Tensor
     words: int
     tokens: int
@@ -55,9 +81,9 @@ class DeviceAutomatonBatch:
     least_B: Tensor
 
 
-def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
+def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
     """Copy the automata of a batch to a device, each different one once. They must be over one vocabulary (ArgumentError)."""
-    different = list({id(one): one for one in languages.automata}.values())
+    different = list({id(one): one for one in batch.automata}.values())
     tokens = different[0].vocabulary_size
     texts = [one.arrays for one in different if len(one.arrays.mask_MW)] or [different[0].arrays]
     for one in different:
@@ -98,14 +124,14 @@ def bind(languages: AutomatonBatch, device: torch.device | str) -> DeviceAutomat
         for part, kind in zip(parts, kinds, strict=True)
     ]
     arrays += [np.append(texts[0].bytes_T, np.uint8(0)), texts[0].token_indptr]
-    size = len(languages.automata)
+    size = len(batch.automata)
     return DeviceAutomatonBatch(
-        tables=tuple(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays),
-        requests_B5=torch.tensor([places[id(one)] for one in languages.automata], device=device),
+        tables=Tables(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)),
+        requests_B5=torch.tensor([places[id(one)] for one in batch.automata], device=device),
         words=different[0].arrays.mask_MW.shape[1],
         tokens=tokens,
-        end_code=languages.end_code,
-        num_codes=languages.num_codes,
+        end_code=batch.end_code,
+        num_codes=batch.num_codes,
         least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=device),
     )
 
@@ -148,87 +174,43 @@ def launch(
 
     bad: int64, 0, or the number + 1 of a row that held NaN or +inf. Raises ArgumentError and LogitsError, before any launch.
     """
-    _, batch_size, num_rows = lo_SBK.shape
-    size, device = arrays.num_codes, lo_SBK.device
     if lo_SBK.shape[:2] != (1, len(arrays.requests_B5)):
         raise ArgumentError(f"ranges have shape {tuple(lo_SBK.shape)}: expected (1, {len(arrays.requests_B5)}, beams)")
-    if not 1 <= num_beams <= _MAX_BEAMS or num_rows * size >= 1 << 32:
-        raise ArgumentError(
-            f"num_beams is {num_beams} from {num_rows} beams of {size:,} codes: the kernels keep 1 to {_MAX_BEAMS:,} beams and "
-            f"number all beams' codes in 32 bits"
-        )
-    if logits_BKV.shape != (batch_size, num_rows, size) or logits_BKV.stride(2) != 1:
-        raise LogitsError(
-            f"the logits have shape {tuple(logits_BKV.shape)} and strides {logits_BKV.stride()}: expected "
-            f"{(batch_size, num_rows, size)} with the codes side by side; call .contiguous()"
-        )
-    power = max(16, triton.next_power_of_2(num_beams))
-    keys_BRP = torch.empty((batch_size, num_rows, power), dtype=torch.int64, device=device)
-    count_BR = torch.empty((batch_size, num_rows), dtype=torch.int32, device=device)
-    scratch_BP = torch.empty((batch_size, power), dtype=torch.int64, device=device)
-    numbers = torch.empty((4, batch_size, num_beams), dtype=torch.int64, device=device)
-    scores = torch.empty((batch_size, num_beams), device=device)
-    num_valid = torch.empty(batch_size, dtype=torch.int64, device=device)
-    bad = torch.zeros((), dtype=torch.int64, device=device)
-    lo_SBK, hi_SBK, scores_BK = (one.contiguous() for one in (lo_SBK, hi_SBK, scores_BK))
-    language_row_kernel[(batch_size * num_rows,)](
+    size = arrays.num_codes
+    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, arrays.least_B, size=size, num_beams=num_beams)
+    automaton_row_kernel[(r.batch_size * r.num_rows,)](
         arrays.tables,
         arrays.requests_B5,
-        lo_SBK,
-        hi_SBK,
-        scores_BK,
-        logits_BKV,
-        logits_BKV.stride(0),
-        logits_BKV.stride(1),
-        keys_BRP,
-        count_BR,
-        arrays.least_B,
-        bad,
-        batch_size,
-        num_rows,
-        size,
-        num_beams,
+        r,
         arrays.words,
         arrays.tokens,
         arrays.end_code,
         FULL=scoring == "full",
-        P=power,
+        P=r.power,
         TILE=min(1024, max(64, triton.next_power_of_2(size))),
         num_warps=4,
     )
-    rows = triton.next_power_of_2(min(num_rows, 128))
-    language_request_kernel[(batch_size,)](
+    automaton_request_kernel[(r.batch_size,)](
         arrays.tables,
         arrays.requests_B5,
-        lo_SBK,
-        keys_BRP,
-        count_BR,
-        arrays.least_B,
-        scratch_BP,
-        scores,
-        numbers,
-        num_valid,
-        num_rows,
-        size,
-        num_beams,
+        r,
         arrays.end_code,
-        P=power,
-        ROWS=rows,
-        ENTRIES=min(power, max(1, 1024 // rows)),
+        P=r.power,
+        ROWS=r.rows,
+        ENTRIES=min(r.power, max(1, 1024 // r.rows)),
         CHUNK=16,
         num_warps=8,
     )
-    parent, code, lo, hi = numbers
-    return Beams(scores=scores, parent=parent, code=code, lo=lo[None], hi=hi[None], num_valid=num_valid), bad
+    return r.beams, r.bad
 
 
 @triton.jit
 def _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code):
-    """(code, whether it may be taken) of these of a state's codes: entries of its row or of its mask, and then the end code."""
+    """(code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
     in_row = (mask < 0) & (lane < count)
     in_mask = (mask >= 0) & (lane < tokens)
-    code = tl.load(tables[1] + begin + lane, mask=in_row, other=0).to(tl.int64)
-    word = tl.load(tables[4] + mask * words + (lane >> 6), mask=in_mask, other=0)
+    code = tl.load(tables.code_E + begin + lane, mask=in_row, other=0).to(tl.int64)
+    word = tl.load(tables.mask_MW + mask * words + (lane >> 6), mask=in_mask, other=0)
     bit = (word >> (lane & 63).to(tl.uint64)) & 1
     is_end = (lane == count) & (ends > 0)
     code = tl.where(in_mask, lane, tl.where(is_end, end_code, code))
@@ -236,71 +218,43 @@ def _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code):
 
 
 @triton.jit
-def language_row_kernel(
-    tables,
-    requests_B5,
-    lo_BR,
-    hi_BR,
-    scores_BR,
-    logits_BRV,
-    stride_b,
-    stride_r,
-    keys_BRP,
-    count_BR,
-    least_B,
-    bad_1,
-    batch_size,
-    num_rows,
-    size,
-    num_beams,
-    words,
-    tokens,
-    end_code,
-    FULL: tl.constexpr,
-    P: tl.constexpr,
-    TILE: tl.constexpr,
+def automaton_row_kernel(
+    tables, requests_B5, r, words, tokens, end_code, FULL: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr
 ):
-    """Program p works on beam p // B of request p % B. Writes up to P keys and their number; some may be `NO_KEY`."""
-    program = tl.program_id(0).to(tl.int64)
-    request = program % batch_size
-    parent = program // batch_size
-    row = request * num_rows + parent
-    tl.store(count_BR + row, 0)
-    state, hi = tl.load(lo_BR + row), tl.load(hi_BR + row)
-    base = tl.load(scores_BR + row)
-    least = tl.load(least_B + request, cache_modifier=".cg")
+    """As `row_kernel`: write up to P keys of a row and their number; some may be `NO_KEY`."""
+    request, parent, row = start_row(r)
+    state, hi = tl.load(r.lo_SBR + row), tl.load(r.hi_SBR + row)
+    base = tl.load(r.scores_BR + row)
+    least = tl.load(r.least_B + request, cache_modifier=".cg")
     # No step can raise a score, so a beam whose own is too low is out, unread.
     if (state >= hi) | (base == float("-inf")) | (key_of(base, state * 0) < least):
         return
-    keys_P = keys_BRP + row * P
+    keys_P = r.keys_BRP + row * P
     if state == tl.load(requests_B5 + request * 5 + 4):  # ended: the end code again, which is certain
-        tl.store(keys_P, key_of(base, parent * size + end_code))
-        tl.store(count_BR + row, 1)
+        tl.store(keys_P, key_of(base, parent * r.size + end_code))
+        tl.store(r.count_BR + row, 1)
         return
     pointer = tl.load(requests_B5 + request * 5) + state
-    place = tl.load(requests_B5 + request * 5 + 1) + state
-    begin = tl.load(tables[0] + pointer)
-    mask = tl.load(tables[3] + place).to(tl.int64)
-    ends = tl.load(tables[5] + place).to(tl.int32)
-    count = tl.load(tables[0] + pointer + 1) - begin
+    own = tl.load(requests_B5 + request * 5 + 1) + state
+    begin = tl.load(tables.row_indptr + pointer)
+    mask = tl.load(tables.mask_S + own).to(tl.int64)
+    ends = tl.load(tables.accepting_S + own).to(tl.int32)
+    count = tl.load(tables.row_indptr + pointer + 1) - begin
     count = tl.where(mask < 0, count, tokens)
     total = count + (ends > 0)
-    logits = logits_BRV + request * stride_b + parent * stride_r
+    logits = r.logits_BRV + request * r.stride_b + parent * r.stride_r
     top, summed = base * 0 - float("inf"), base * 0
-    start = 0
     if FULL:
-        while start < size:
-            code = start + tl.arange(0, TILE)
-            top, summed = sum_exp_at(logits, code, code < size, top, summed)
-            start += TILE
+        top, summed = sum_exp_of_row(logits, r.size, top, summed, TILE)
     else:
+        start = 0
         while start < total:
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
             top, summed = sum_exp_at(logits, code, legal, top, summed)
             start += TILE
     if (summed != summed) | (top == float("inf")):
-        tl.store(bad_1, row + 1)
+        tl.store(r.bad, row + 1)
         return
     lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
     if (top == float("-inf")) | (key_of(base + (top - lse), state * 0) < least):
@@ -311,85 +265,43 @@ def language_row_kernel(
     while start < total:
         lane = start + tl.arange(0, TILE).to(tl.int64)
         code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
-        key = key_at(logits, code, legal, base, lse, parent, size)
-        best, kept, least = keep(best, kept, least, key, keys_P, num_beams, P)
+        key = key_at(logits, code, legal, base, lse, parent, r.size)
+        best, kept, least = keep(best, kept, least, key, keys_P, r.num_beams, P)
         start += TILE
-    tl.store(count_BR + row, kept)
-    if kept >= num_beams:
-        tl.atomic_max(least_B + request, least, sem="relaxed")
+    store_best(r, request, row, kept, least)
 
 
 @triton.jit
-def _find(values, begin, end, value, valid):
-    """The first place of each lane's ascending values[begin:end] that is at least its `value`."""
-    place = begin
-    size = tl.where(valid, end - begin, 0)
-    while tl.max(size, 0) > 1:
-        half = size >> 1
-        looks = half > 0
-        go = looks & (tl.load(values + place + half - 1, mask=looks, other=0).to(tl.int64) < value)
-        place = tl.where(go, place + half, place)
-        size -= half
-    one = size == 1
-    return tl.where(one & (tl.load(values + place, mask=one, other=0).to(tl.int64) < value), place + 1, place)
-
-
-@triton.jit
-def language_request_kernel(
-    tables,
-    requests_B5,
-    lo_BR,
-    keys_BRP,
-    count_BR,
-    least_B,
-    scratch_BP,
-    out_scores_BK,
-    out_BK,
-    out_num_valid_B,
-    num_rows,
-    size,
-    num_beams,
-    end_code,
-    P: tl.constexpr,
-    ROWS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    CHUNK: tl.constexpr,
+def automaton_request_kernel(
+    tables, requests_B5, r, end_code, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Program b works on request b. out_BK: parents, codes, lo and hi, one [B, K] behind the other."""
+    """Program b writes the new beams of request b, and the states that they lead to."""
     request = tl.program_id(0).to(tl.int64)
-    scratch = scratch_BP + request * P
-    best, kept = best_of_rows(keys_BRP, count_BR, least_B, scratch, request, num_rows, num_beams, P, ROWS, ENTRIES)
-    tl.store(out_num_valid_B + request, kept.to(tl.int64))
-    at, live, score, parent, code = placed(best, kept, scratch, size, P, CHUNK)
+    slot, live, parent, code = best_of_request(r, request, P, ROWS, ENTRIES, CHUNK)
     last = tl.load(requests_B5 + request * 5 + 4)
-    state = tl.load(lo_BR + request * num_rows + parent, mask=live, other=0)
+    state = tl.load(r.lo_SBR + request * r.num_rows + parent, mask=live, other=0)
     going = live & (code != end_code)
     pointer = tl.load(requests_B5 + request * 5) + state
-    mask = tl.load(tables[3] + tl.load(requests_B5 + request * 5 + 1) + state, mask=going, other=-1)
+    mask = tl.load(tables.mask_S + tl.load(requests_B5 + request * 5 + 1) + state, mask=going, other=-1)
     in_row, in_mask = going & (mask < 0), going & (mask >= 0)
 
-    begin = tl.load(tables[0] + pointer, mask=in_row, other=0)
-    end = tl.load(tables[0] + pointer + 1, mask=in_row, other=0)
-    entry = _find(tables[1], begin, end, code, in_row)
-    after = tl.load(tables[2] + entry, mask=in_row, other=0).to(tl.int64)
+    begin = tl.load(tables.row_indptr + pointer, mask=in_row, other=0)
+    end = tl.load(tables.row_indptr + pointer + 1, mask=in_row, other=0)
+    entry = first_at_least(tables.code_E, begin, end, code, in_row, 0)
+    after = tl.load(tables.next_E + entry, mask=in_row, other=0).to(tl.int64)
 
-    first = tables[7] + tl.load(requests_B5 + request * 5 + 2)
-    classes = tables[6] + tl.load(requests_B5 + request * 5 + 3)
-    byte = tl.load(tables[11] + code, mask=in_mask, other=0)
-    stop = tl.load(tables[11] + code + 1, mask=in_mask, other=0)
+    edges = tables.edge_indptr + tl.load(requests_B5 + request * 5 + 2)
+    classes = tables.class_256 + tl.load(requests_B5 + request * 5 + 3)
+    byte = tl.load(tables.token_indptr + code, mask=in_mask, other=0)
+    stop = tl.load(tables.token_indptr + code + 1, mask=in_mask, other=0)
     while tl.max(stop - byte, 0) > 0:  # all lanes walk their token's bytes side by side
         walks = byte < stop
-        label = tl.load(classes + tl.load(tables[10] + byte, mask=walks, other=0), mask=walks, other=0).to(tl.int64)
-        edge = tl.load(first + state, mask=walks, other=0)
-        edge = _find(tables[8], edge, tl.load(first + state + 1, mask=walks, other=0), label, walks)
-        state = tl.where(walks, tl.load(tables[9] + edge, mask=walks, other=0).to(tl.int64), state)
+        label = tl.load(classes + tl.load(tables.bytes_T + byte, mask=walks, other=0), mask=walks, other=0).to(tl.int64)
+        edge = tl.load(edges + state, mask=walks, other=0)
+        edge = first_at_least(tables.label_F, edge, tl.load(edges + state + 1, mask=walks, other=0), label, walks, 0)
+        state = tl.where(walks, tl.load(tables.target_F + edge, mask=walks, other=0).to(tl.int64), state)
         byte += walks.to(tl.int32)
     after = tl.where(in_mask, state, tl.where(going, after, last))
-    out = request * num_beams + at
-    inside = at < num_beams
-    several = tl.num_programs(0).to(tl.int64) * num_beams
-    tl.store(out_scores_BK + out, score, mask=inside)
-    tl.store(out_BK + out, parent, mask=inside)
-    tl.store(out_BK + several + out, code, mask=inside)
-    tl.store(out_BK + 2 * several + out, tl.where(live, after, 0), mask=inside)
-    tl.store(out_BK + 3 * several + out, tl.where(live, after + 1, 0), mask=inside)
+    out, inside = request * r.num_beams + slot, slot < r.num_beams
+    tl.store(r.out_lo_SBK + out, tl.where(live, after, 0), mask=inside)
+    tl.store(r.out_hi_SBK + out, tl.where(live, after + 1, 0), mask=inside)

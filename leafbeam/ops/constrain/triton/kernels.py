@@ -9,8 +9,8 @@
 
 A key is the score made sortable (32 bits) above parent x V + code counted backwards (32 bits), so that one comparison of
 integers gives (score desc, parent asc, code asc) and no two keys are equal. `least` is shared by the rows of a request: a row
-that has K keys says that nothing below its K-th can be among the best, and rows that come later skip what is below. That
-changes what is read, never what is found.
+with K keys raises it to its K-th, and later rows skip what is below. That changes what is read, never what is found. `r` is
+the `Round`.
 
 Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beams kept, P the power of two that holds K.
 """
@@ -26,14 +26,16 @@ from leafbeam.ops.constrain.triton.ranges import alive_in, child, find, num_chil
 
 __all__ = [
     "NO_KEY",
-    "best_of_rows",
+    "best_of_request",
     "keep",
     "key_at",
     "key_of",
-    "placed",
     "request_kernel",
     "row_kernel",
+    "start_row",
+    "store_best",
     "sum_exp_at",
+    "sum_exp_of_row",
 ]
 
 NO_KEY = -(1 << 63)
@@ -56,7 +58,7 @@ def _legal(segments, beam, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEG
     in_base = lane < count
     code, begin, end = child(segments[0], lo, hi, first + lane, first + count, in_base, FORM_0)
     legal = in_base & (alive_in(segments[0], request, begin, end, in_base, FORM_0) > 0)
-    if SEGMENTS > 1:  # noqa: SIM102 (known when the kernel is compiled; the other is not)
+    if SEGMENTS > 1:  # noqa: SIM102 (SEGMENTS is known when the kernel is compiled, count_1 is not)
         if count_1 > 0:
             in_delta = (lane >= count) & (lane < count + count_1)
             node = first_1 + lane - count
@@ -126,22 +128,39 @@ def keep(best, kept, least, keys, scratch, num_beams, P: tl.constexpr):
 
 
 @triton.jit
+def start_row(r):
+    """(request, parent, flat row) of this program: p works on beam p // B of request p % B, so the best beams come first."""
+    program = tl.program_id(0).to(tl.int64)
+    request = program % r.batch_size
+    parent = program // r.batch_size
+    row = request * r.num_rows + parent
+    tl.store(r.count_BR + row, 0)
+    return request, parent, row
+
+
+@triton.jit
+def sum_exp_of_row(logits, size, top, summed, BLOCK: tl.constexpr):
+    """(largest, sum of exponentials relative to it) of all logits of a row."""
+    start = 0
+    while start < size:
+        code = start + tl.arange(0, BLOCK)
+        top, summed = sum_exp_at(logits, code, code < size, top, summed)
+        start += BLOCK
+    return top, summed
+
+
+@triton.jit
+def store_best(r, request, row, kept, least):
+    """Note how many keys a row has; a full row raises the bound below which no key of its request counts."""
+    tl.store(r.count_BR + row, kept)
+    if kept >= r.num_beams:
+        tl.atomic_max(r.least_B + request, least, sem="relaxed")
+
+
+@triton.jit
 def row_kernel(
     segments,
-    lo_SBR,
-    hi_SBR,
-    scores_BR,
-    logits_BRV,
-    stride_b,
-    stride_r,
-    keys_BRP,
-    count_BR,
-    least_B,
-    bad_1,
-    batch_size,
-    num_rows,
-    size,
-    num_beams,
+    r,
     FORM_0: tl.constexpr,
     FORM_1: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -151,25 +170,19 @@ def row_kernel(
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program p works on beam p // B of request p % B, so that the best beams of all requests come first.
-
-    Writes up to P keys and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad_1`, by its number + 1.
-    """
-    program = tl.program_id(0).to(tl.int64)
-    request = program % batch_size
-    parent = program // batch_size
-    row = request * num_rows + parent
-    tl.store(count_BR + row, 0)
-    lo, hi = tl.load(lo_SBR + row), tl.load(hi_SBR + row)
+    """Write up to P keys of a row and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad`."""
+    request, parent, row = start_row(r)
+    lo, hi = tl.load(r.lo_SBR + row), tl.load(r.hi_SBR + row)
     lo_1, hi_1 = lo * 0, lo * 0
     if SEGMENTS > 1:
-        lo_1, hi_1 = tl.load(lo_SBR + batch_size * num_rows + row), tl.load(hi_SBR + batch_size * num_rows + row)
-    base = tl.load(scores_BR + row)
-    least = tl.load(least_B + request, cache_modifier=".cg")
+        rows = r.batch_size * r.num_rows
+        lo_1, hi_1 = tl.load(r.lo_SBR + rows + row), tl.load(r.hi_SBR + rows + row)
+    base = tl.load(r.scores_BR + row)
+    least = tl.load(r.least_B + request, cache_modifier=".cg")
     # No step can raise a score, so a beam whose own is too low is out, unread.
     if ((lo >= hi) & (lo_1 >= hi_1)) | (base == float("-inf")) | (key_of(base, lo * 0) < least):
         return
-    logits = logits_BRV + request * stride_b + parent * stride_r
+    logits = r.logits_BRV + request * r.stride_b + parent * r.stride_r
     first, count = num_children(segments[0], lo, hi, FORM_0)
     first_1, count_1 = lo_1, hi_1 - lo_1
     if SEGMENTS > 1:
@@ -179,11 +192,7 @@ def row_kernel(
 
     top, summed = base * 0 - float("inf"), base * 0
     if FULL:
-        start = 0
-        while start < size:
-            code = start + tl.arange(0, BLOCK)
-            top, summed = sum_exp_at(logits, code, code < size, top, summed)
-            start += BLOCK
+        top, summed = sum_exp_of_row(logits, r.size, top, summed, BLOCK)
     else:
         start = 0
         while start < total:
@@ -192,22 +201,22 @@ def row_kernel(
             top, summed = sum_exp_at(logits, code, legal, top, summed)
             start += TILE
     if (summed != summed) | (top == float("inf")):
-        tl.store(bad_1, row + 1)
+        tl.store(r.bad, row + 1)
         return
     lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
     if (top == float("-inf")) | (key_of(base + (top - lse), lo * 0) < least):
         return
 
-    keys_P = keys_BRP + row * P
+    keys_P = r.keys_BRP + row * P
     if total <= P:
         start = 0
         while start < total:
             lane = start + tl.arange(0, NARROW).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            key = key_at(logits, code, legal, base, lse, parent, size)
+            key = key_at(logits, code, legal, base, lse, parent, r.size)
             tl.store(keys_P + lane, key, mask=lane < total)
             start += NARROW
-        tl.store(count_BR + row, total.to(tl.int32))
+        tl.store(r.count_BR + row, total.to(tl.int32))
     else:
         best = tl.full([P], _NOTHING, tl.int64)
         kept = tl.sum(tl.zeros([P], tl.int32), 0)
@@ -215,65 +224,55 @@ def row_kernel(
         while start < total:
             lane = start + tl.arange(0, TILE).to(tl.int64)
             code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            key = key_at(logits, code, legal, base, lse, parent, size)
-            best, kept, least = keep(best, kept, least, key, keys_P, num_beams, P)
+            key = key_at(logits, code, legal, base, lse, parent, r.size)
+            best, kept, least = keep(best, kept, least, key, keys_P, r.num_beams, P)
             start += TILE
-        tl.store(count_BR + row, kept)
-        if kept >= num_beams:
-            tl.atomic_max(least_B + request, least, sem="relaxed")
+        store_best(r, request, row, kept, least)
 
 
 @triton.jit
-def best_of_rows(
-    keys_BRP,
-    count_BR,
-    least_B,
-    scratch,
-    request,
-    num_rows,
-    num_beams,
-    P: tl.constexpr,
-    ROWS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """(the largest keys of all rows of a request, unordered, how many), in `scratch` too. Leaves `least_B` for a new round."""
-    least = tl.load(least_B + request)
+def best_of_request(r, request, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr):
+    """(slot, whether it is live, parent, code) of the best keys of all rows; writes their scores, parents, codes and number.
+
+    Leaves `least_B` as the next round needs it.
+    """
+    scratch = r.scratch_BP + request * P
+    least = tl.load(r.least_B + request)
     best = tl.full([P], _NOTHING, tl.int64)
     kept = tl.sum(tl.zeros([P], tl.int32), 0)
     first_row = 0
-    while first_row < num_rows:
+    while first_row < r.num_rows:
         row = first_row + tl.arange(0, ROWS).to(tl.int64)
-        count = tl.load(count_BR + request * num_rows + row, mask=row < num_rows, other=0)
+        count = tl.load(r.count_BR + request * r.num_rows + row, mask=row < r.num_rows, other=0)
         start = 0
         while start < tl.max(count, 0):
             entry = start + tl.arange(0, ENTRIES)
-            at = (request * num_rows + row)[:, None] * P + entry[None, :]
-            keys = tl.load(keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
-            best, kept, least = keep(best, kept, least, tl.reshape(keys, [ROWS * ENTRIES]), scratch, num_beams, P)
+            at = (request * r.num_rows + row)[:, None] * P + entry[None, :]
+            keys = tl.load(r.keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
+            best, kept, least = keep(best, kept, least, tl.reshape(keys, [ROWS * ENTRIES]), scratch, r.num_beams, P)
             start += ENTRIES
         first_row += ROWS
-    tl.store(least_B + request, _NOTHING)
-    return best, kept
-
-
-@triton.jit
-def placed(best, kept, scratch, size, P: tl.constexpr, CHUNK: tl.constexpr):
-    """(place in descending order, whether there is one, score, parent, code) of each of the best keys."""
+    tl.store(r.least_B + request, _NOTHING)
+    tl.store(r.out_num_valid_B + request, kept.to(tl.int64))
     lane = tl.arange(0, P)
     live = lane < kept
-    at = tl.zeros([P], tl.int32)  # a key's place is how many are larger
+    slot = tl.zeros([P], tl.int32)  # a key's slot is how many are larger
     start = 0
     while start < kept:
         other = start + tl.arange(0, CHUNK)
         keys = tl.load(scratch + other, mask=other < kept, other=_NOTHING)
-        at += tl.sum((keys[None, :] > best[:, None]).to(tl.int32), 1)
+        slot += tl.sum((keys[None, :] > best[:, None]).to(tl.int32), 1)
         start += CHUNK
-    at = tl.where(live, at, lane)
+    slot = tl.where(live, slot, lane)
     tie = _TIES - (best & _TIES)
     bits = (best >> 32).to(tl.int32)
     score = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    score = tl.where(live, score, float("-inf"))
-    return at, live, score, tl.where(live, tie // size, 0), tl.where(live, tie % size, 0)
+    parent, code = tl.where(live, tie // r.size, 0), tl.where(live, tie % r.size, 0)
+    out, inside = request * r.num_beams + slot, slot < r.num_beams
+    tl.store(r.out_scores_BK + out, tl.where(live, score, float("-inf")), mask=inside)
+    tl.store(r.out_parent_BK + out, parent, mask=inside)
+    tl.store(r.out_code_BK + out, code, mask=inside)
+    return slot, live, parent, code
 
 
 @triton.jit
@@ -289,22 +288,7 @@ def _write_ranges(segment, lo_R, hi_R, out_lo, out_hi, request, parent, code, li
 @triton.jit
 def request_kernel(
     segments,
-    lo_SBR,
-    hi_SBR,
-    keys_BRP,
-    count_BR,
-    least_B,
-    scratch_BP,
-    out_scores_BK,
-    out_parent_BK,
-    out_code_BK,
-    out_lo_SBK,
-    out_hi_SBK,
-    out_num_valid_B,
-    batch_size,
-    num_rows,
-    size,
-    num_beams,
+    r,
     FORM_0: tl.constexpr,
     FORM_1: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -313,29 +297,22 @@ def request_kernel(
     ENTRIES: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program b works on request b. Leaves `least_B` as the next round needs it."""
+    """Program b writes the new beams of request b."""
     request = tl.program_id(0).to(tl.int64)
-    scratch = scratch_BP + request * P
-    best, kept = best_of_rows(keys_BRP, count_BR, least_B, scratch, request, num_rows, num_beams, P, ROWS, ENTRIES)
-    tl.store(out_num_valid_B + request, kept.to(tl.int64))
-    at, live, score, parent, code = placed(best, kept, scratch, size, P, CHUNK)
-    out = request * num_beams + at
-    tl.store(out_scores_BK + out, score, mask=at < num_beams)
-    tl.store(out_parent_BK + out, parent, mask=at < num_beams)
-    tl.store(out_code_BK + out, code, mask=at < num_beams)
+    slot, live, parent, code = best_of_request(r, request, P, ROWS, ENTRIES, CHUNK)
     for segment in tl.static_range(SEGMENTS):
-        rows, slots = (segment * batch_size + request) * num_rows, (segment * batch_size + request) * num_beams
+        rows, slots = (segment * r.batch_size + request) * r.num_rows, (segment * r.batch_size + request) * r.num_beams
         _write_ranges(
             segments[segment],
-            lo_SBR + rows,
-            hi_SBR + rows,
-            out_lo_SBK + slots,
-            out_hi_SBK + slots,
+            r.lo_SBR + rows,
+            r.hi_SBR + rows,
+            r.out_lo_SBK + slots,
+            r.out_hi_SBK + slots,
             request,
             parent,
             code,
             live,
-            at,
-            num_beams,
+            slot,
+            r.num_beams,
             FORM_0 if segment == 0 else FORM_1,
         )

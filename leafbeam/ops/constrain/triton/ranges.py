@@ -4,10 +4,8 @@
     select:  its inverse, a binary search of the directory between two words and six halvings inside one
     child number n of [lo, hi): an entry of a listing; the leaf select(n) of a column; leaf n where every leaf is a node
 
-A segment's level and filters are one tuple (codes, firsts, words, before, filter words of each request, filter directory of
-each request, where each request's denied leaves begin, denied leaves). FORM is known when a kernel is compiled and holds
-layout, code width and whether anything is filtered (`form_of`). Words are uint64, directories and firsts uint32, positions
-int64.
+FORM is known when a kernel is compiled and holds layout, code width and whether anything is filtered (`form_of`). Words are
+uint64, directories and firsts uint32, positions int64.
 
 Everything works on lanes or on single values, and under Triton's interpreter too. There is no popcount in Triton: the compiler
 recognises the one that is written out here and makes it one instruction.
@@ -17,12 +15,29 @@ recognises the one that is written out here and makes it one instruction.
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from leafbeam.ops.constrain.cpu.children import COLUMN, LISTING
 
-__all__ = ["alive_in", "child", "find", "form_of", "num_children"]
+__all__ = ["Segment", "alive_in", "child", "find", "first_at_least", "form_of", "num_children"]
+
+
+class Segment(NamedTuple):
+    """A level of one segment, and the filters of a batch: addresses of each request's bitmap (0: none), denied leaves."""
+
+    codes: Tensor
+    firsts: Tensor
+    words: Tensor
+    before: Tensor
+    filter_words_B: Tensor
+    filter_before_B: Tensor
+    denied_indptr: Tensor
+    denied: Tensor
+
 
 _LISTING, _COLUMN = tl.constexpr(LISTING), tl.constexpr(COLUMN)
 
@@ -83,13 +98,13 @@ def _select(words, before, first_word, last_word, number, valid):
 
 
 @triton.jit
-def _code_at(codes, place, valid, FORM: tl.constexpr):
-    """The code at a place of a listing or column; packed codes take `width` bits each of uint64 words."""
+def _code_at(codes, index, valid, FORM: tl.constexpr):
+    """The code at a index of a listing or column; packed codes take `width` bits each of uint64 words."""
     width: tl.constexpr = FORM >> 3
     if width == 0:
-        code = tl.load(codes + place, mask=valid, other=0).to(tl.int64)
+        code = tl.load(codes + index, mask=valid, other=0).to(tl.int64)
     else:
-        bit = place * width
+        bit = index * width
         shift = (bit & 63).to(tl.uint64)
         low = tl.load(codes + (bit >> 6), mask=valid, other=0) >> shift
         # Two shifts, because a shift by 64 is not defined; the word after the last code is there to be read.
@@ -104,8 +119,8 @@ def num_children(segment, lo, hi, FORM: tl.constexpr):
     first, count = lo, hi - lo
     if FORM & 3 <= _COLUMN:
         is_range = lo < hi
-        first = _rank(segment[2], segment[3], lo, is_range)
-        count = _rank(segment[2], segment[3], hi, is_range) - first
+        first = _rank(segment.words, segment.before, lo, is_range)
+        count = _rank(segment.words, segment.before, hi, is_range) - first
     return first, count
 
 
@@ -113,31 +128,31 @@ def num_children(segment, lo, hi, FORM: tl.constexpr):
 def child(segment, lo, hi, node, stop, valid, FORM: tl.constexpr):
     """(code, first leaf, leaf after the last) of nodes below `stop`, the number after the last child of [lo, hi)."""
     follows = valid & (node + 1 < stop)
-    begin, place, end = node, node, node + 1
+    begin, index, end = node, node, node + 1
     if FORM & 3 == _LISTING:
-        begin = tl.load(segment[1] + node, mask=valid, other=0).to(tl.int64)
-        end = tl.where(follows, tl.load(segment[1] + node + 1, mask=follows, other=0).to(tl.int64), hi)
+        begin = tl.load(segment.firsts + node, mask=valid, other=0).to(tl.int64)
+        end = tl.where(follows, tl.load(segment.firsts + node + 1, mask=follows, other=0).to(tl.int64), hi)
     if FORM & 3 == _COLUMN:
         last_word = (hi - 1) >> 6
-        begin = _select(segment[2], segment[3], lo >> 6, last_word, node, valid)
-        end = tl.where(follows, _select(segment[2], segment[3], lo >> 6, last_word, node + 1, follows), hi)
-        place = begin
-    return _code_at(segment[0], place, valid, FORM), begin, end
+        begin = _select(segment.words, segment.before, lo >> 6, last_word, node, valid)
+        end = tl.where(follows, _select(segment.words, segment.before, lo >> 6, last_word, node + 1, follows), hi)
+        index = begin
+    return _code_at(segment.codes, index, valid, FORM), begin, end
 
 
 @triton.jit
-def _first_at_least(codes, begin, end, code, valid, FORM: tl.constexpr):
-    """The first place of each lane's ascending codes[begin:end] that is at least its `code`."""
-    place = begin
+def first_at_least(codes, begin, end, code, valid, FORM: tl.constexpr):
+    """The first index of each lane's ascending codes[begin:end] that is at least its `code`; FORM 0: plain codes."""
+    index = begin
     size = tl.where(valid, end - begin, 0)
     while tl.max(size, 0) > 1:
         half = size >> 1
         looks = half > 0
-        go = looks & (_code_at(codes, place + half - 1, looks, FORM) < code)
-        place = tl.where(go, place + half, place)
+        go = looks & (_code_at(codes, index + half - 1, looks, FORM) < code)
+        index = tl.where(go, index + half, index)
         size -= half
     one = size == 1
-    return tl.where(one & (_code_at(codes, place, one, FORM) < code), place + 1, place)
+    return tl.where(one & (_code_at(codes, index, one, FORM) < code), index + 1, index)
 
 
 @triton.jit
@@ -147,31 +162,31 @@ def find(segment, lo, hi, code, valid, FORM: tl.constexpr):
     hi += code * 0
     valid = valid & (lo < hi)
     if FORM & 3 == _LISTING:
-        begin = _rank(segment[2], segment[3], lo, valid)
-        end = _rank(segment[2], segment[3], hi, valid)
-        node = _first_at_least(segment[0], begin, end, code, valid, FORM)
+        begin = _rank(segment.words, segment.before, lo, valid)
+        end = _rank(segment.words, segment.before, hi, valid)
+        node = first_at_least(segment.codes, begin, end, code, valid, FORM)
         valid = valid & (node < end)
-        valid = valid & (_code_at(segment[0], node, valid, FORM) == code)
-        first = tl.load(segment[1] + node, mask=valid, other=0).to(tl.int64)
+        valid = valid & (_code_at(segment.codes, node, valid, FORM) == code)
+        first = tl.load(segment.firsts + node, mask=valid, other=0).to(tl.int64)
         follows = valid & (node + 1 < end)
-        last = tl.where(follows, tl.load(segment[1] + node + 1, mask=follows, other=0).to(tl.int64), hi)
+        last = tl.where(follows, tl.load(segment.firsts + node + 1, mask=follows, other=0).to(tl.int64), hi)
     else:
-        first = _first_at_least(segment[0], lo, hi, code, valid, FORM)
-        last = _first_at_least(segment[0], first, hi, code + 1, valid, FORM)
+        first = first_at_least(segment.codes, lo, hi, code, valid, FORM)
+        last = first_at_least(segment.codes, first, hi, code + 1, valid, FORM)
         valid = valid & (first < last)
     return tl.where(valid, first, 0), tl.where(valid, last, 0)
 
 
 @triton.jit
 def _denied_before(denied, begin, end, leaf):
-    """The first place of the ascending denied[begin:end] (single values) that is at least `leaf`."""
-    place = leaf * 0 + begin
+    """The first index of the ascending denied[begin:end] (single values) that is at least `leaf`."""
+    index = leaf * 0 + begin
     size = end - begin
     while size > 1:
         half = size >> 1
-        place = tl.where(tl.load(denied + place + half - 1) < leaf, place + half, place)
+        index = tl.where(tl.load(denied + index + half - 1) < leaf, index + half, index)
         size -= half
-    return tl.where(tl.load(denied + place) < leaf, place + 1, place)
+    return tl.where(tl.load(denied + index) < leaf, index + 1, index)
 
 
 @triton.jit
@@ -179,13 +194,13 @@ def alive_in(segment, request, lo, hi, valid, FORM: tl.constexpr):
     """How many leaves of [lo, hi) a request may be shown: two rank look-ups, and two searches where it denies some."""
     count = tl.where(valid, hi - lo, 0)
     if FORM & 4:
-        address = tl.load(segment[4] + request)
+        address = tl.load(segment.filter_words_B + request)
         if address != 0:
             words = address.to(tl.pointer_type(tl.uint64))
-            before = tl.load(segment[5] + request).to(tl.pointer_type(tl.uint32))
+            before = tl.load(segment.filter_before_B + request).to(tl.pointer_type(tl.uint32))
             count = _rank(words, before, hi, valid) - _rank(words, before, lo, valid)
-        begin = tl.load(segment[6] + request)
-        end = tl.load(segment[6] + request + 1)
+        begin = tl.load(segment.denied_indptr + request)
+        end = tl.load(segment.denied_indptr + request + 1)
         if begin < end:
-            count -= _denied_before(segment[7], begin, end, hi) - _denied_before(segment[7], begin, end, lo)
+            count -= _denied_before(segment.denied, begin, end, hi) - _denied_before(segment.denied, begin, end, lo)
     return count

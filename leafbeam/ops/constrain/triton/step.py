@@ -30,14 +30,14 @@ from leafbeam.index.level import Level
 from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING
 from leafbeam.ops.constrain.triton.children import children_kernel
 from leafbeam.ops.constrain.triton.kernels import NO_KEY, request_kernel, row_kernel
-from leafbeam.ops.constrain.triton.ranges import form_of
+from leafbeam.ops.constrain.triton.ranges import Segment, form_of
+from leafbeam.ops.constrain.triton.round import new_round
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
 __all__ = ["FilterArrays", "LevelArrays", "VersionArrays", "bind", "bind_filters", "children", "launch", "refill", "step"]
 
 _TILE = 512  # children looked at together
 _NARROW = 64  # the same where all of them may stay: deep ranges have few
-_MAX_BEAMS = 8192
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,10 +50,10 @@ class LevelArrays:
 
     @classmethod
     def of(cls, level: Level, device: torch.device) -> LevelArrays:
-        nothing = np.zeros(1, np.uint64)
-        firsts = nothing.view(np.uint32) if level.firsts is None else level.firsts
-        words = nothing if level.boundary is None else level.boundary.words_W
-        before = nothing.view(np.uint32) if level.boundary is None else level.boundary.before_W
+        empty = np.zeros(1, np.uint64)
+        firsts = empty.view(np.uint32) if level.firsts is None else level.firsts
+        words = empty if level.boundary is None else level.boundary.words_W
+        before = empty.view(np.uint32) if level.boundary is None else level.boundary.before_W
         layout = {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout]
         tensors = tuple(_on(array, device) for array in (level.codes, firsts, words, before))
         return cls(tensors=tensors, layout=layout, width=level.width)
@@ -77,7 +77,7 @@ class FilterArrays:
     """The filters of a batch on the device, and what the rounds of one search share: one search at a time uses it.
 
     segments: for each segment int64 tensors (words_B, before_B: addresses of each request's bitmap, 0 where it has none;
-    denied_B1: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at. least_B:
+    denied_indptr: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at. least_B:
     int64, reset by every round. held: keeps the addressed memory.
     """
 
@@ -126,7 +126,7 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
     size, held = len(bound.least_B), []
     if len(filters) != size:
         raise ArgumentError(f"{len(filters)} requests where the filters were bound for {size}: bind them for the larger batch")
-    for number, (words_B, before_B, denied_B1, denied) in enumerate(bound.segments):
+    for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
         parts = [one[number] for one in filters]
         bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
         copies = {key: _bitmap_on(bitmap, denied.device) for key, bitmap in bitmaps.items()}
@@ -139,7 +139,7 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
         addresses = [copies.get(id(part.leaves), (None, None)) for part in parts]
         words_B.copy_(torch.tensor([0 if words is None else words.data_ptr() for words, _ in addresses]))
         before_B.copy_(torch.tensor([0 if before is None else before.data_ptr() for _, before in addresses]))
-        denied_B1.copy_(torch.tensor([0, *np.cumsum([len(part.denied_D) for part in parts]).tolist()]))
+        denied_indptr.copy_(torch.tensor([0, *np.cumsum([len(part.denied_D) for part in parts]).tolist()]))
         denied[: len(leaves)].copy_(torch.from_numpy(leaves))
         held.append(copies)
     bound.held[:] = held
@@ -186,72 +186,33 @@ def launch(
     Takes tensors on the device: int64, float32; logits may be half precision. A row of NaN or +inf is left out of the search.
     bad: int64, 0, or the number + 1 of such a row (of several, any). Raises ArgumentError, before any launch.
     """
-    num_segments, batch_size, num_rows = lo_SBK.shape
-    size, device = arrays.sizes[level], lo_SBK.device
-    _check(arrays, (lo_SBK, hi_SBK, scores_BK, logits_BKV), filters, size, num_beams)
-    power = max(16, triton.next_power_of_2(num_beams))
-    keys_BRP = torch.empty((batch_size, num_rows, power), dtype=torch.int64, device=device)
-    count_BR = torch.empty((batch_size, num_rows), dtype=torch.int32, device=device)
-    scratch_BP = torch.empty((batch_size, power), dtype=torch.int64, device=device)
-    bad = torch.zeros((), dtype=torch.int64, device=device)
-    out = Beams(
-        scores=torch.empty((batch_size, num_beams), device=device),
-        parent=torch.empty((batch_size, num_beams), dtype=torch.int64, device=device),
-        code=torch.empty((batch_size, num_beams), dtype=torch.int64, device=device),
-        lo=torch.empty((num_segments, batch_size, num_beams), dtype=torch.int64, device=device),
-        hi=torch.empty((num_segments, batch_size, num_beams), dtype=torch.int64, device=device),
-        num_valid=torch.empty(batch_size, dtype=torch.int64, device=device),
-    )
+    size, num_segments = arrays.sizes[level], len(lo_SBK)
+    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.least_B, size=size, num_beams=num_beams)
     segments, forms = _segments(arrays, level, filters)
-    sizes = (batch_size, num_rows, size, num_beams)
-    lo_SBK, hi_SBK, scores_BK = (one.contiguous() for one in (lo_SBK, hi_SBK, scores_BK))
-    row_kernel[(batch_size * num_rows,)](
+    row_kernel[(r.batch_size * r.num_rows,)](
         segments,
-        lo_SBK,
-        hi_SBK,
-        scores_BK,
-        logits_BKV,
-        logits_BKV.stride(0),
-        logits_BKV.stride(1),
-        keys_BRP,
-        count_BR,
-        filters.least_B,
-        bad,
-        *sizes,
+        r,
         *forms,
         SEGMENTS=num_segments,
         FULL=scoring == "full",
-        P=power,
+        P=r.power,
         TILE=min(_TILE, max(_NARROW, triton.next_power_of_2(size))),
         NARROW=_NARROW,
         BLOCK=min(4096, max(128, triton.next_power_of_2(size))),
         num_warps=4,
     )
-    rows = triton.next_power_of_2(min(num_rows, 128))
-    request_kernel[(batch_size,)](
+    request_kernel[(r.batch_size,)](
         segments,
-        lo_SBK,
-        hi_SBK,
-        keys_BRP,
-        count_BR,
-        filters.least_B,
-        scratch_BP,
-        out.scores,
-        out.parent,
-        out.code,
-        out.lo,
-        out.hi,
-        out.num_valid,
-        *sizes,
+        r,
         *forms,
         SEGMENTS=num_segments,
-        P=power,
-        ROWS=rows,
-        ENTRIES=min(power, 2 * _TILE // rows),
+        P=r.power,
+        ROWS=r.rows,
+        ENTRIES=min(r.power, 2 * _TILE // r.rows),
         CHUNK=16,
         num_warps=8,
     )
-    return out, bad
+    return r.beams, r.bad
 
 
 def children(
@@ -297,32 +258,12 @@ def children(
     return row_indptr, code_C[order], ranges[0][:, order], ranges[1][:, order]
 
 
-def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Any, ...], tuple[int, int]]:
+def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple[tuple[Segment, ...], tuple[int, int]]:
     """What the kernels read of each segment, and what they are compiled for; one segment stands for both."""
     levels = arrays.levels[level]
-    segments = tuple((*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
+    segments = tuple(Segment(*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
     forms = [form_of(one.layout, one.width, filters.filtered) for one in levels]
     return segments, (forms[0], forms[-1])
-
-
-def _check(arrays: VersionArrays, given: tuple[Tensor, ...], filters: FilterArrays, size: int, num_beams: int) -> None:
-    lo_SBK, _, _, logits_BKV = given
-    _, batch_size, num_rows = lo_SBK.shape
-    if len(filters.least_B) != batch_size:
-        raise ArgumentError(f"{batch_size} requests and filters for {len(filters.least_B)}: expected one for each request")
-    if not 1 <= num_beams <= _MAX_BEAMS or num_rows * size >= 1 << 32:
-        raise ArgumentError(
-            f"num_beams is {num_beams} from {num_rows} beams of {size:,} codes: the kernels keep 1 to {_MAX_BEAMS:,} beams and "
-            f"number all beams' codes in 32 bits; use backend='cpu'"
-        )
-    if logits_BKV.shape != (batch_size, num_rows, size) or logits_BKV.stride(2) != 1:
-        raise LogitsError(
-            f"the logits have shape {tuple(logits_BKV.shape)} and strides {logits_BKV.stride()}: expected "
-            f"{(batch_size, num_rows, size)} with the codes side by side; call .contiguous()"
-        )
-    devices = {str(one.device) for one in given} | {str(arrays.levels[0][0].tensors[0].device)}
-    if len(devices) > 1:
-        raise ArgumentError(f"index, ranges, scores and logits are on {sorted(devices)}: expected one device")
 
 
 def _default_device() -> str:
