@@ -1,11 +1,11 @@
-"""Which way to compute legal logits is cheapest: bytes, multiplications and a machine's own figures.
+"""The cost model that picks the cheapest way to compute the logits of legal codes.
 
-    dense    all V codes of the level for all rows, then gather            V x D weights read once
-    blocks   only blocks of codes that hold a legal code of some row       (codes in such blocks) x D
+    dense    all V codes of the level for all rows, then a gather          V x D weights read once
+    blocks   only blocks of codes with a legal code of some row            (codes in such blocks) x D
     gather   one dot product for each legal code of each row               C x D, each read by the row that needs it
-    tokens   the same, ordered by code: a code's weights are read once      (different codes) x D, and C x D from the cache
+    tokens   the same, ordered by code: a code's weights are read once     (distinct codes) x D, and C x D from the cache
 
-"full" has to see every code once, whatever is legal: it is always dense, block by block, without a table of R x V.
+normalize="full" needs every code, so it is always dense, in blocks, without a table of R x V.
 
 Shapes: R rows, V codes, D hidden, C legal codes.
 """
@@ -26,7 +26,7 @@ BLOCK = 64  # codes that are skipped or computed together
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one call has to do. distinct: different legal codes. blocked: codes in blocks that hold a legal one."""
+    """The size of one call. distinct: distinct legal codes. blocked: codes in blocks that hold a legal one."""
 
     rows: int
     codes: int
@@ -37,8 +37,8 @@ class Workload:
 
     @classmethod
     def expected(cls, rows: int, codes: int, hidden: int, legal: int) -> Workload:
-        """Where looking would cost more than it tells: as if every row drew its codes by itself."""
-        illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share that a row may not take
+        """An estimate assuming independent rows, to avoid a device synchronisation."""
+        illegal = 1 - min(1.0, legal / max(1, rows * codes))  # the share of codes that a row may not take
         distinct = round(codes * (1 - illegal**rows))
         blocked = round(codes * (1 - illegal ** (rows * BLOCK)))
         return cls(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=distinct, blocked=blocked)
@@ -46,14 +46,13 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCosts:
-    """Nanoseconds on one machine, measured once (`cpu.calibrate`, `triton.calibrate`) and then passed to every call.
+    """Nanoseconds per weight on one machine, measured by `cpu.calibrate` or `triton.calibrate`.
 
-    dense: nanoseconds for each weight of a dense product, at each number of rows that was measured. gather: for each weight
-    that a dot product reads where rows choose their own; token: for each weight of a different code, and `shared` for each
-    further product with it. call: fixed, for one product of a block or one kernel. margin: how much cheaper than dense
-    another way has to look before it is taken.
+    dense: of a dense product, at each measured number of rows. gather: of a dot product whose row picks its own codes. token:
+    for each weight of a distinct code; shared: for each further product with it. call: fixed nanoseconds of a block's product
+    or a kernel. margin: another path is taken only below this share of dense's time.
 
-    The defaults are a rough server core of 2023: enough to cheapest_path well at the extremes.
+    The defaults approximate a server core of 2023.
     """
 
     dense: tuple[tuple[int, float], ...] = ((1, 0.25), (16, 0.35), (128, 2.0))
@@ -64,7 +63,7 @@ class HeadCosts:
     margin: float = 0.9
 
     def dense_at(self, rows: int) -> float:
-        """Nanoseconds for each weight, between and beyond the measured numbers of rows."""
+        """Nanoseconds per weight of a dense product, interpolated between the measured numbers of rows."""
         below = self.dense[0]
         for above in self.dense:
             if rows <= above[0]:
@@ -74,7 +73,7 @@ class HeadCosts:
         return below[1] * rows / below[0]
 
     def nanoseconds(self, work: Workload) -> Mapping[HeadPath, float]:
-        """What each way is expected to take."""
+        """The expected time of each path."""
         per_weight = self.dense_at(work.rows)
         return {
             "dense": self.call + per_weight * work.codes * work.hidden,
@@ -88,7 +87,7 @@ class HeadCosts:
 
 
 def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:
-    """The cheapest way. Cost: nothing to speak of."""
+    """The path of the least expected time."""
     if normalize == "full":
         return "dense"
     expected = costs.nanoseconds(work)

@@ -1,10 +1,7 @@
-"""Gathered dot products and their bookkeeping, in compiled loops that vectorise.
+"""Numba kernels of the head on a CPU: dot products of legal codes, and their bookkeeping.
 
-    gather: for each row, for each four of its codes: read four rows of the weight side by side, each once
-    tokens: for each code, for each four of the rows that want it: read its weights once, from the cache three times
-
-Four at a time because one stream does not fill the memory's pipeline. Sums are kept in float32 lanes; tests compare with
-float64. Nothing is materialised: `weight[codes]` would write and read again what is read here once.
+Dot products run four at a time, because one stream of reads does not fill the memory's bandwidth. Sums are float32. Weights
+are read in place; `weight[codes]` would write and read them once more.
 
 Shapes: R rows, V codes, D hidden, C legal codes.
 """
@@ -15,30 +12,39 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import njit
 
-from leafbeam.jit import njit
-from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
+from leafbeam.ops.constrain.logsumexp import chunk_maxima, sum_exp
 
-__all__ = ["add_to_sums", "by_code", "csr_logits", "log_sums", "mark", "runs_of", "take", "token_logits"]
+__all__ = [
+    "accumulate_exp",
+    "block_ranges",
+    "copy_legal",
+    "csr_logits",
+    "mark_blocks",
+    "row_logsumexp",
+    "sort_by_code",
+    "token_logits",
+]
 
 _FLAGS = {"reassoc", "contract", "nsz"}
 
 
 @njit(nogil=True, _nrt=False, fastmath=_FLAGS)
-def _dot(one_D, other_D):
+def _dot(x_D, y_D):
     total = np.float32(0.0)
-    for i in range(one_D.size):
-        total += one_D[i] * other_D[i]
+    for i in range(x_D.size):
+        total += x_D[i] * y_D[i]
     return total
 
 
 @njit(nogil=True, _nrt=False, fastmath=_FLAGS)
-def _dots(one_D, others_D):
-    """The products of one vector with four others, read side by side."""
-    first, second, third, fourth = others_D
+def _dot_four(x_D, y_4D):
+    """x @ y for each of four vectors y"""
+    first, second, third, fourth = y_4D
     a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
-    for i in range(one_D.size):
-        value = one_D[i]
+    for i in range(x_D.size):
+        value = x_D[i]
         a += value * first[i]
         b += value * second[i]
         c += value * third[i]
@@ -48,13 +54,16 @@ def _dots(one_D, others_D):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def csr_logits(hidden_RD, weight_VD, indptr_R1, code_C, out_C):
-    """The logit of each legal code of each row. Cost: C x D weights, read at random, a row of them at a time."""
+    """for each row r and each of its entries i: out[i] = hidden[r] @ weight[code[i]]
+
+    Cost: C x D weights, read in rows at random.
+    """
     for row in range(hidden_RD.shape[0]):
         hidden_D = hidden_RD[row]
         at, end = indptr_R1[row], indptr_R1[row + 1]
         while at + 4 <= end:
             four = weight_VD[code_C[at]], weight_VD[code_C[at + 1]], weight_VD[code_C[at + 2]], weight_VD[code_C[at + 3]]
-            out_C[at], out_C[at + 1], out_C[at + 2], out_C[at + 3] = _dots(hidden_D, four)
+            out_C[at], out_C[at + 1], out_C[at + 2], out_C[at + 3] = _dot_four(hidden_D, four)
             at += 4
         while at < end:
             out_C[at] = _dot(hidden_D, weight_VD[code_C[at]])
@@ -62,43 +71,46 @@ def csr_logits(hidden_RD, weight_VD, indptr_R1, code_C, out_C):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def token_logits(hidden_RD, weight_VD, begin_V1, row_C, place_C, out_C):
-    """The same from the table of `by_code`. Cost: the weights of each different code once; C x D products."""
+def token_logits(hidden_RD, weight_VD, indptr_V1, row_C, entry_C, out_C):
+    """for each code v and each of its entries i in the order of `sort_by_code`: out[entry[i]] = hidden[row[i]] @ weight[v]
+
+    Cost: the weights of each distinct code once; C x D multiplications.
+    """
     for code in range(weight_VD.shape[0]):
-        at, end = begin_V1[code], begin_V1[code + 1]
+        at, end = indptr_V1[code], indptr_V1[code + 1]
         weight_D = weight_VD[code]
         while at + 4 <= end:
             four = hidden_RD[row_C[at]], hidden_RD[row_C[at + 1]], hidden_RD[row_C[at + 2]], hidden_RD[row_C[at + 3]]
-            a, b, c, d = _dots(weight_D, four)
-            out_C[place_C[at]], out_C[place_C[at + 1]], out_C[place_C[at + 2]], out_C[place_C[at + 3]] = a, b, c, d
+            a, b, c, d = _dot_four(weight_D, four)
+            out_C[entry_C[at]], out_C[entry_C[at + 1]], out_C[entry_C[at + 2]], out_C[entry_C[at + 3]] = a, b, c, d
             at += 4
         while at < end:
-            out_C[place_C[at]] = _dot(weight_D, hidden_RD[row_C[at]])
+            out_C[entry_C[at]] = _dot(weight_D, hidden_RD[row_C[at]])
             at += 1
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def by_code(indptr_R1, code_C, begin_V1, out_row_C, out_place_C):
-    """Turn legal codes by row into rows by code: where each code's begin, and for each its row and place. A counting sort."""
-    begin_V1[:] = 0
+def sort_by_code(indptr_R1, code_C, indptr_V1, out_row_C, out_entry_C):
+    """entry = argsort(code, stable); row = row of each entry; indptr_V1 = where each code starts. A counting sort."""
+    indptr_V1[:] = 0
     for at in range(code_C.size):
-        begin_V1[code_C[at] + 1] += 1
-    for code in range(begin_V1.size - 1):
-        begin_V1[code + 1] += begin_V1[code]
+        indptr_V1[code_C[at] + 1] += 1
+    for code in range(indptr_V1.size - 1):
+        indptr_V1[code + 1] += indptr_V1[code]
     for row in range(indptr_R1.size - 2, -1, -1):
         for at in range(indptr_R1[row + 1] - 1, indptr_R1[row] - 1, -1):
-            begin_V1[code_C[at] + 1] -= 1
-            place = begin_V1[code_C[at] + 1]
-            out_row_C[place], out_place_C[place] = row, at
-    # What was counted down stands one entry late now: the beginning of each code.
-    for code in range(begin_V1.size - 1):
-        begin_V1[code] = begin_V1[code + 1]
-    begin_V1[begin_V1.size - 1] = code_C.size
+            indptr_V1[code_C[at] + 1] -= 1
+            position = indptr_V1[code_C[at] + 1]
+            out_row_C[position], out_entry_C[position] = row, at
+    # Each code's start now stands one element late.
+    for code in range(indptr_V1.size - 1):
+        indptr_V1[code] = indptr_V1[code + 1]
+    indptr_V1[indptr_V1.size - 1] = code_C.size
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def mark(code_C, block, legal_V, blocks):
-    """Mark each legal code and its block; returns how many different ones there are of each."""
+def mark_blocks(code_C, block, legal_V, blocks):
+    """legal[code] = True; blocks[code // block] = True for each code; returns how many of each are True"""
     legal_V[:] = False
     blocks[:] = False
     codes, active = 0, 0
@@ -114,8 +126,8 @@ def mark(code_C, block, legal_V, blocks):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def runs_of(blocks, block, num_codes, longest, out_N2):
-    """Write runs [begin, end) of marked blocks, none longer than `longest` codes; returns how many."""
+def block_ranges(blocks, block, num_codes, longest, out_N2):
+    """out = ranges [begin, end) of consecutive marked blocks, of at most `longest` codes; returns how many"""
     count = 0
     number = 0
     while number < blocks.size:
@@ -131,8 +143,8 @@ def runs_of(blocks, block, num_codes, longest, out_N2):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def take(logits_RB, first, indptr_R1, code_C, at_R, out_C):
-    """Copy the legal logits of the codes from `first` on; `at_R` says how far each row has come and is moved on."""
+def copy_legal(logits_RB, first, indptr_R1, code_C, at_R, out_C):
+    """out[i] = logits[row, code[i] - first] for the entries from at[row] on whose code is in the block; at[row] moves on"""
     last = first + logits_RB.shape[1]
     for row in range(logits_RB.shape[0]):
         at, end = at_R[row], indptr_R1[row + 1]
@@ -143,8 +155,8 @@ def take(logits_RB, first, indptr_R1, code_C, at_R, out_C):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def add_to_sums(logits_RB, top_R, sum_R, chunks):
-    """Add a block of logits to each row's sum of exponentials, which is kept relative to its largest logit so far."""
+def accumulate_exp(logits_RB, top_R, sum_R, chunks):
+    """top = max(top, logits); sum = sum x exp(old top - top) + sum(exp(logits - top)) for each row"""
     for row in range(logits_RB.shape[0]):
         top = chunk_maxima(logits_RB[row], chunks)
         if top > top_R[row]:
@@ -155,12 +167,11 @@ def add_to_sums(logits_RB, top_R, sum_R, chunks):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def log_sums(indptr_R1, logit_C, chunks, out_R):
-    """The log-sum-exp of each ragged row; -inf of an empty one."""
+def row_logsumexp(indptr_R1, logit_C, chunks, out_R):
+    """out[r] = logsumexp(logit[indptr[r] : indptr[r + 1]]); -inf for an empty row"""
     for row in range(indptr_R1.size - 1):
         values = logit_C[indptr_R1[row] : indptr_R1[row + 1]]
         out_R[row] = np.float32(-np.inf)
         if values.size > 0:
             top = chunk_maxima(values, chunks)
             out_R[row] = top + np.float32(math.log(sum_exp(values, top))) if top > np.float32(-np.inf) else top
-    return CHUNK

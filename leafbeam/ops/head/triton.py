@@ -1,6 +1,6 @@
-"""The allowed-only head on a GPU: the kernels of `triton_kernels` behind the verb of `ops.head`.
+"""Logits of legal codes on a GPU, in Triton.
 
-Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), float32 alone, slowly.
+Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
 
 Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
 from leafbeam.ops.head.triton_kernels import csr_kernel, product_kernel, sums_kernel, token_kernel
-from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_normalize, check_shapes
+from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
 
 __all__ = ["DEVICE_COSTS", "calibrate", "head"]
 
-# From bytes alone, at 3.8 TB/s of bfloat16 weights; not measured. `calibrate` measures.
+# Estimated from bytes at 3.8 TB/s of bfloat16 weights; `calibrate` measures.
 DEVICE_COSTS = HeadCosts(
     dense=((1, 0.00053), (128, 0.00055), (512, 0.0022)), gather=0.00053, token=0.00053, shared=0.0002, call=4_000.0
 )
@@ -37,22 +37,20 @@ def head(
     costs: HeadCosts | None = None,
     path: HeadPath | None = None,
 ) -> HeadLogits[Tensor]:
-    """The logits of each row's legal codes and its log-sum-exp: see `leafbeam.ops.head.reference.head`, which this equals.
+    """The logits of each row's legal codes and its log-sum-exp; equals `leafbeam.ops.head.reference.head`.
 
-    hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, rows contiguous; a slice of a head's rows is one. Logits
-    are summed in float32. costs: what `calibrate` measured; path: a way to insist on ("full" is always dense).
+    hidden_RD, weight_VD: float32, bfloat16 or float16 on one device, with contiguous rows; a slice of a larger head works.
+    Logits are summed in float32. costs: measured by `calibrate`. path: overrides the cheapest one ("full" is always dense).
 
-    Nothing waits for the device: how many different codes a batch has is estimated as if its rows were independent. Launches:
-    two, and a sort for "tokens". Raises ArgumentError, LogitsError, before any launch.
+    The device is not synchronised: the number of distinct codes is estimated. Cost: two launches, and a sort for "tokens".
+    Raises ArgumentError, LogitsError, before any launch.
     """
-    check_normalize(normalize)
-    check_shapes(hidden_RD, weight_VD, legal_codes)
+    check_inputs(hidden_RD, weight_VD, legal_codes, normalize)
     _check(hidden_RD, weight_VD, legal_codes)
     (rows, hidden), codes = hidden_RD.shape, len(weight_VD)
     if path is None:
         path = cheapest_path(costs or DEVICE_COSTS, Workload.expected(rows, codes, hidden, legal_codes.count), normalize)
-    if normalize == "full" and path != "dense":
-        raise ArgumentError(f"path is {path!r}: normalize='full' sees every code and is always 'dense'")
+    check_path(path, normalize)
     logit_C = torch.empty(legal_codes.count, device=hidden_RD.device)
     blocks = triton.cdiv(codes, BLOCK)
     full = normalize == "full"
@@ -99,33 +97,31 @@ def head(
             BLOCK_D=min(1024, triton.next_power_of_2(hidden)),
             num_warps=4,
         )
-    elif path == "tokens":
-        _by_token(hidden_RD, weight_VD, legal_codes, logit_C)
     else:
-        raise ArgumentError(f"path is {path!r}: expected 'dense', 'blocks', 'gather' or 'tokens'")
+        _token_logits(hidden_RD, weight_VD, legal_codes, logit_C)
     lse_R = torch.empty(rows, device=hidden_RD.device)
     sums_kernel[(rows,)](logit_C, legal_codes.indptr_R1, sums[0], sums[1], lse_R, blocks, FULL=full, BLOCK=1024)
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
 
 
 def _product(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
-    """All logits in float32, as summed."""
+    """All logits in float32."""
     if hidden_RD.dtype == torch.float32:
         return torch.mm(hidden_RD, weight_VD.T)
     return torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
 
 
-def _by_token(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], logit_C: Tensor) -> None:
+def _token_logits(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], logit_C: Tensor) -> None:
     codes, hidden = weight_VD.shape
     row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
-    sorted_C, place_C = legal_codes.code_C.sort(stable=True)
-    begin_V1 = torch.searchsorted(sorted_C, torch.arange(codes + 1, device=sorted_C.device))
+    sorted_C, entry_C = legal_codes.code_C.sort(stable=True)
+    indptr_V1 = torch.searchsorted(sorted_C, torch.arange(codes + 1, device=sorted_C.device))
     token_kernel[(codes,)](
         hidden_RD,
         weight_VD,
-        begin_V1,
-        row_C[place_C],
-        place_C,
+        indptr_V1,
+        row_C[entry_C],
+        entry_C,
         logit_C,
         hidden_RD.stride(0),
         weight_VD.stride(0),
@@ -136,16 +132,13 @@ def _by_token(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tens
 
 
 def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) -> HeadCosts:
-    """Measure a GPU on some of the head's own weights, by events; about a second. Keeps nothing: hold the answer.
-
-    Raises ArgumentError without a GPU: the interpreter's times say nothing about one.
-    """
+    """Measure a GPU on the head's weights, by CUDA events; takes about a second. Raises ArgumentError without a GPU."""
     if not weight_VD.is_cuda:
         raise ArgumentError("calibrate measures a GPU and the weight is not on one: use leafbeam.ops.head.cpu.calibrate")
     codes, hidden = weight_VD.shape
     hidden_RD = torch.randn(max(rows), hidden, device=weight_VD.device, dtype=weight_VD.dtype)
 
-    def drawn_codes(num_rows: int, each: int) -> LegalCodes[Tensor]:
+    def draw(num_rows: int, each: int) -> LegalCodes[Tensor]:
         drawn = torch.rand(num_rows, codes, device=weight_VD.device).argsort(1)[:, :each].sort(1).values
         indptr_R1 = torch.arange(num_rows + 1, device=weight_VD.device) * each
         return LegalCodes(indptr_R1=indptr_R1, code_C=drawn.flatten(), max_row=each)
@@ -153,18 +146,18 @@ def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) 
     def time_of(path: HeadPath, num_rows: int, legal_codes: LegalCodes[Tensor]) -> float:
         return _median(lambda: head(hidden_RD[:num_rows], weight_VD, legal_codes, "allowed", path=path))
 
-    dense = tuple((n, time_of("dense", n, drawn_codes(n, 1)) / weight_VD.numel()) for n in sorted(set(rows)))
-    some, few = drawn_codes(1, max(1, codes // 8)), drawn_codes(1, 1)
-    call = time_of("gather", 1, few)
+    dense = tuple((n, time_of("dense", n, draw(n, 1)) / weight_VD.numel()) for n in sorted(set(rows)))
+    some, one = draw(1, max(1, codes // 8)), draw(1, 1)
+    call = time_of("gather", 1, one)
     gather = (time_of("gather", 1, some) - call) / (some.count * hidden)
     token = (time_of("tokens", 1, some) - call) / (some.count * hidden)
-    many = drawn_codes(8, max(1, codes // 8))
+    many = draw(8, max(1, codes // 8))
     shared = (time_of("tokens", 8, many) - call) / (many.count * hidden) - token * 0.65
     return HeadCosts(dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20), call=call)
 
 
 def _median(run: Callable[[], object], repeats: int = 9) -> float:
-    """The median of a few runs in nanoseconds, each between two events."""
+    """The median of several runs in nanoseconds, each between two events."""
     run()
     taken: list[float] = []
     for _ in range(repeats):
@@ -182,12 +175,12 @@ def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]
         if tensor.dtype not in _DTYPES:
             raise ArgumentError(f"{name}: expected float32, bfloat16 or float16, got {tensor.dtype}")
         if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-            raise ArgumentError(f"{name}: expected rows that are contiguous, got strides {tensor.stride()}: use .contiguous()")
+            raise ArgumentError(f"{name}: expected contiguous rows, got strides {tensor.stride()}: use .contiguous()")
     if hidden_RD.dtype != weight_VD.dtype:
         raise ArgumentError(f"hidden states are {hidden_RD.dtype} and the weight is {weight_VD.dtype}: expected one dtype")
     devices = {str(one.device) for one in (hidden_RD, weight_VD, legal_codes.indptr_R1, legal_codes.code_C)}
     if len(devices) > 1:
-        raise ArgumentError(f"hidden states, weight and legal_codes are on {sorted(devices)}: expected one device")
+        raise ArgumentError(f"hidden states, weight and legal codes are on {sorted(devices)}: expected one device")
     for name, tensor in (("indptr_R1", legal_codes.indptr_R1), ("code_C", legal_codes.code_C)):
         if tensor.dtype != torch.int64 or not tensor.is_contiguous():
             raise ArgumentError(f"{name} is {tensor.dtype}: expected contiguous int64")

@@ -1,13 +1,6 @@
-"""Logits of legal codes alone on a GPU, in Triton.
+"""Triton kernels for the logits of legal codes.
 
-    csr_kernel      one program for each row and few of its codes: gathered rows of the weight, float32 sums, no matrix unit
-    token_kernel    one program for each code: its weights stay in registers for all the rows that want it
-    product_kernel  one program for a tile of rows x a block of codes on the matrix unit; skips a block that no row of the tile
-                    may take, keeps each row's largest logit and sum of exponentials of the block, and writes legal logits only:
-                    where a row's codes of a block stand is two binary searches, because they are ascending
-    sums_kernel     log-sum-exp of each row: of its legal logits, or of what the blocks left
-
-Sums are float32 whatever the weight is. D is known when a kernel is compiled.
+Sums are float32 for every dtype of the weight. D is a compile-time constant.
 
 Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 """
@@ -35,7 +28,10 @@ def csr_kernel(
     CODES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program (r, i): codes i x CODES and following of row r."""
+    """for each row r and each of its entries i: logit[i] = hidden[r] @ weight[code[i]]
+
+    Program (r, i): entries i x CODES and following of row r, without matrix units.
+    """
     row = tl.program_id(0).to(tl.int64)
     first = tl.load(indptr_R1 + row) + tl.program_id(1) * CODES
     end = tl.load(indptr_R1 + row + 1)
@@ -47,8 +43,8 @@ def csr_kernel(
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
-        places = code[:, None] * stride_weight + d[None, :]
-        weight = tl.load(weight_VD + places, mask=(at < end)[:, None] & (d < D)[None, :], other=0.0)
+        element = code[:, None] * stride_weight + d[None, :]
+        weight = tl.load(weight_VD + element, mask=(at < end)[:, None] & (d < D)[None, :], other=0.0)
         total += weight.to(tl.float32) * hidden[None, :]
     tl.store(logit_C + at, tl.sum(total, 1), mask=at < end)
 
@@ -57,19 +53,22 @@ def csr_kernel(
 def token_kernel(
     hidden_RD,
     weight_VD,
-    begin_V1,
+    indptr_V1,
     row_C,
-    place_C,
+    entry_C,
     logit_C,
     stride_hidden,
     stride_weight,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program v: the logits of code v for the rows row_C[begin_V1[v] : begin_V1[v + 1]], written to their places."""
+    """for i in range(indptr[v], indptr[v + 1]): logit[entry[i]] = hidden[row[i]] @ weight[v]
+
+    Program v: code v, whose weights stay in registers.
+    """
     code = tl.program_id(0).to(tl.int64)
-    at = tl.load(begin_V1 + code)
-    end = tl.load(begin_V1 + code + 1)
+    at = tl.load(indptr_V1 + code)
+    end = tl.load(indptr_V1 + code + 1)
     if at >= end:
         return
     d = tl.arange(0, BLOCK_D)
@@ -77,23 +76,23 @@ def token_kernel(
     while at < end:
         row = tl.load(row_C + at)
         hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
-        tl.store(logit_C + tl.load(place_C + at), tl.sum(weight * hidden, 0))
+        tl.store(logit_C + tl.load(entry_C + at), tl.sum(weight * hidden, 0))
         at += 1
 
 
 @triton.jit
 def _first_at_least(code_C, begin, end, code):
-    """The first place of each row's ascending code_C[begin:end] that is at least `code` (one value)."""
-    place = begin
+    """begin + searchsorted(code_C[begin:end], code) for each row, by binary search"""
+    position = begin
     size = end - begin
     while tl.max(size, 0) > 1:
         half = size >> 1
         looks = half > 0
-        go = looks & (tl.load(code_C + place + half - 1, mask=looks, other=0) < code)
-        place = tl.where(go, place + half, place)
+        go = looks & (tl.load(code_C + position + half - 1, mask=looks, other=0) < code)
+        position = tl.where(go, position + half, position)
         size -= half
     one = size == 1
-    return tl.where(one & (tl.load(code_C + place, mask=one, other=0) < code), place + 1, place)
+    return tl.where(one & (tl.load(code_C + position, mask=one, other=0) < code), position + 1, position)
 
 
 @triton.jit
@@ -117,7 +116,12 @@ def product_kernel(
     CODES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Program (i, n): rows i x ROWS and following, codes n x CODES and following."""
+    """logits = hidden @ weight[block].T; logit[i] = logits of the legal codes in the block
+    if FULL: top[:, n] = max(logits); sum[:, n] = sum(exp(logits - top))
+
+    Program (i, n): rows i x ROWS and following, block n of CODES codes, on matrix units. SKIP: return at once if no row may
+    take a code of the block. A row's codes of a block are found by two binary searches, because they are ascending.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     block = tl.program_id(1)
     first = block * CODES
@@ -125,7 +129,7 @@ def product_kernel(
     end = tl.load(indptr_R1 + row + 1, mask=row < rows, other=0)
     begin = _first_at_least(code_C, begin, end, first)
     end = _first_at_least(code_C, begin, end, first + CODES)
-    if SKIP:  # noqa: SIM102 (known when the kernel is compiled; the other is not)
+    if SKIP:  # noqa: SIM102 (a compile-time constant)
         if tl.max(end - begin, 0) == 0:
             return
     code = first + tl.arange(0, CODES).to(tl.int64)
@@ -147,13 +151,16 @@ def product_kernel(
         tl.store(sum_RN + row * num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
     at = begin[:, None] + tl.arange(0, CODES)[None, :]
     legal = at < end[:, None]
-    chosen = tl.load(code_C + at, mask=legal, other=first) - first
-    tl.store(logit_C + at, tl.gather(logits, chosen.to(tl.int32), 1), mask=legal)
+    column = tl.load(code_C + at, mask=legal, other=first) - first
+    tl.store(logit_C + at, tl.gather(logits, column.to(tl.int32), 1), mask=legal)
 
 
 @triton.jit
 def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.constexpr, BLOCK: tl.constexpr):
-    """Program r: row r's log-sum-exp; -inf where it has nothing."""
+    """lse[r] = logsumexp(row r's legal logits), or over its blocks if FULL: log(sum(sum_RN[r] x exp(top_RN[r])))
+
+    Program r; -inf for an empty row.
+    """
     row = tl.program_id(0).to(tl.int64)
     top = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), 0)
     summed = tl.sum(tl.zeros([BLOCK], tl.float32), 0)
@@ -164,13 +171,13 @@ def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.
         at = tl.load(indptr_R1 + row)
         end = tl.load(indptr_R1 + row + 1)
     while at < end:
-        place = at + tl.arange(0, BLOCK)
+        i = at + tl.arange(0, BLOCK)
         if FULL:
-            value = tl.load(top_RN + place, mask=place < end, other=float("-inf"))
-            weight = tl.load(sum_RN + place, mask=place < end, other=0.0)
+            value = tl.load(top_RN + i, mask=i < end, other=float("-inf"))
+            weight = tl.load(sum_RN + i, mask=i < end, other=0.0)
         else:
-            value = tl.load(logit_C + place, mask=place < end, other=float("-inf"))
-            weight = tl.where(place < end, 1.0, 0.0)
+            value = tl.load(logit_C + i, mask=i < end, other=float("-inf"))
+            weight = tl.where(i < end, 1.0, 0.0)
         highest = tl.maximum(top, tl.max(value, 0))
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         summed = summed * tl.exp(top - shift) + tl.sum(weight * tl.exp(value - shift), 0)

@@ -1,4 +1,4 @@
-"""What goes into and comes out of an allowed-only head, the same for every backend.
+"""Inputs and outputs of `head`, the same for every backend.
 
 Shapes: R rows (beams), V codes, D hidden, C legal codes of all rows together.
 """
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, LogitsError
 
-__all__ = ["HeadLogits", "LegalCodes", "Normalize", "check_normalize", "check_shapes"]
+__all__ = ["HeadLogits", "LegalCodes", "Normalize", "check_inputs", "check_path"]
 
 Normalize = Literal["full", "allowed"]
 Array = TypeVar("Array")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LegalCodes(Generic[Array]):
-    """The legal codes of each row, ragged: row r may take code_C[indptr_R1[r] : indptr_R1[r + 1]], ascending.
+    """The legal codes of each row, in CSR form: row r may take code_C[indptr_R1[r] : indptr_R1[r + 1]], ascending.
 
-    What `ops.constrain.children` returns, or the rows of an automaton. `LegalCodes.of` checks host arrays. Arrays that a kernel
-    has just written on a device go straight into the constructor: checking them would synchronise the device.
+    `LegalCodes.of` checks host arrays. Arrays that a kernel has just written on a device go straight into the constructor:
+    checking them would synchronise the device.
 
     indptr_R1, code_C: int64 (numpy, or torch on the device of the head). max_row: the longest row, or more.
     """
@@ -34,14 +34,16 @@ class LegalCodes(Generic[Array]):
     code_C: Array
     max_row: int
 
+    def __repr__(self) -> str:
+        return f"LegalCodes(num_rows={self.num_rows}, count={self.count}, max_row={self.max_row})"
+
     @classmethod
     def of(
         cls, indptr_R1: NDArray[np.integer], code_C: NDArray[np.integer], num_codes: int, *, may_be_empty: bool = False
     ) -> LegalCodes[NDArray[np.int64]]:
-        """Check ragged rows against a codebook of `num_codes`. Cost: a few passes over them.
+        """Legal codes checked against a codebook of `num_codes`. Cost: a few passes over them.
 
-        may_be_empty: whether a row without any legal code is expected, as dead beams have; otherwise it is an error, because
-        nothing can be chosen from it. Raises CodesError.
+        may_be_empty: allow rows without a legal code, as dead beams have. Raises CodesError.
         """
         for name, array in (("indptr_R1", indptr_R1), ("code_C", code_C)):
             if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
@@ -52,8 +54,8 @@ class LegalCodes(Generic[Array]):
             raise CodesError(f"indptr_R1 runs {ends} over {len(code_C):,} codes: expected ascending from 0 to {len(code_C):,}")
         if not may_be_empty and (sizes_R == 0).any():
             raise CodesError(
-                f"row {int(np.flatnonzero(sizes_R == 0)[0])} has no legal code at all: leave it out, or say may_be_empty=True "
-                f"where rows may be dead"
+                f"row {int(np.flatnonzero(sizes_R == 0)[0])} has no legal code at all: leave it out, or pass may_be_empty=True "
+                f"where rows may be dead beams"
             )
         codes_C = np.ascontiguousarray(code_C, np.int64)
         if len(codes_C) and not 0 <= int(codes_C.min()) <= int(codes_C.max()) < num_codes:
@@ -61,13 +63,13 @@ class LegalCodes(Generic[Array]):
                 f"legal codes run from {int(codes_C.min()):,} to {int(codes_C.max()):,}: expected 0 to {num_codes - 1:,}, the "
                 f"rows of the weight"
             )
-        begins = np.zeros(len(codes_C) + 1, np.bool_)
-        begins[indptr_R1] = True
-        if not (np.diff(codes_C, prepend=-1)[~begins[:-1]] > 0).all():
-            raise CodesError("the legal codes of a row must be ascending and different: sort each row, without doubles")
+        starts_row = np.zeros(len(codes_C) + 1, np.bool_)
+        starts_row[indptr_R1] = True
+        if not (np.diff(codes_C, prepend=-1)[~starts_row[:-1]] > 0).all():
+            raise CodesError("the legal codes of a row must be ascending and distinct: sort each row, without duplicates")
         return LegalCodes(
             indptr_R1=np.ascontiguousarray(indptr_R1, np.int64), code_C=codes_C, max_row=int(sizes_R.max(initial=0))
-        )  # pyright: ignore[reportReturnType]
+        )
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]], num_codes: int) -> LegalCodes[NDArray[np.int64]]:
@@ -91,10 +93,10 @@ class LegalCodes(Generic[Array]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadLogits(Generic[Array]):
-    """The logits of legal codes alone, ragged as the legal_codes are, and each row's normaliser.
+    """The logits of legal codes and each row's normaliser: log p = logit - lse.
 
-    logit_C: float32. lse_R: float32, the log-sum-exp over all codes ("full") or over the row's legal ones ("allowed"; -inf
-    where there are none), so that log p = logit - lse. path: how it was computed.
+    logit_C: float32, in the order of legal_codes.code_C. lse_R: float32, the log-sum-exp over all codes ("full") or over the
+    row's legal codes ("allowed"; -inf without any). path: how it was computed.
     """
 
     legal_codes: LegalCodes[Array]
@@ -103,14 +105,10 @@ class HeadLogits(Generic[Array]):
     path: str
 
 
-def check_normalize(normalize: str) -> None:
-    """Raise ArgumentError for anything but "full" or "allowed"."""
+def check_inputs(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any], normalize: str) -> None:
+    """Raise ArgumentError for an unknown `normalize`, LogitsError where shapes do not fit together."""
     if normalize not in get_args(Normalize):
         raise ArgumentError(f"normalize is {normalize!r}: expected 'full' or 'allowed'")
-
-
-def check_shapes(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any]) -> None:
-    """Raise LogitsError where hidden states, weight and legal_codes do not fit together."""
     if hidden_RD.ndim != 2 or weight_VD.ndim != 2 or hidden_RD.shape[1] != weight_VD.shape[1]:
         raise LogitsError(
             f"hidden states {tuple(hidden_RD.shape)} and weight {tuple(weight_VD.shape)} do not fit: expected (R, D) and (V, D)"
@@ -119,3 +117,11 @@ def check_shapes(hidden_RD: Any, weight_VD: Any, legal_codes: LegalCodes[Any]) -
         raise LogitsError(
             f"{hidden_RD.shape[0]} hidden states and legal codes for {legal_codes.num_rows} rows: expected one for each"
         )
+
+
+def check_path(path: str, normalize: Normalize) -> None:
+    """Raise ArgumentError for an unknown path, or one that cannot normalise over all codes."""
+    if path not in ("dense", "blocks", "gather", "tokens"):
+        raise ArgumentError(f"path is {path!r}: expected 'dense', 'blocks', 'gather' or 'tokens'")
+    if normalize == "full" and path != "dense":
+        raise ArgumentError(f"path is {path!r}: normalize='full' needs every code and is always 'dense'")
