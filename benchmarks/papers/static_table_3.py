@@ -14,8 +14,8 @@ from rich.table import Table
 
 from benchmarks.papers.drawing import new_figure
 from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
-from benchmarks.studies.cold_start import ColdSplit, cold_split
-from benchmarks.studies.cold_study import METHODS, ColdStudy, study_cold_start
+from benchmarks.studies.cold_split import ColdSplit, cold_split
+from benchmarks.studies.cold_start_study import METHODS, ColdStudy, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
 from leafbeam.train import Budget, EvaluationSet, RankingMetrics, Recipe, load_log
@@ -113,19 +113,19 @@ def _row(
 
 
 def _fewer(split: ColdSplit, users: int) -> ColdSplit:
-    """The same split with a sample of its questions."""
-    questions = split.questions
-    if len(questions.users) <= users:
+    """The same split with a sample of its test users."""
+    eval_set = split.eval_set
+    if len(eval_set.users) <= users:
         return split
-    places = np.sort(np.random.default_rng(0).choice(len(questions.users), users, replace=False))
+    indices = np.sort(np.random.default_rng(0).choice(len(eval_set.users), users, replace=False))
     return replace(
         split,
-        questions=EvaluationSet(
-            users=questions.users[places],
-            histories=questions.histories.select(places),
-            targets_U=questions.targets_U[places],
+        eval_set=EvaluationSet(
+            users=eval_set.users[indices],
+            histories=eval_set.histories.select(indices),
+            targets_U=eval_set.targets_U[indices],
         ),
-        another_cold_U=split.another_cold_U[places],
+        another_cold_U=split.another_cold_U[indices],
     )
 
 

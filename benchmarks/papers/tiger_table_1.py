@@ -151,10 +151,10 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
 
         report, unseen = ask(False, 100 if run.quick else 2000), ask(True, 0)
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
-        questions = EvaluationSet.from_split(split, "test", sample=asked)
+        eval_set = EvaluationSet.from_split(split, "test", sample=asked)
         methods: dict[str, RankingMetrics] = {}
         for end, found in zip(_SEEN, (report, unseen), strict=True):
-            by_sasrec = sasrec_ranks(sasrec, questions, remove_seen=found.seen == "removed")
+            by_sasrec = sasrec_ranks(sasrec, eval_set, remove_seen=found.seen == "removed")
             methods |= {
                 f"leafbeam{end}": found.model,
                 f"sasrec{end}": RankingMetrics.from_ranks(by_sasrec),

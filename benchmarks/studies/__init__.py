@@ -1,1 +1,1 @@
-"""Studies of learning: cold start, SASRec, a dense retriever, calibration."""
+"""Studies of recommendation quality: cold start, a dense retriever, SASRec, calibration."""

@@ -1,4 +1,4 @@
-"""Scores that mean what they say: from log-probabilities of a model to how often such an item is the right one.
+"""Calibration of scores: from log-probabilities to the probability that an item is relevant.
 
 Shapes: U users, C items of the scored set, n answers.
 """
@@ -16,12 +16,11 @@ __all__ = ["Isotonic", "Temperature", "calibration_error"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Temperature:
-    """One number for a scored set: p = softmax(score / temperature) over the set.
+    """Temperature scaling: p = softmax(score / temperature) over a scored set (Guo et al., 2017).
 
-    Think of it as how much to believe the model's differences: above 1 it was too sure, below 1 not sure enough. The order
-    of the items stays. For scores of the whole set (`ExactScoring`), of which one item is right. (Guo et al., 2017.)
+    For scores of a whole set (`ExactScoring`) with one relevant item. Above 1 the model was overconfident. Keeps the order.
 
-    >>> Temperature.fit(scores_UC, right_U).probabilities(scores_UC).sum(axis=1)
+    >>> Temperature.fit(scores_UC, target_U).probabilities(scores_UC).sum(axis=1)
     """
 
     temperature: float
@@ -31,22 +30,22 @@ class Temperature:
             raise ArgumentError(f"temperature={self.temperature}: a positive number")
 
     @classmethod
-    def fit(cls, scores_UC: NDArray[np.floating], right_U: NDArray[np.integer]) -> "Temperature":
-        """The temperature under which validation users' right items are likeliest, by bisection of the slope in log T.
+    def fit(cls, scores_UC: NDArray[np.floating], target_U: NDArray[np.integer]) -> "Temperature":
+        """The temperature of maximal likelihood on validation users, by bisection of the slope in log T.
 
-        Scores of -inf (excluded items) keep probability 0; a right item that is excluded is an ArgumentError.
+        Scores of -inf (excluded items) keep probability 0; an excluded target is an ArgumentError.
         """
-        _check_users(scores_UC, right_U)
-        own_U = scores_UC[np.arange(len(scores_UC)), right_U].astype(np.float64)
-        if not np.isfinite(own_U).all():
-            raise ArgumentError(f"{int((~np.isfinite(own_U)).sum()):,} right items have no finite score: leave those users out")
+        _check_users(scores_UC, target_U)
+        score_U = scores_UC[np.arange(len(scores_UC)), target_U].astype(np.float64)
+        if not np.isfinite(score_U).all():
+            raise ArgumentError(f"{int((~np.isfinite(score_U)).sum()):,} targets have no finite score: leave those users out")
         low, high = np.log(1e-3), np.log(1e3)
-        known_UC = np.where(np.isfinite(scores_UC), scores_UC, 0).astype(np.float64)
+        finite_UC = np.where(np.isfinite(scores_UC), scores_UC, 0).astype(np.float64)
         for _ in range(40):
             middle = 0.5 * (low + high)
             p_UC = _softmax(scores_UC / np.exp(middle))
-            # The likelihood rises with 1/T while right items score above what the softmax expects of them.
-            low, high = (low, middle) if (own_U - (p_UC * known_UC).sum(axis=1)).mean() > 0 else (middle, high)
+            # The likelihood rises with 1/T while targets score above the softmax's expectation.
+            low, high = (low, middle) if (score_U - (p_UC * finite_UC).sum(axis=1)).mean() > 0 else (middle, high)
         return cls(temperature=float(np.exp(0.5 * (low + high))))
 
     def probabilities(self, scores_UC: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -56,12 +55,11 @@ class Temperature:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isotonic:
-    """A rising staircase from scores to frequencies: what share of answers with such a score were right.
+    """Isotonic regression from scores to frequencies of relevance (Zadrozny and Elkan, 2002).
 
-    Needs no scored set: any answers with their scores do, such as the lists of a beam search. The order of the answers
-    stays, ties apart. (Zadrozny and Elkan, 2002.)
+    Needs no scored set: any answers with scores, such as those of a beam search. Keeps the order of answers, except for ties.
 
-    scores, frequencies: the corners, both rising; between them it is a straight line, beyond them the last value.
+    scores, frequencies: knots, both ascending; linear between them, constant beyond.
     """
 
     scores: tuple[float, ...]
@@ -71,7 +69,7 @@ class Isotonic:
         if len(self.scores) != len(self.frequencies) or not self.scores:
             raise ArgumentError(f"{len(self.scores)} scores for {len(self.frequencies)} frequencies: as many, at least one")
         if (np.diff(self.scores) < 0).any() or (np.diff(self.frequencies) < 0).any():
-            raise ArgumentError("scores and frequencies have to rise")
+            raise ArgumentError("scores and frequencies have to be ascending")
 
     @classmethod
     def fit(cls, scores_n: NDArray[np.floating], hits_n: NDArray[np.bool_]) -> "Isotonic":
@@ -88,9 +86,9 @@ class Isotonic:
 
 
 def calibration_error(probabilities_n: NDArray[np.floating], hits_n: NDArray[np.bool_], *, bins: int = 15) -> float:
-    """The expected calibration error: the gap between what was said and what came true, over bins of equally many answers.
+    """Expected calibration error over bins of equally many answers.
 
-    sum over bins of share of the answers x |mean probability - share that was right|. (Naeini et al., 2015, equal masses.)
+    sum over bins of share of the answers x |mean probability - share that was relevant|. (Naeini et al., 2015, equal masses.)
     """
     if bins < 1 or len(probabilities_n) == 0 or probabilities_n.shape != hits_n.shape:
         raise ArgumentError(f"{bins} bins for {probabilities_n.shape} probabilities and {hits_n.shape} hits")
@@ -107,8 +105,8 @@ def _softmax(scores_UC: NDArray[np.floating]) -> NDArray[np.float64]:
     return raised_UC / raised_UC.sum(axis=1, keepdims=True)
 
 
-def _check_users(scores_UC: NDArray[np.floating], right_U: NDArray[np.integer]) -> None:
-    if scores_UC.ndim != 2 or len(scores_UC) == 0 or right_U.shape != scores_UC.shape[:1]:
-        raise ArgumentError(f"scores {scores_UC.shape} and right items {right_U.shape}: (U, C) and (U,)")
+def _check_users(scores_UC: NDArray[np.floating], target_U: NDArray[np.integer]) -> None:
+    if scores_UC.ndim != 2 or len(scores_UC) == 0 or target_U.shape != scores_UC.shape[:1]:
+        raise ArgumentError(f"scores {scores_UC.shape} and targets {target_U.shape}: (U, C) and (U,)")
     if np.isnan(scores_UC).any() or np.isposinf(scores_UC).any():
-        raise ArgumentError("scores are NaN or +inf: -inf is the only one that is no number")
+        raise ArgumentError("scores are NaN or +inf: only -inf is allowed beside numbers")

@@ -1,4 +1,4 @@
-"""A dense retriever over item text: it can point at an item that nobody has taken yet.
+"""A dense retriever over item text, which can recommend items without interactions.
 
 Shapes: U users, N items, D values of a text vector, B histories of a batch, T items of each, M items of a step, C candidates.
 """
@@ -25,8 +25,8 @@ __all__ = ["DenseRecipe", "DenseRetriever", "fit_dense"]
 class DenseRecipe:
     """How a dense retriever is trained; the defaults were chosen on validation items (see docs/training.md).
 
-    epochs: passes over the histories. max_items: the longest history it is shown. batch_items: interactions of a batch.
-    negatives: items drawn beside those of a batch, for the softmax. dropout: share of text dimensions hidden in training.
+    epochs: passes over the histories. max_items: the longest history. batch_items: interactions of a batch.
+    negatives: items drawn in addition to those of a batch, for the softmax. dropout: of text dimensions.
     """
 
     epochs: int = 4
@@ -51,15 +51,13 @@ class DenseRecipe:
 
 
 class DenseRetriever(nn.Module):
-    """Reads a history as texts and answers with the texts that come next.
+    """Scores items by the cosine of their projected text to a projected, decayed sum of the history's texts.
 
-    Think of it as text nearest neighbours whose notion of near is learnt: each item's text vector passes through a matrix
-    that begins as the identity, a history is the sum of its items with older ones fading, and the score of an item is a
-    cosine. Untrained it *is* text nearest neighbours of the faded history. What it learns from warm items ("who took this
-    brand's shampoo takes that brand's conditioner") holds for a cold item at once, because it has no number of its own.
-    (The dense half of LIGER, Yang et al., 2024, over text alone.)
+    Both projections start as the identity, so that it starts as text nearest neighbours of the decayed history. It has no
+    parameters of single items, so what it learns from warm items applies to cold ones. (The dense half of LIGER, Yang et al.,
+    2024, over text alone.)
 
-    vectors_ND: float32, one row an item, cold ones included; rows of zeros (no text) score 0.
+    vectors_ND: float32, one row an item, cold ones included; zero rows (no text) score 0.
     """
 
     def __init__(self, vectors_ND: NDArray[np.float32], *, temperature: float = 0.1) -> None:
@@ -70,24 +68,24 @@ class DenseRetriever(nn.Module):
         dims = self.vectors_ND.shape[1]
         self.item_DD = nn.Parameter(torch.eye(dims))
         self.query_DD = nn.Parameter(torch.eye(dims))
-        self.fading = nn.Parameter(torch.tensor(1.0))  # sigmoid of it: how much an item counts beside the one after it
+        self.decay = nn.Parameter(torch.tensor(1.0))  # its sigmoid: the weight of an item relative to the next one
         self.log_scale = nn.Parameter(torch.tensor(-log(temperature)))
 
     def items(self, rows_M: Tensor, drop: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What items are compared by: unit rows (M, D)."""
+        """Item embeddings: unit rows (M, D)."""
         vectors_MD = self.vectors_ND[rows_M]
         return F.normalize((vectors_MD if drop is None else drop(vectors_MD)) @ self.item_DD, dim=-1)
 
     def queries(self, items_BTD: Tensor) -> Tensor:
-        """Where a history points after each of its items: unit rows (B, T, D)."""
+        """Query embeddings after each item of a history: unit rows (B, T, D)."""
         ages_T = torch.arange(items_BTD.shape[1])
         lag_TT = ages_T[:, None] - ages_T[None]
-        weight_TT = torch.where(lag_TT >= 0, torch.sigmoid(self.fading) ** lag_TT.clamp(min=0), 0.0)
+        weight_TT = torch.where(lag_TT >= 0, torch.sigmoid(self.decay) ** lag_TT.clamp(min=0), 0.0)
         return F.normalize((weight_TT @ items_BTD) @ self.query_DD, dim=-1)
 
     @torch.inference_mode()
     def scores(self, histories: Histories, candidates_C: NDArray[np.integer], *, max_items: int = 20) -> NDArray[np.float32]:
-        """The cosine of each candidate to where each history points: (U, C), 0 after an empty history."""
+        """The cosine of each candidate to the query of each history: (U, C), 0 for an empty history."""
         items_ND = self.items(torch.arange(len(self.vectors_ND)))
         candidates_DC = items_ND[torch.as_tensor(candidates_C, dtype=torch.int64)].T
         scores_UC = np.zeros((len(histories), len(candidates_C)), np.float32)
@@ -107,11 +105,11 @@ def fit_dense(
     *,
     progress: Callable[[int, float], None] | None = None,
 ) -> DenseRetriever:
-    """Train a retriever on histories (the training part of a split): which item came next, among those of the batch and others.
+    """Train a retriever on histories (the training part of a split) to predict the next item.
 
-    The softmax of a step is over the items of the batch and `negatives` drawn from all that were trained on. Deterministic
-    under the seed, on one thread: a minute for 130,000 interactions and 256 dimensions. progress: called after each epoch
-    with its number and mean loss. Raises TrainingError when the loss is no longer a number.
+    The softmax is over the items of the batch and `negatives` drawn from all trained items. Deterministic under the seed, on
+    one thread: a minute for 130,000 interactions and 256 dimensions. progress: called after each epoch with its number and
+    mean loss. Raises TrainingError when the loss is no longer finite.
     """
     recipe = recipe or DenseRecipe()
     model = DenseRetriever(vectors_ND, temperature=recipe.temperature)
@@ -120,7 +118,7 @@ def fit_dense(
     )
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
     numbers = [weight for weight in model.parameters() if weight.ndim < 2]
-    # Decay pulls the matrices to zero in scale only: cosines do not see it, and what is learnt beyond the start stays small.
+    # Cosines ignore the scale of the matrices, which weight decay shrinks; learnt deviations from the identity stay small.
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": numbers, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate)
     warm_W = np.unique(histories.items_E).astype(np.int64)
@@ -135,19 +133,19 @@ def fit_dense(
         for number in range(recipe.epochs):
             epoch = batches.epoch(number)
             losses: list[float] = []
-            for place, items_BT in enumerate(epoch):
+            for batch, items_BT in enumerate(epoch):
                 if items_BT.shape[1] < 2:
                     continue
-                share = (number + place / len(epoch)) / recipe.epochs
+                share = (number + batch / len(epoch)) / recipe.epochs
                 for group in optimizer.param_groups:
                     group["lr"] = recipe.learning_rate * 0.5 * (1 + cos(pi * share))
                 negatives = rng.choice(warm_W, recipe.negatives)
-                rows_M, place_X = np.unique(np.concatenate([items_BT.reshape(-1), negatives]), return_inverse=True)
-                places_BT = torch.as_tensor(place_X[: items_BT.size].reshape(items_BT.shape))
+                rows_M, index_X = np.unique(np.concatenate([items_BT.reshape(-1), negatives]), return_inverse=True)
+                indices_BT = torch.as_tensor(index_X[: items_BT.size].reshape(items_BT.shape))
                 items_MD = model.items(torch.as_tensor(rows_M, dtype=torch.int64), drop)
-                queries_BTD = model.queries(items_MD[places_BT[:, :-1]])
+                queries_BTD = model.queries(items_MD[indices_BT[:, :-1]])
                 logits_XM = queries_BTD.flatten(0, 1) @ items_MD.T * model.log_scale.clamp(max=4.0).exp()
-                loss = F.cross_entropy(logits_XM, places_BT[:, 1:].flatten())
+                loss = F.cross_entropy(logits_XM, indices_BT[:, 1:].flatten())
                 if not bool(torch.isfinite(loss)):
                     raise TrainingError(f"the loss of the dense retriever is {loss.item()}: lower learning_rate")
                 optimizer.zero_grad()

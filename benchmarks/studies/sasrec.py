@@ -1,4 +1,4 @@
-"""SASRec, trained here: the sequential recommender that every paper of the field compares itself with.
+"""SASRec (Kang and McAuley, 2018): the usual baseline of sequential recommendation.
 
 Shapes: B histories of a batch, T items of each, D hidden, N items, U users.
 """
@@ -30,12 +30,11 @@ Drop = Callable[[Tensor], Tensor]
 class SasRecRecipe:
     """How SASRec is trained; the defaults are those behind the published 0.0605 (S3-Rec, section 5.1.3).
 
-    loss: "bce" is the paper's, one random item against each right one; "softmax" is the cross-entropy over all items, which
-    learns in fewer passes (Klenitskiy and Vasilev, 2023). minutes, epochs: training ends at whichever comes first.
-    Validation recall is measured every `validate_every` epochs on `validation_users` users; the best weights are kept, and
-    after `patience` measurements without a better one training stops. remove_seen: in those, items of a user's history are no
-    answers, as behind the published figures; it is for logs where nobody takes an item twice.
-    What differs from the original: batches hold histories of one length in place of padded ones (the sums are the same).
+    loss: "bce" is the paper's, one random negative for each target; "softmax" is the cross-entropy over all items, which needs
+    fewer epochs (Klenitskiy and Vasilev, 2023). minutes, epochs: training ends at whichever comes first.
+    Every `validate_every` epochs Recall@10 is measured on `validation_users` users; the best weights are kept, and training
+    stops after `patience` measurements without a better one. remove_seen: validation excludes seen items, as the published
+    figures do. Batches hold histories of one length instead of padded ones (the sums are the same).
     """
 
     loss: Loss = "bce"
@@ -70,8 +69,7 @@ class SasRecRecipe:
 class SasRec(nn.Module):
     """Self-attention over item embeddings; an item's score is its embedding times the last hidden state.
 
-    Positions count from the newest item, as in the original, where histories are padded on the left. (Kang and McAuley,
-    2018.)
+    Positions count from the newest item, as in the original with left padding.
     """
 
     def __init__(self, num_items: int, recipe: SasRecRecipe, generator: torch.Generator) -> None:
@@ -91,15 +89,15 @@ class SasRec(nn.Module):
 
     def forward(self, items_BT: Tensor, drop: Drop = lambda x: x) -> Tensor:
         """The state (B, T, D) after each item; score item n next by `state @ items.weight[n]`."""
-        places_T = torch.arange(items_BT.shape[1] - 1, -1, -1)
-        hidden_BTD = drop(self.items(items_BT) * self.recipe.hidden**0.5 + self.positions(places_T))
+        positions_T = torch.arange(items_BT.shape[1] - 1, -1, -1)
+        hidden_BTD = drop(self.items(items_BT) * self.recipe.hidden**0.5 + self.positions(positions_T))
         for block in self.blocks:
             hidden_BTD = block(hidden_BTD, drop)
         return self.norm(hidden_BTD)
 
 
 class _Block(nn.Module):
-    """Causal self-attention with normed queries, then a network of two layers, each beside what came in."""
+    """Causal self-attention with normed queries and a two-layer feed-forward network, each with a residual connection."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -123,10 +121,10 @@ def fit_sasrec(
     *,
     progress: Callable[[float, float, float | None], None] | None = None,
 ) -> tuple[SasRec, dict[str, float]]:
-    """Train on the training part of a split; the best weights on validation items, and how it went.
+    """Train on the training part of a split; returns the best weights on validation items, and training statistics.
 
     One thread. Deterministic under the seed unless `minutes` ends it. progress: called after each epoch with the share of
-    the budget, the mean loss and the last validation recall. Raises TrainingError when the loss is no longer a number.
+    the budget, the mean loss and the last validation recall. Raises TrainingError when the loss is no longer finite.
     """
     recipe = recipe or SasRecRecipe()
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -135,16 +133,16 @@ def fit_sasrec(
     batches = Batches(
         histories=split.train, max_items=recipe.max_items, num_levels=1, batch_tokens=recipe.batch_items, seed=recipe.seed
     )
-    asked = EvaluationSet.from_split(split, "valid", sample=recipe.validation_users)
+    validation = EvaluationSet.from_split(split, "valid", sample=recipe.validation_users)
     best: dict[str, Tensor] = {}
     best_recall, best_epoch, recall, worse, epoch = -1.0, 0, None, 0, 0
-    begun = time.monotonic()
+    start = time.monotonic()
 
     def drop(x: Tensor) -> Tensor:
         return x * (torch.rand(x.shape, generator=generator) >= recipe.dropout) / (1 - recipe.dropout)
 
     def share() -> float:
-        by_clock = 0.0 if recipe.minutes is None else (time.monotonic() - begun) / (60 * recipe.minutes)
+        by_clock = 0.0 if recipe.minutes is None else (time.monotonic() - start) / (60 * recipe.minutes)
         return min(1.0, max(epoch / recipe.epochs, by_clock))
 
     with torch_threads(1):
@@ -163,11 +161,13 @@ def fit_sasrec(
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-                if recipe.minutes is not None and time.monotonic() - begun > 60 * recipe.minutes:
+                if recipe.minutes is not None and time.monotonic() - start > 60 * recipe.minutes:
                     break
             epoch += 1
             if epoch % recipe.validate_every == 0 or share() >= 1:
-                recall = RankingMetrics.from_ranks(sasrec_ranks(model, asked, remove_seen=recipe.remove_seen)).recall_10.mean
+                recall = RankingMetrics.from_ranks(
+                    sasrec_ranks(model, validation, remove_seen=recipe.remove_seen)
+                ).recall_10.mean
                 worse += 1
                 if recall > best_recall:
                     best_recall, best_epoch, worse = recall, epoch, 0
@@ -175,45 +175,50 @@ def fit_sasrec(
             if progress is not None:
                 progress(share(), float(np.mean(losses)) if losses else float("nan"), recall)
     model.load_state_dict(best)
-    how = {"epochs": epoch, "best_epoch": best_epoch, "valid_recall_10": best_recall, "seconds": time.monotonic() - begun}
-    return model.eval(), how
+    statistics = {
+        "epochs": epoch,
+        "best_epoch": best_epoch,
+        "valid_recall_10": best_recall,
+        "seconds": time.monotonic() - start,
+    }
+    return model.eval(), statistics
 
 
 @torch.inference_mode()
 def sasrec_ranks(
-    model: SasRec, questions: EvaluationSet, *, remove_seen: bool = False, batch_users: int = 256
+    model: SasRec, eval_set: EvaluationSet, *, remove_seen: bool = False, batch_users: int = 256
 ) -> NDArray[np.int64]:
-    """The place of each question's item among all items. Equal scores go by item row.
+    """The rank of each user's target among all items by score, then by row.
 
-    remove_seen: among the items that are not in the user's history; one that is there is a MISS.
+    remove_seen: items of the user's history are excluded; a target among them is a MISS.
     """
     model.eval()
-    ranks_U = np.empty(len(questions.users), np.int64)
+    ranks_U = np.empty(len(eval_set.users), np.int64)
     rows_N = torch.arange(model.items.num_embeddings)
-    histories, max_items = questions.histories, model.recipe.max_items
+    histories, max_items = eval_set.histories, model.recipe.max_items
     lengths_U = np.minimum(histories.lengths_U, max_items)
     for length in np.unique(lengths_U).tolist():
         users = np.flatnonzero(lengths_U == length)
         for first in range(0, len(users), batch_users):
-            some = users[first : first + batch_users]
-            items_BT = histories.items_E[histories.indptr_U1[1:][some, None] + np.arange(-length, 0)]
+            batch = users[first : first + batch_users]
+            items_BT = histories.items_E[histories.indptr_U1[1:][batch, None] + np.arange(-length, 0)]
             state_BD = model(torch.as_tensor(items_BT, dtype=torch.int64))[:, -1]
             scores_BN = state_BD @ model.items.weight.T
             if remove_seen:
-                place_P, item_P = (torch.as_tensor(rows, dtype=torch.int64) for rows in histories.pairs(some))
-                scores_BN[place_P, item_P] = -torch.inf
-            right_B1 = torch.as_tensor(questions.targets_U[some], dtype=torch.int64)[:, None]
-            own_B1 = scores_BN.gather(1, right_B1)
-            before_BN = (scores_BN > own_B1) | ((scores_BN == own_B1) & (rows_N < right_B1))
-            ranks_U[some] = before_BN.sum(dim=1).masked_fill(own_B1[:, 0] == -torch.inf, MISS).numpy()
+                user_P, item_P = (torch.as_tensor(rows, dtype=torch.int64) for rows in histories.pairs(batch))
+                scores_BN[user_P, item_P] = -torch.inf
+            target_B1 = torch.as_tensor(eval_set.targets_U[batch], dtype=torch.int64)[:, None]
+            score_B1 = scores_BN.gather(1, target_B1)
+            before_BN = (scores_BN > score_B1) | ((scores_BN == score_B1) & (rows_N < target_B1))
+            ranks_U[batch] = before_BN.sum(dim=1).masked_fill(score_B1[:, 0] == -torch.inf, MISS).numpy()
     return ranks_U
 
 
-def _loss(model: SasRec, state_XD: Tensor, right_X: Tensor, generator: torch.Generator) -> Tensor:
+def _loss(model: SasRec, state_XD: Tensor, target_X: Tensor, generator: torch.Generator) -> Tensor:
     if model.recipe.loss == "softmax":
-        return F.cross_entropy(state_XD @ model.items.weight.T, right_X)
+        return F.cross_entropy(state_XD @ model.items.weight.T, target_X)
     count = model.items.num_embeddings
-    # Any item but the right one; of thousands of items, one that the user took elsewhere is drawn too rarely to matter.
-    wrong_X = (right_X + torch.randint(1, count, right_X.shape, generator=generator)) % count
-    right, wrong = ((state_XD * model.items(rows_X)).sum(dim=1) for rows_X in (right_X, wrong_X))
-    return F.softplus(-right).mean() + F.softplus(wrong).mean()
+    # Any item but the target; another item of the user is drawn too rarely to matter.
+    negative_X = (target_X + torch.randint(1, count, target_X.shape, generator=generator)) % count
+    positive, negative = ((state_XD * model.items(rows_X)).sum(dim=1) for rows_X in (target_X, negative_X))
+    return F.softplus(-positive).mean() + F.softplus(negative).mean()

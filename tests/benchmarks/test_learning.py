@@ -15,7 +15,7 @@ from benchmarks.papers.experiments import LEARNING, learning_table
 from benchmarks.papers.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
 from benchmarks.papers.static_table_3 import paper_of
 from benchmarks.papers.tiger_table_1 import published
-from benchmarks.studies.cold_study import METHODS
+from benchmarks.studies.cold_start_study import METHODS
 from leafbeam.datasets import make_shop
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train import Budget, RankingMetrics

@@ -39,7 +39,7 @@ def test_excluded_items_stay_excluded():
     assert (p[np.isneginf(scores)] == 0).all()
     np.testing.assert_allclose(p.sum(axis=1), 1)
     scores[0, right[0]] = -np.inf
-    with pytest.raises(ArgumentError, match="1 right items have no finite score"):
+    with pytest.raises(ArgumentError, match="1 targets have no finite score"):
         Temperature.fit(scores, right)
 
 
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_named():
         (lambda: Temperature.fit(np.zeros((2, 3)), np.zeros(3, int)), r"\(U, C\)"),
         (lambda: Temperature.fit(np.full((2, 3), np.nan), np.zeros(2, int)), "NaN"),
         (lambda: Isotonic.fit(np.zeros(0), np.zeros(0, bool)), "every answer"),
-        (lambda: Isotonic(scores=(1.0, 0.0), frequencies=(0.0, 1.0)), "rise"),
+        (lambda: Isotonic(scores=(1.0, 0.0), frequencies=(0.0, 1.0)), "ascending"),
         (lambda: calibration_error(np.zeros(3), np.zeros(2, bool)), "bins"),
     ):
         with pytest.raises(ArgumentError, match=words):

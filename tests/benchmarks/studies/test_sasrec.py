@@ -3,12 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.train.test_evaluate import walks
 
 from benchmarks.studies.sasrec import SasRec, SasRecRecipe, fit_sasrec, sasrec_ranks
 from leafbeam.errors import ArgumentError
 from leafbeam.train import EvaluationSet, RankingMetrics, Split, leave_one_out
 from leafbeam.train.metrics import MISS
+from tests.train.test_evaluation import walks
 
 TINY = SasRecRecipe(hidden=16, layers=1, max_items=6, dropout=0.1, learning_rate=1e-2, batch_items=200, epochs=40)
 
@@ -33,25 +33,25 @@ def test_it_learns_what_follows_from_the_last_item(split: Split, loss: str):
 
 def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
-    questions = EvaluationSet.from_split(split, "test")
-    ranks = sasrec_ranks(model, questions, batch_users=7)
+    eval_set = EvaluationSet.from_split(split, "test")
+    ranks = sasrec_ranks(model, eval_set, batch_users=7)
     for place in range(0, len(ranks), 11):
-        items = torch.as_tensor(questions.histories[place][-6:].astype(np.int64))[None]
+        items = torch.as_tensor(eval_set.histories[place][-6:].astype(np.int64))[None]
         with torch.inference_mode():
             scores = (model(items)[0, -1] @ model.items.weight.T).numpy()
-        assert ranks[place] == (scores > scores[questions.targets_U[place]]).sum()
+        assert ranks[place] == (scores > scores[eval_set.targets_U[place]]).sum()
 
 
 def test_what_was_seen_is_no_answer(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
-    questions = EvaluationSet.from_split(split, "test")
-    again_U = questions.histories.items_E[questions.histories.indptr_U1[:-1]]  # the oldest item, every tenth time
-    targets_U = np.where(np.arange(len(again_U)) % 10, questions.targets_U, again_U)
-    questions = dataclasses.replace(questions, targets_U=targets_U)
-    ranks = sasrec_ranks(model, questions, remove_seen=True, batch_users=7)
-    kept = sasrec_ranks(model, questions)
+    eval_set = EvaluationSet.from_split(split, "test")
+    again_U = eval_set.histories.items_E[eval_set.histories.indptr_U1[:-1]]  # the oldest item, every tenth time
+    targets_U = np.where(np.arange(len(again_U)) % 10, eval_set.targets_U, again_U)
+    eval_set = dataclasses.replace(eval_set, targets_U=targets_U)
+    ranks = sasrec_ranks(model, eval_set, remove_seen=True, batch_users=7)
+    kept = sasrec_ranks(model, eval_set)
     for place in range(0, len(ranks), 5):
-        history, target = questions.histories[place], questions.targets_U[place]
+        history, target = eval_set.histories[place], eval_set.targets_U[place]
         items = torch.as_tensor(history[-6:].astype(np.int64))[None]
         with torch.inference_mode():
             scores = (model(items)[0, -1] @ model.items.weight.T).numpy()

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.studies.cold_start import cold_split
+from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid import QuantiserConfig, fit_sids, text_vectors
@@ -40,7 +40,7 @@ def test_the_newest_items_are_cold_and_no_training_sequence_has_one(part: str):
     split = cold_split(log, share=0.2, part=part)
     newest = np.arange(48, 60) if part == "test" else np.arange(36, 48)
     assert split.cold_items.tolist() == newest.tolist()
-    asked = split.questions.users.tolist()
+    asked = split.eval_set.users.tolist()
     for user in range(log.num_users):
         whole, trained = log.histories[user], split.train[user]
         has_cold, has_test = bool(split.cold_N[whole].any()), bool((whole >= 48).any())
@@ -49,8 +49,8 @@ def test_the_newest_items_are_cold_and_no_training_sequence_has_one(part: str):
         assert (user in asked) == ends_cold
         if ends_cold:
             place = asked.index(user)
-            assert split.questions.histories[place].tolist() == whole[:-1].tolist()
-            assert split.cold_items[split.places_U[place]] == whole[-1] == split.questions.targets_U[place]
+            assert split.eval_set.histories[place].tolist() == whole[:-1].tolist()
+            assert split.cold_items[split.target_indices_U[place]] == whole[-1] == split.eval_set.targets_U[place]
             assert split.another_cold_U[place] == bool(split.cold_N[whole[:-1]].any())
             assert split.cold_items[split.seen_UC()[place]].tolist() == [row for row in whole[:-1] if split.cold_N[row]]
     assert split.report.test_users == len(asked) > 10
@@ -72,11 +72,11 @@ def test_nothing_of_the_test_interactions_reaches_what_is_learnt():
     items_E = log.histories.items_E.copy()
     held_E = ~np.isin(log.histories.users_E, np.flatnonzero(split.train.lengths_U))
     items_E[held_E] = rng.integers(0, 48, held_E.sum())
-    ends = log.histories.indptr_U1[1:][split.questions.users] - 1
+    ends = log.histories.indptr_U1[1:][split.eval_set.users] - 1
     items_E[ends] = rng.choice(split.cold_items, len(ends))
     histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E, times_E=log.histories.times_E)
     other = cold_split(dataclasses.replace(log, histories=histories), share=0.2)
-    assert (other.questions.targets_U != split.questions.targets_U).any()
+    assert (other.eval_set.targets_U != split.eval_set.targets_U).any()
 
     def learnt(histories: Histories) -> tuple[np.ndarray, np.ndarray]:
         sids = fit_sids(log.items, histories, quantiser=QuantiserConfig(codebook_sizes=(8, 8))).table.codes

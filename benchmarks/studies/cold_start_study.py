@@ -1,4 +1,4 @@
-"""The cold-start study: every way to answer with new items, asked the same questions.
+"""The cold-start study: methods of recommending new items, on the same users.
 
 Shapes: U users, N items, C cold items, L levels, B users of a batch.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.studies.cold_start import ColdReport, ColdSplit
+from benchmarks.studies.cold_split import ColdReport, ColdSplit
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.decode import BeamSearch
 from leafbeam.decode.exact import ExactScoring, SearchChoice, choose_search
@@ -26,7 +26,7 @@ from leafbeam.train.metrics import MISS
 from leafbeam.train.threads import torch_threads
 from leafbeam.train.unconstrained import unconstrained_search
 
-__all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "places_of", "study_cold_start"]
+__all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "ranks_of", "study_cold_start"]
 
 METHODS: dict[str, str] = {
     "unconstrained": "unconstrained",
@@ -41,19 +41,18 @@ METHODS: dict[str, str] = {
     "dense": "dense retriever",
     "hybrid": "hybrid",
 }
-"""What is compared, by its name in the rows, in words."""
+"""The methods by their names in the rows, with their titles."""
 
 Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fusion:
-    """How much each standardised score counts in the hybrid.
+    """The weight of each standardised score in the hybrid.
 
-    dense: the retrievers', averaged. model: of the scoring "allowed", which was the better one alone. last, last_new: of the
-    text of the last item, where that is a known item, and where it is new itself: then its text is all that anybody knows of
-    it. faded: of the text of a history in which older items fade. The defaults were chosen on validation items
-    (`cold_split(part="valid")`) of three data sets at two shares: docs/training.md.
+    dense: of the retrievers, averaged. model: of the exact scoring "allowed". last, last_new: of the text of the last item,
+    where that is a known and where it is a new item. faded: of the text of a history in which older items fade. The defaults
+    were chosen on validation items (`cold_split(part="valid")`) of three data sets at two shares: docs/training.md.
     """
 
     dense: float = 1.0
@@ -72,10 +71,10 @@ class Fusion:
 class ColdStudy:
     """The settings of one study.
 
-    recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; behaviour comes from training alone, cold items
-    borrow that of the nearest texts. dense: of the retriever over text. retrievers: so many of them, each of a seed of its
-    own, are averaged for the hybrid; the first is also a method of its own. text_dims: of the text vectors that retriever
-    and neighbours use. num_beams: of every beam search (the paper's 20).
+    recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; co-occurrence comes from training alone and is
+    imputed for cold items. dense: of the retriever over text. retrievers: how many, with different seeds, are averaged for
+    the hybrid; the first is also a method. text_dims: of the text vectors of retrievers and neighbours. num_beams: of every
+    beam search (20 in the paper).
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(budget=Budget(epochs=8)))
@@ -96,11 +95,11 @@ class ColdStudy:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ColdResult:
-    """Where each user's item came, by method: places in the list, MISS where it is not there.
+    """The rank of each user's target by method, MISS where it is not listed.
 
-    ranks: items that the user already has are no answers. ranks_seen_kept: the same where they are (the paper does not say
-    that it removes them). scores: (U, C) of the parts of the hybrid, to choose its weights by. another_cold_U: users with
-    another cold item in their history; last_cold_U: those who took one last. seconds: by step.
+    ranks: seen items are excluded. ranks_seen_kept: they are not (the paper does not say). scores: (U, C) of the parts of the
+    hybrid. another_cold_U: users with another cold item in their history; last_cold_U: those with a cold last item.
+    seconds: by step.
     """
 
     report: ColdReport
@@ -137,48 +136,48 @@ def _standardised(values_UC: NDArray[np.float32]) -> NDArray[np.float32]:
     return (values_UC - values_UC.mean(axis=1, keepdims=True)) / np.where(spread_U1 > 0, spread_U1, 1)
 
 
-def places_of(scores_UC: NDArray[np.floating], right_U: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The place of each user's right item when items are sorted by score, highest first, the earlier on a tie."""
-    own_U1 = scores_UC[np.arange(len(scores_UC)), right_U][:, None]
-    earlier_UC = np.arange(scores_UC.shape[1]) < right_U[:, None]
-    return ((scores_UC > own_U1) | ((scores_UC == own_U1) & earlier_UC)).sum(axis=1)
+def ranks_of(scores_UC: NDArray[np.floating], target_U: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The rank of each user's target when items are sorted by score, highest first, then by row."""
+    target_U1 = scores_UC[np.arange(len(scores_UC)), target_U][:, None]
+    earlier_UC = np.arange(scores_UC.shape[1]) < target_U[:, None]
+    return ((scores_UC > target_U1) | ((scores_UC == target_U1) & earlier_UC)).sum(axis=1)
 
 
 def study_cold_start(
     log: InteractionLog, split: ColdSplit, study: ColdStudy | None = None, *, progress: Progress | None = None
 ) -> ColdResult:
-    """Train on what a cold split leaves, and ask its questions of every method. One thread, deterministic under the seed.
+    """Train on a cold split, and rank its test users by every method. One thread, deterministic under the seed.
 
-    Semantic IDs, the model over them and the dense retriever see `split.train` and the items' text, nothing else.
-    Raises DataError where the items have no text: then nothing is known of a cold item.
+    Semantic IDs, model and retrievers read `split.train` and the items' text, nothing else. Raises DataError where the items
+    have no text.
     """
     study = study or ColdStudy()
     seconds: dict[str, float] = {}
     begun = time.perf_counter()
 
-    def note(name: str) -> None:
+    def record_time(name: str) -> None:
         nonlocal begun
         seconds[name] = round(time.perf_counter() - begun, 2)
         begun = time.perf_counter()
 
     columns = study.embedding.text_columns or text_columns(log.items)
     text_ND = text_vectors(log.items, columns, dims=study.text_dims, seed=study.seed)
-    note("text")
+    record_time("text")
     fitted = fit_sids(
         log.items, split.train, embedding=study.embedding, quantiser=study.quantiser, seed=study.seed, progress=progress
     )
-    note("sids")
+    record_time("sids")
     sizes = fitted.table.codebook_sizes
     vocabulary = study.recipe.vocabulary(sizes)
     model = new_model(study.recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
     users = log.user_ids if study.recipe.num_users else None
     Trainer(model, split.train, fitted.table.codes, study.recipe, user_ids=users).run(
-        progress=None if progress is None else lambda moment: progress("training the model", moment.share)
+        progress=None if progress is None else lambda stats: progress("training the model", stats.share)
     )
-    note("model")
-    cold, right_U, histories = split.cold_items, split.places_U, split.questions.histories
+    record_time("model")
+    cold, target_U, histories = split.cold_items, split.target_indices_U, split.eval_set.histories
     dense = [_retrieved(split, text_ND, study, number, progress) for number in range(study.retrievers)]
-    note("dense")
+    record_time("dense")
     last_U = histories.items_E[histories.indptr_U1[1:] - 1]
     last_cold_U = np.isin(last_U, cold)
     scores = {
@@ -188,34 +187,34 @@ def study_cold_start(
         "text_faded": _faded(text_ND, split, study.dense.max_items),
     }
     index = Trie.build(fitted.table.codes, codebook_sizes=sizes, item_ids=log.item_ids)
-    asking = _Asking(model, index, log, split, study)
+    evaluator = _Evaluator(model, index, log, split, study)
     with torch_threads(study.recipe.threads):
-        for done in asking.run():
+        for done in evaluator.run():
             if progress is not None:
-                progress("asking", done)
-    note("asking")
-    scores |= {f"exact_{scoring}": scores_UC for scoring, scores_UC in asking.exact.items()}
+                progress("evaluating", done)
+    record_time("evaluating")
+    scores |= {f"exact_{scoring}": scores_UC for scoring, scores_UC in evaluator.exact.items()}
     seen_UC = split.seen_UC()
 
     def ranked(scores_UC: NDArray[np.floating], *, seen_kept: bool = False) -> NDArray[np.int64]:
-        return places_of(scores_UC if seen_kept else np.where(seen_UC, -np.inf, scores_UC), right_U)
+        return ranks_of(scores_UC if seen_kept else np.where(seen_UC, -np.inf, scores_UC), target_U)
 
     ranking = {name: scores_UC for name, scores_UC in scores.items() if name in METHODS}
     ranking["hybrid"] = fuse(scores, last_cold_U, study.fusion)
     random_UC = np.random.default_rng([study.seed, 11]).random(seen_UC.shape)
-    ranks = asking.ranks | {
+    ranks = evaluator.ranks | {
         "random": ranked(random_UC),
         **{name: ranked(scores_UC) for name, scores_UC in ranking.items()},
     }
     return ColdResult(
         report=split.report,
         ranks={name: ranks[name] for name in METHODS},
-        ranks_seen_kept=asking.ranks_seen_kept
+        ranks_seen_kept=evaluator.ranks_seen_kept
         | {name: ranked(scores_UC, seen_kept=True) for name, scores_UC in ranking.items()},
         scores=scores,
         another_cold_U=split.another_cold_U,
         last_cold_U=last_cold_U,
-        choice=asking.choice,
+        choice=evaluator.choice,
         seconds=seconds,
     )
 
@@ -223,7 +222,7 @@ def study_cold_start(
 def _retrieved(
     split: ColdSplit, text_ND: NDArray[np.float32], study: ColdStudy, number: int, progress: Progress | None
 ) -> NDArray[np.float32]:
-    """Scores (U, C) of a retriever trained with the recipe's seed, moved on by `number`."""
+    """Scores (U, C) of a retriever trained with the recipe's seed, offset by 1000 * `number`."""
     recipe = replace(study.dense, seed=study.dense.seed + 1000 * number)  # studies of seeds 0, 1, 2 share none
     what = f"training retriever {number + 1} of {study.retrievers}"
     retriever = fit_dense(
@@ -232,20 +231,20 @@ def _retrieved(
         recipe,
         progress=None if progress is None else lambda done, _: progress(what, done / recipe.epochs),
     )
-    return retriever.scores(split.questions.histories, split.cold_items, max_items=recipe.max_items)
+    return retriever.scores(split.eval_set.histories, split.cold_items, max_items=recipe.max_items)
 
 
 def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fading: float = 0.8) -> NDArray[np.float32]:
-    """How near the text of each cold item is to a history in which an item counts 0.8 of the one after it."""
-    histories = split.questions.histories
+    """The cosine of each cold item's text to a sum over the history in which an item counts 0.8 of the next one."""
+    histories = split.eval_set.histories
     ages_E = histories.indptr_U1[1:][histories.users_E] - 1 - np.arange(len(histories.items_E))
     weights_E = np.where(ages_E < max_items, fading ** ages_E.astype(np.float64), 0.0).astype(np.float32)
     sums_UD = np.add.reduceat(text_ND[histories.items_E] * weights_E[:, None], histories.indptr_U1[:-1], axis=0)
     return sums_UD @ text_ND[split.cold_items].T
 
 
-class _Asking:
-    """Asks the model over Semantic IDs: four beam searches and two exact scorings of the same prompts."""
+class _Evaluator:
+    """Four beam searches and two exact scorings by the model over Semantic IDs, on the same prompts."""
 
     def __init__(self, model: AnyModel, index: Trie, log: InteractionLog, split: ColdSplit, study: ColdStudy) -> None:
         self._model, self._log, self._split, self._study = model.eval(), log, split, study
@@ -255,68 +254,70 @@ class _Asking:
         self._searches = {scoring: BeamSearch(index, study.num_beams, scoring) for scoring in ("full", "allowed")}
         self._exact = {scoring: ExactScoring(index, cold_ids, scoring) for scoring in ("full", "allowed")}
         self.choice = choose_search(self._exact["full"], study.num_beams)
-        users = len(split.questions.users)
+        users = len(split.eval_set.users)
         self.exact = {scoring: np.empty((users, len(cold_ids)), np.float32) for scoring in self._exact}
-        beamed = ("unconstrained", "catalog", "trie_full", "trie_allowed")
-        self.ranks = {name: np.full(users, MISS, np.int64) for name in beamed}
+        by_beams = ("unconstrained", "catalog", "trie_full", "trie_allowed")
+        self.ranks = {name: np.full(users, MISS, np.int64) for name in by_beams}
         self.ranks_seen_kept = {"trie_full": np.full(users, MISS, np.int64)}
 
     def run(self) -> Iterator[float]:
-        """Ask batch by batch; yields the share that is done."""
-        questions, max_items = self._split.questions, self._study.recipe.max_items
-        batches = list(questions.batches(max_items, self._study.batch_users))
-        for number, places in enumerate(batches):
-            self._batch(places, [questions.histories[place] for place in places.tolist()], max_items)
+        """Evaluate batch by batch; yields the share that is done."""
+        eval_set, max_items = self._split.eval_set, self._study.recipe.max_items
+        batches = list(eval_set.batches(max_items, self._study.batch_users))
+        for number, indices in enumerate(batches):
+            self._batch(indices, [eval_set.histories[index] for index in indices.tolist()], max_items)
             yield (number + 1) / len(batches)
 
-    def _batch(self, places: NDArray[np.int64], histories: list[NDArray[np.int32]], max_items: int) -> None:
-        users = self._log.user_ids[self._split.questions.users[places]] if self._model.vocabulary.num_users else None
+    def _batch(self, indices: NDArray[np.int64], histories: list[NDArray[np.int32]], max_items: int) -> None:
+        users = self._log.user_ids[self._split.eval_set.users[indices]] if self._model.vocabulary.num_users else None
         prompts = self._model.vocabulary.prompts([self._codes_NL[items[-max_items:]] for items in histories], users)
-        rounds = self._model.start(*(torch.as_tensor(array) for array in prompts))
-        size, item_ids = len(places), self._log.item_ids
-        right = self._split.questions.targets_U[places]
+        session = self._model.start(*(torch.as_tensor(array) for array in prompts))
+        size, item_ids = len(indices), self._log.item_ids
+        targets = self._split.eval_set.targets_U[indices]
         seen = [item_ids[items] for items in histories]
-        once: _Recording | _Replay = _Recording(rounds.step_fn)  # both scorings ask about the same prefixes
+        step_fn: _Recording | _Replay = _Recording(session.step_fn)  # both scorings read the same prefixes
         for scoring, exact in self._exact.items():
-            self.exact[scoring][places] = exact.run(once, size)
-            once = _Replay(once.answers)
+            self.exact[scoring][indices] = exact.run(step_fn, size)
+            step_fn = _Replay(step_fn.results)
         for scoring, search in self._searches.items():
-            found = search.run(rounds.step_fn, size, filters=self._cold, deny=seen)
-            self.ranks[f"trie_{scoring}"][places] = _places_in(found.item_ids, item_ids[right])
+            found = search.run(session.step_fn, size, filters=self._cold, deny=seen)
+            self.ranks[f"trie_{scoring}"][indices] = _ranks_in(found.item_ids, item_ids[targets])
         full = self._searches["full"]
-        found = full.run(rounds.step_fn, size, filters=self._cold)
-        self.ranks_seen_kept["trie_full"][places] = _places_in(found.item_ids, item_ids[right])
-        found = full.run(rounds.step_fn, size, deny=seen)
-        self.ranks["catalog"][places] = _places_in(found.item_ids, item_ids[right])
-        codes_BKL, _ = unconstrained_search(rounds.step_fn, num_levels=self._codes_NL.shape[1], num_beams=self._study.num_beams)
-        right_BK = (codes_BKL.numpy() == self._codes_NL[right][:, None]).all(axis=2)
-        self.ranks["unconstrained"][places] = np.where(right_BK.any(axis=1), right_BK.argmax(axis=1), MISS)
+        found = full.run(session.step_fn, size, filters=self._cold)
+        self.ranks_seen_kept["trie_full"][indices] = _ranks_in(found.item_ids, item_ids[targets])
+        found = full.run(session.step_fn, size, deny=seen)
+        self.ranks["catalog"][indices] = _ranks_in(found.item_ids, item_ids[targets])
+        codes_BKL, _ = unconstrained_search(
+            session.step_fn, num_levels=self._codes_NL.shape[1], num_beams=self._study.num_beams
+        )
+        hit_BK = (codes_BKL.numpy() == self._codes_NL[targets][:, None]).all(axis=2)
+        self.ranks["unconstrained"][indices] = np.where(hit_BK.any(axis=1), hit_BK.argmax(axis=1), MISS)
 
 
 class _Recording:
-    """A step function that keeps its answers."""
+    """A step function that records its results."""
 
     def __init__(self, step_fn: StepFn) -> None:
         self._step_fn = step_fn
-        self.answers: list[Any] = []
+        self.results: list[Any] = []
 
     def __call__(self, codes: Any, parents: Any) -> Any:
-        self.answers.append(self._step_fn(codes, parents))
-        return self.answers[-1]
+        self.results.append(self._step_fn(codes, parents))
+        return self.results[-1]
 
 
 class _Replay:
-    """The answers of a recording once more, in order."""
+    """Replays recorded results in order."""
 
-    def __init__(self, answers: list[Any]) -> None:
-        self.answers = answers
-        self._next = iter(answers)
+    def __init__(self, results: list[Any]) -> None:
+        self.results = results
+        self._next = iter(results)
 
     def __call__(self, codes: Any, parents: Any) -> Any:
         return next(self._next)
 
 
-def _places_in(lists: list[NDArray[np.generic]], right: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Where each right item stands in its list, MISS where it does not."""
-    hits = [np.flatnonzero(found == wanted) for found, wanted in zip(lists, right, strict=True)]
+def _ranks_in(lists: list[NDArray[np.generic]], targets: NDArray[np.generic]) -> NDArray[np.int64]:
+    """The rank of each target in its list, MISS where it is not listed."""
+    hits = [np.flatnonzero(items == target) for items, target in zip(lists, targets, strict=True)]
     return np.array([hit[0] if len(hit) else MISS for hit in hits], np.int64)

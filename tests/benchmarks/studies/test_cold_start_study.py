@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from benchmarks.studies.cold_start import cold_split
-from benchmarks.studies.cold_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, places_of, study_cold_start
+from benchmarks.studies.cold_split import cold_split
+from benchmarks.studies.cold_start_study import METHODS, ColdResult, ColdStudy, Fusion, fuse, ranks_of, study_cold_start
 from benchmarks.studies.retriever import DenseRecipe
 from leafbeam.errors import ArgumentError
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig
 from leafbeam.train import Budget, Recipe
 from leafbeam.train.metrics import MISS
-from tests.benchmarks.studies.test_cold_start import shop
+from tests.benchmarks.studies.test_cold_split import shop
 
 STUDY = ColdStudy(
     recipe=Recipe(
@@ -93,5 +93,5 @@ def test_the_hybrid_averages_retrievers_and_the_first_is_a_method(result: ColdRe
 
 def test_places_go_by_score_and_then_by_row():
     scores = np.array([[3.0, 5.0, 3.0, -np.inf], [1.0, 1.0, 1.0, 1.0]])
-    assert places_of(scores, np.array([2, 2])).tolist() == [2, 2]
-    assert places_of(scores, np.array([3, 0])).tolist() == [3, 0]
+    assert ranks_of(scores, np.array([2, 2])).tolist() == [2, 2]
+    assert ranks_of(scores, np.array([3, 0])).tolist() == [3, 0]

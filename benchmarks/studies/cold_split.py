@@ -1,4 +1,4 @@
-"""New items that nobody in training has taken, and the users whose next item is one of them.
+"""Cold-start split: the newest items are held out of training; users whose last item is one of them are tested.
 
 Shapes: U users of the log, N items, E interactions, C cold items.
 """
@@ -22,7 +22,7 @@ AGE_COLUMN = "first_review"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdReport:
-    """What a cold split left in, what it left out, and what the age of an item was read from."""
+    """Sizes of a cold split, and the source of the items' ages."""
 
     items: int
     cold_items: int
@@ -40,54 +40,52 @@ class ColdReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ColdSplit:
-    """The newest items held out of training, with every user that ever took one of them.
+    """The newest items held out of training, with every user that took one of them.
 
-    cold_N: which items are cold. train: the users of the log in its order; a user with any cold item has an empty history.
-    questions: the users whose last item is cold; their prompt is all before it, other cold items included.
-    another_cold_U: which of these have another cold item before the last, in the order of `questions`.
+    cold_N: marks the cold items. train: the users of the log in its order; users with any cold item have an empty history.
+    eval_set: the users whose last item is cold, with all items before it. another_cold_U: which of these have another cold
+    item in the history.
     """
 
     cold_N: NDArray[np.bool_]
     train: Histories
-    questions: EvaluationSet
+    eval_set: EvaluationSet
     another_cold_U: NDArray[np.bool_]
     report: ColdReport
 
     @property
     def cold_items(self) -> NDArray[np.int64]:
-        """The rows of the cold items, rising: (C,)."""
+        """The rows of the cold items, ascending: (C,)."""
         return np.flatnonzero(self.cold_N)
 
     @property
-    def places_U(self) -> NDArray[np.int64]:
-        """The place of each question's right item among `cold_items`."""
-        return np.searchsorted(self.cold_items, self.questions.targets_U)
+    def target_indices_U(self) -> NDArray[np.int64]:
+        """The index of each target among `cold_items`."""
+        return np.searchsorted(self.cold_items, self.eval_set.targets_U)
 
     def seen_UC(self) -> NDArray[np.bool_]:
-        """Which cold items each user of `questions` already has: nobody takes an item twice here, so they are no answers."""
-        histories = self.questions.histories
-        place_N = np.full(len(self.cold_N), -1, np.int64)
-        place_N[self.cold_items] = np.arange(int(self.cold_N.sum()))
-        places_E = place_N[histories.items_E]
+        """The cold items in each user's history: no user takes an item twice, so they are excluded from rankings."""
+        histories = self.eval_set.histories
+        index_N = np.full(len(self.cold_N), -1, np.int64)
+        index_N[self.cold_items] = np.arange(int(self.cold_N.sum()))
+        indices_E = index_N[histories.items_E]
         seen_UC = np.zeros((len(histories), int(self.cold_N.sum())), np.bool_)
-        seen_UC[histories.users_E[places_E >= 0], places_E[places_E >= 0]] = True
+        seen_UC[histories.users_E[indices_E >= 0], indices_E[indices_E >= 0]] = True
         return seen_UC
 
 
 def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> ColdSplit:
-    """Hold out the newest `share` of the items, as STATIC's section 6.2 does it.
+    """Hold out the newest `share` of the items (STATIC, section 6.2).
 
-    An item is as old as its oldest review: the column `first_review` of the item table, or else the item's first
-    interaction in the log (the report says which). Of items of one age the earlier row counts as newer. Training
-    sequences are those of users without any cold item; test sequences those that end in one. A user with a single
-    interaction has nothing to predict from and is not asked; users with a cold item before the last place only are in
-    neither part.
+    An item's age is that of its oldest review: the column `first_review` of the item table, or else its first interaction in
+    the log (the report says which). Of items of one age the earlier row is newer. Users without any cold item train; users
+    whose last item is cold, with at least one item before it, are tested; the others are left out.
 
-    part="valid" makes the same study inside the training part, to choose settings by: the items of the test split, and
-    all users that have one, are gone; the next newest `share` are cold. Nothing of the test is read.
+    part="valid" splits the training part in the same way, to choose settings: the test's items and their users are removed,
+    and the next newest `share` is cold.
 
-    Raises ArgumentError for a share outside (0, 1) or another part, DataError for ages that are missing or unreadable, and
-    where the share leaves no cold item, no user to test or nothing to train on.
+    Raises ArgumentError for a share outside (0, 1) or another part, DataError for missing or unreadable ages, and where no
+    cold item, no test user or no training user is left.
     """
     if not 0 < share < 1:
         raise ArgumentError(f"share={share}: a part of the items between 0 and 1, such as 0.02")
@@ -100,32 +98,32 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
         raise DataError(f"share={share} of {log.num_items:,} items is not one item: take a larger share")
     if part == "valid" and 2 * count >= log.num_items:
         raise DataError(f"share={share} taken twice, for the test and for validation, leaves no item to train on")
-    test_N = _marks(newest_first[:count], log.num_items)
-    cold_N = test_N if part == "test" else _marks(newest_first[count : 2 * count], log.num_items)
+    test_N = _mask(newest_first[:count], log.num_items)
+    cold_N = test_N if part == "test" else _mask(newest_first[count : 2 * count], log.num_items)
 
     histories = log.histories
     has_cold_U, gone_U = _users_with(histories, cold_N), _users_with(histories, test_N)
     last_U = histories.items_E[histories.indptr_U1[1:] - 1]
-    asked_U = cold_N[last_U] & (histories.lengths_U >= 2)
+    tested_U = cold_N[last_U] & (histories.lengths_U >= 2)
     if part == "valid":
-        asked_U &= ~gone_U
-    users = np.flatnonzero(asked_U)
+        tested_U &= ~gone_U
+    users = np.flatnonzero(tested_U)
     train = histories.filter(~(has_cold_U | gone_U)[histories.users_E])
     which = f"the newest {count:,} items (share={share})" if part == "test" else f"the next newest {count:,} items"
     if len(users) == 0:
         raise DataError(f"no user's last item is one of {which}: take a larger share, or a log with newer interactions")
     if len(train.items_E) == 0:
         raise DataError(f"every user has one of {which}: nobody is left to train on, take a smaller share")
-    asked = histories.select(users)
-    before_E = np.ones(len(asked.items_E), np.bool_)
-    before_E[asked.indptr_U1[1:] - 1] = False
-    before = asked.filter(before_E)
+    tested = histories.select(users)
+    before_E = np.ones(len(tested.items_E), np.bool_)
+    before_E[tested.indptr_U1[1:] - 1] = False
+    before = tested.filter(before_E)
     another_U = _users_with(before, cold_N)
     trained_N = np.bincount(train.items_E, minlength=log.num_items) > 0
     return ColdSplit(
         cold_N=cold_N,
         train=train,
-        questions=EvaluationSet(users=users, histories=before, targets_U=last_U[users]),
+        eval_set=EvaluationSet(users=users, histories=before, targets_U=last_U[users]),
         another_cold_U=another_U,
         report=ColdReport(
             items=log.num_items,
@@ -142,7 +140,7 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
 
 
 def _ages(log: InteractionLog) -> tuple[NDArray[np.int64], str]:
-    """When each item was first reviewed, in microseconds, and what that was read from."""
+    """The first review of each item in microseconds, and the source of it."""
     if AGE_COLUMN not in log.items.column_names:
         first_N = np.full(log.num_items, np.iinfo(np.int64).max)
         np.minimum.at(first_N, log.histories.items_E, log.histories.times_E)
@@ -161,14 +159,14 @@ def _ages(log: InteractionLog) -> tuple[NDArray[np.int64], str]:
         raise DataError(f"the column {AGE_COLUMN!r} is {ages.type}, not a date or a time: {error}") from error
 
 
-def _marks(rows: NDArray[np.integer], size: int) -> NDArray[np.bool_]:
+def _mask(rows: NDArray[np.integer], size: int) -> NDArray[np.bool_]:
     marks = np.zeros(size, np.bool_)
     marks[rows] = True
     return marks
 
 
 def _users_with(histories: Histories, marked_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which users have one of the marked items."""
+    """The users with one of the marked items."""
     return np.bincount(histories.users_E, weights=marked_N[histories.items_E], minlength=len(histories)) > 0
 
 
