@@ -2,12 +2,13 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from leafbeam.errors import ArgumentError, MissingExtraError
 
-__all__ = ["EXTRAS", "lazy_exports", "require", "require_device"]
+__all__ = ["EXTRAS", "lazy_exports", "optional_imports", "require", "require_device"]
 
 # The extra that installs each optional package, by the package's import name.
 EXTRAS = {
@@ -46,6 +47,18 @@ def require(purpose: str, *modules: str, extra: str | None = None) -> None:
         raise _missing(purpose, missing, extra)
 
 
+@contextmanager
+def optional_imports(purpose: str, extra: str | None = None) -> Generator[None]:
+    """Around `import` statements: a missing optional package raises MissingExtraError. Arguments as of `require`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise _missing(purpose, [package], extra) from error
+
+
 def require_device(device: str) -> None:
     """Check that torch can run on `device` ("cpu", "cuda", "cuda:1", ...). Imports torch for any device but "cpu".
 
@@ -82,13 +95,8 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[st
     def getattribute(name: str) -> Any:
         if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
+        with optional_imports(f"{package}.{name}"):
             value = getattr(importlib.import_module(exports[name], package), name)
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in EXTRAS:
-                raise
-            raise _missing(f"{package}.{name}", [missing]) from error
         setattr(importlib.import_module(package), name, value)
         return value
 

@@ -21,7 +21,7 @@ from benchmarks.rows import interleaved, spread
 from benchmarks.vocabulary import real_vocabulary
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.json_schema import schema_pattern
-from leafbeam.errors import MissingExtraError
+from leafbeam.extras import optional_imports
 
 __all__ = ["measure", "runs"]
 
@@ -94,10 +94,8 @@ def measure(name: str, language: _Language, repeats: int) -> tuple[dict[str, Any
 
     Three turns each, of which outlines-core takes part in the first `repeats`.
     """
-    try:
+    with optional_imports("this benchmark"):
         from outlines_core import Index, Vocabulary
-    except ImportError as error:
-        raise MissingExtraError("bench automaton needs outlines-core: pip install 'leafbeam[bench]'") from error
     vocabulary = real_vocabulary()
     entries: dict[bytes, list[int]] = {}
     for token, entry in enumerate(vocabulary):

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from leafbeam.errors import MissingExtraError
-
-try:
-    # One thread on a CPU, like every other method; said before the first import of jax in a process, or it is not heard.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+# One thread on a CPU, like every other method; jax reads it when a process first imports jax.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+with optional_imports("this peer"):
     import jax
     import jax.numpy as jnp
-except ImportError as error:
-    raise MissingExtraError("this peer needs jax, which is not installed: pip install 'leafbeam[jax]'") from error
 
 __all__ = [
     "JaxBeams",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.peers.peer import Offers, Selection
-from leafbeam.errors import MissingExtraError
+from leafbeam.extras import optional_imports
 
 __all__ = ["MarisaTrie"]
 
@@ -40,12 +40,8 @@ class MarisaTrie:
     @classmethod
     def of_sorted(cls, codes_LM: NDArray[np.integer]) -> MarisaTrie:
         """From sorted SIDs. Cost: about 3 µs a SID. Raises MissingExtraError without marisa-trie."""
-        try:
+        with optional_imports("this peer"):
             import marisa_trie
-        except ImportError as error:
-            raise MissingExtraError(
-                "this peer needs marisa-trie, which is not installed: pip install 'leafbeam[bench]'"
-            ) from error
         trie = marisa_trie.Trie(_keys(codes_LM))
         return cls(
             trie=trie,

@@ -22,7 +22,8 @@ from itertools import chain
 import numpy as np
 
 from leafbeam.automata.byte_dfa import ByteDFA
-from leafbeam.errors import AutomatonError, MissingExtraError
+from leafbeam.errors import AutomatonError
+from leafbeam.extras import optional_imports
 
 __all__ = ["check_pattern", "compile_pattern"]
 
@@ -39,13 +40,8 @@ def compile_pattern(pattern: str, max_states: int) -> ByteDFA:
     Cost: what outlines-core's determinisation takes, which some short patterns make exponential: it is not bounded here.
     """
     check_pattern(pattern, max_states)
-    try:
+    with optional_imports("an automaton of a pattern or schema"):
         from outlines_core import Index, Vocabulary
-    except ImportError as error:
-        raise MissingExtraError(
-            "automata from patterns and schemas need outlines-core: pip install 'leafbeam[automata]' "
-            "(from_choices and from_sequences do without)"
-        ) from error
     whole = pattern.removeprefix("^")
     if whole.endswith("$") and (len(whole) - len(whole[:-1].rstrip("\\"))) % 2:
         whole = whole[:-1]

@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
-from leafbeam.errors import ArgumentError, LogitsError, MissingExtraError
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.extras import optional_imports
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.constrain import RequestFilter, Scoring
 
-try:
+with optional_imports("JaxBeamSearch"):
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
-except ImportError as error:
-    raise MissingExtraError("JaxBeamSearch needs jax, which is not installed: pip install 'leafbeam[jax]'") from error
 
 from leafbeam.decode.jax_rounds import NOT_BAD, JaxStepFn, Plan, Ranked, beam_search, filter_specs, search
 from leafbeam.ops.constrain.fixed_shape.jax import FilterArrays, FilterCache, VersionArrays, bind

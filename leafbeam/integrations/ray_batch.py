@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam import errors
-from leafbeam.errors import ArgumentError, LeafbeamError, MissingExtraError
+from leafbeam.errors import ArgumentError, LeafbeamError
+from leafbeam.extras import optional_imports
 from leafbeam.integrations.batch import BatchJob, Partition, PartitionResult, PartitionRunner, Progress
 
-try:
+with optional_imports("a batch job on a cluster", "ray"):
     import ray
     from ray.data import ActorPoolStrategy, DataContext
-except ImportError as error:
-    raise MissingExtraError("batch jobs on a cluster need Ray: pip install 'leafbeam[ray]'") from error
 
 __all__ = ["recommend_users_on_ray"]
 

@@ -11,21 +11,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message
-
 from leafbeam.engine import Engine, Settings, version_name
-from leafbeam.errors import ArgumentError, LeafbeamError, MissingExtraError, UnavailableError
+from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
+from leafbeam.extras import optional_imports
 from leafbeam.integrations.batch import ServingFiles
 from leafbeam.model import AnyModel, load_model
 from leafbeam.serve import create_app
 
-try:
+with optional_imports("a Ray Serve application", "ray"):
     from ray import serve
     from ray.serve.config import AutoscalingConfig
-except ImportError as error:
-    raise MissingExtraError("a Ray Serve application needs Ray: pip install 'leafbeam[ray]'") from error
+    from starlette.requests import Request as HttpRequest
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message
 
 __all__ = ["DeploymentConfig", "Recommender", "application"]
 

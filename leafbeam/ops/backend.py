@@ -18,7 +18,8 @@ from typing import Any, Literal, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, MissingExtraError
+from leafbeam.errors import ArgumentError
+from leafbeam.extras import require
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
@@ -73,9 +74,8 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
     resolved = available()[0] if name == "auto" else name
     if resolved not in ("cpu", *_PACKAGES):
         raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax', 'triton', 'torch' or 'reference'")
-    if resolved not in available():
-        package = _PACKAGES[resolved]
-        raise MissingExtraError(f"backend {resolved!r} needs {package}: pip install 'leafbeam[{package}]'")
+    if resolved != "cpu":
+        require(f"backend {resolved!r}", _PACKAGES[resolved])
     return resolved, cast(ConstrainBackend, importlib.import_module(f"leafbeam.ops.constrain.{_MODULES[resolved]}"))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import MissingExtraError
+from leafbeam.extras import optional_imports
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,11 +122,9 @@ def plot_report(report: SidReport, table: SidTable) -> Figure:
 
     Raises MissingExtraError without matplotlib.
     """
-    try:
+    with optional_imports("a plot"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("a plot needs matplotlib: pip install 'leafbeam[bench]'") from error
     matplotlib.use("agg")
     figure = Figure(figsize=(12.6, 3.8), layout="constrained")
     use, variance, shared = figure.subplots(1, 3)

@@ -11,17 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from leafbeam.errors import MissingExtraError
+from leafbeam.extras import optional_imports
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, pack_version
 from leafbeam.ops.constrain.types import Beams
 
-try:
+with optional_imports("backend 'jax'"):
     import jax
     import jax.numpy as jnp
-except ImportError as error:
-    raise MissingExtraError("backend 'jax' needs jax, which is not installed: pip install 'leafbeam[jax]'") from error
 
 __all__ = ["LevelArrays", "VersionArrays", "bind"]
 
