@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from leafbeam.extras import optional_imports
+
 # One thread on a CPU, like every other method; jax reads it when a process first imports jax.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 with optional_imports("this peer"):

@@ -1,7 +1,8 @@
 """Semantic IDs: embed items, quantise the vectors into codes, resolve collisions. Names load on first use."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
 
 if TYPE_CHECKING:
     from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, RqVaeConfig
@@ -50,10 +51,4 @@ _MODULES = {
     "text": ("text_columns", "text_vectors"),
     "vectors": ("VectorBlocks", "load_vectors"),
 }
-
-
-def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})

@@ -1,7 +1,8 @@
 """Interaction logs, training and evaluation of models over Semantic IDs. Names load on first use."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
 
 if TYPE_CHECKING:
     from leafbeam.train.amazon import load_amazon
@@ -62,10 +63,4 @@ _MODULES = {
     "split": ("Split", "leave_one_out"),
     "trainer": ("TrainStats", "Trainer"),
 }
-
-
-def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})

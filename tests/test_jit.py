@@ -1,0 +1,67 @@
+"""The cache of compiled kernels: where it lies, which settings win, and the one line before a compilation."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import leafbeam
+
+SOURCE = """
+from leafbeam.jit import njit
+
+@njit(cache=True)
+def twice(x):
+    return 2 * x
+
+@njit(nogil=True)
+def uncached(x):
+    return x
+"""
+RUN = """
+import logging
+logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
+import numba, kernel
+before = numba.config.CACHE_DIR
+kernel.uncached(1)
+print(kernel.twice(21), repr(before))
+"""
+
+
+def run(folder: Path, **settings: str) -> tuple[str, str]:
+    """(stdout, stderr) of a process that calls a kernel, with a home of its own."""
+    (folder / "kernel.py").write_text(SOURCE)
+    environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    path = os.pathsep.join([str(folder), str(Path(leafbeam.__file__).parents[1])])
+    environment |= {"HOME": str(folder / "home"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **settings}
+    finished = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, env=environment)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout, finished.stderr
+
+
+def test_kernels_are_cached_for_the_user_and_compilation_is_logged_once(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    cache = tmp_path / "home" / ".cache" / "leafbeam" / leafbeam.__version__
+    stdout, stderr = run(tmp_path)
+    assert stdout == "42 ''\n"  # numba's global setting is what it was
+    assert stderr.count("leafbeam.jit compiling kernels") == 1
+    assert str(cache) in stderr
+    assert list(cache.rglob("kernel.twice*.nbc"))
+    assert not (tmp_path / "__pycache__").exists()
+    assert run(tmp_path) == ("42 ''\n", "")
+
+
+def test_directories_that_the_user_chose_win(tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "chosen"))
+    assert str(tmp_path / "chosen") in stderr
+    assert list((tmp_path / "chosen").rglob("kernel.twice*.nbc"))
+    run(tmp_path, XDG_CACHE_HOME=str(tmp_path / "xdg"))
+    assert list((tmp_path / "xdg" / "leafbeam").rglob("kernel.twice*.nbc"))
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_cannot_be_written_falls_back_to_the_choice_of_numba(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file where the directory should be")
+    stdout, _ = run(tmp_path)
+    assert stdout == "42 ''\n"
+    assert list((tmp_path / "__pycache__").glob("kernel.twice*.nbc"))
