@@ -21,7 +21,7 @@ def resident_bytes(pid: int | None = None) -> tuple[int, int]:
 
 
 def peak_bytes(*, anew: bool = False) -> int:
-    """The peak of this process since it began, or was last asked for `anew`; pages of mapped files count while held."""
+    """The peak of this process since it began or was last reset with `anew`; pages of mapped files count while held."""
     if anew:
         Path("/proc/self/clear_refs").write_text("5")
     return resident_bytes()[1]

@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turns, so that a noisy moment of the machine hits all of them alike."""
+    """Seconds of each run, interleaved, so that noise of the machine hits all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():

@@ -13,7 +13,7 @@ from leafbeam.errors import MissingExtraError
 __all__ = ["NUM_SPECIALS", "SIZE", "real_vocabulary"]
 
 SIZE = 131_072
-NUM_SPECIALS = 1_000  # the first tokens never stand for text
+NUM_SPECIALS = 1_000  # the first tokens are special tokens without text
 
 
 @cache

@@ -23,7 +23,7 @@ def random_codes(rng: np.random.Generator, distribution: str, num_items: int, si
 
 
 def random_chunk(distribution: str, num_rows: int, size: int, levels: int, seed: int, begin: int) -> NDArray[np.uint16]:
-    """Rows from `begin` on of a catalog that is made in chunks: the same whenever they are asked for."""
+    """Rows from `begin` on of a catalog that is made in chunks: deterministic."""
     rng = np.random.default_rng([seed, begin])
     if distribution == "uniform":
         return rng.integers(0, size, (num_rows, levels), np.uint16)

@@ -26,7 +26,7 @@ PATHS: tuple[HeadPath, ...] = ("gather", "tokens", "blocks", "dense")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """A head of `codes` x `hidden`, and the numbers of rows it is asked for."""
+    """A head of `codes` x `hidden`, and the numbers of rows to measure."""
 
     codes: int
     hidden: int
@@ -70,7 +70,7 @@ def parity(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
     whole = draw_legal_codes(device, rows, codes, max(2, codes // 100))
     indptr_R1 = whole.indptr_R1.clone()
-    if rows > 1:  # the first row gives its codes to nobody: it is empty
+    if rows > 1:  # the first row is empty
         indptr_R1[1] = 0
         indptr_R1[1:] = whole.indptr_R1[1:] - whole.indptr_R1[1]
     code_C = whole.code_C[int(whole.indptr_R1[1]) :] if rows > 1 else whole.code_C
@@ -161,7 +161,7 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
 
 
 def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
-    """What the dispatcher takes with calibrated costs, over what dense takes."""
+    """Time of the dispatcher with calibrated costs over that of the dense path."""
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
     costs = triton.calibrate(weight_VD) if device.type == "cuda" else HeadCosts()
     cells: list[dict[str, Any]] = []

@@ -70,7 +70,7 @@ def languages_of(sizes: Sizes) -> AutomatonBatch:
 
 
 def _rounds(languages: AutomatonBatch, sizes: Sizes, scoring: Scoring) -> list[tuple[Any, Any]]:
-    """(what a round is given, what the CPU answers) of a search with random logits."""
+    """(inputs, outputs of the CPU) of each round of a search with random logits."""
     rng = np.random.default_rng()
     lo, hi = automata.roots(languages)
     scores = np.zeros((sizes.requests, 1), np.float32)

@@ -1,7 +1,7 @@
-"""`bench gpu` (`make gpu`): every Triton kernel on a GPU: parity first, at real sizes, then its time. Under 8 minutes in all.
+"""Every Triton kernel on a GPU: parity first, at real sizes, then its time. Under 8 minutes in all.
 
 Each part runs in a process of its own, because a kernel that fails leaves the device unusable for what follows in the same one.
-Whatever fails becomes a row that says so. Rows are appended to results/gpu.jsonl. Needs torch, triton and what the core needs
+A failure becomes a row. Rows are appended to results/gpu.jsonl. Needs torch, triton and what the core needs
 (numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a checkout.
 
 Without a CUDA device it says so and exits with 2.
@@ -26,7 +26,7 @@ from benchmarks.rows import append_row
 
 __all__ = ["lines", "main", "part"]
 
-# Seconds that each part may take, and 15 more for what it is in then. The first gives what the others compare with.
+# Seconds of each part, and 15 more for the measurement that runs then. The others are compared with the first.
 _PARTS = {"ceilings": 30, "attention": 70, "head": 100, "language": 40, "step": 160}
 
 
@@ -46,7 +46,7 @@ def main(as_json: bool) -> None:
 
 
 def lines(name: str, roofs: dict[str, float], seconds: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The rows that a part prints, and one more if it did not come to its end."""
+    """The rows that a part prints, and one more if it did not finish."""
     command = [sys.executable, "-m", "benchmarks.gpu.parts", name, json.dumps(roofs)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 15, check=False)

@@ -192,7 +192,7 @@ def _tenth(trie: Trie) -> NDArray[np.bool_]:
 def _states(
     device: torch.device, trie: Trie, arrays: Any, bound: Any, requests: Requests, sizes: Sizes
 ) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """What each round of one search is given: ranges, scores and logits."""
+    """The inputs of each round of one search: ranges, scores and logits."""
     generator = torch.Generator(device).manual_seed(int(np.random.default_rng().integers(2**40)))
     lo, hi = (torch.from_numpy(one).to(device) for one in root_ranges(Version.of(trie), requests))
     scores = torch.zeros(sizes.requests, 1, device=device)

@@ -88,7 +88,7 @@ def attempt(parameters: dict[str, Any], run: Callable[[], dict[str, Any]]) -> tu
     begin = time.perf_counter()
     try:
         measured = run()
-    except Exception as error:  # whatever it is, it becomes the row
+    except Exception as error:  # any failure becomes the row
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.name}, line {last.lineno}"
         measured = {"failed": f"{type(error).__name__}: {str(error)[:600]}", "where": where}
@@ -97,7 +97,7 @@ def attempt(parameters: dict[str, Any], run: Callable[[], dict[str, Any]]) -> tu
 
 @contextmanager
 def poisoned() -> Generator[None]:
-    """While open, torch.empty is full of NaN and large numbers: what a kernel does not write is seen."""
+    """While open, torch.empty returns NaN and large numbers, so that unwritten outputs are noticed."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

@@ -1,7 +1,7 @@
-"""`bench attention`: one layer of a decode step of many beams: prompt shared, a copy for each beam, a tree mask.
+"""`python -m benchmarks attention`: one layer of a decode step of many beams: prompt shared, a copy for each beam, a tree mask.
 
 On a CPU at modest shapes, one thread, float32; and, from arithmetic alone, the bytes of a whole step of Qwen3-0.6B at 512 beams
-and a prompt of 1,000 tokens, bfloat16: shapes for a GPU (`bench gpu` measures them on one).
+and a prompt of 1,000 tokens, bfloat16: shapes for a GPU (`gpu` measures them on one).
 
 All give the same answer (asserted) before any speed is printed. Shapes: as `ops.attention`; S: codes decoded so far.
 """

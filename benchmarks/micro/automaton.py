@@ -1,11 +1,11 @@
-"""`bench automaton`: building an automaton over a real vocabulary, against outlines-core's `Index` and xgrammar's compiler.
+"""Building an automaton over a real vocabulary, against outlines-core's `Index` and xgrammar's compiler.
 
-The same pattern, the same 131,072 tokens, one thread, in turns. Each side's own form of the vocabulary is made before. Before
+The same pattern, the same 131,072 tokens, one thread, interleaved. Each side's vocabulary is prepared before. Before
 any speed is printed, every state that outlines-core's index can reach has the same legal tokens and the same ends as ours, and
 a sample of its transitions leads to the same state; random walks agree with xgrammar's masks. xgrammar compiles a grammar and
 fills masks while decoding, so its compilation does less: its row has the time of a mask beside it, and so has ours.
 
-Shapes: S states, R states asked for, C legal tokens.
+Shapes: S states, R states looked up, C legal tokens.
 """
 
 from __future__ import annotations

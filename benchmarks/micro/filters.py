@@ -1,6 +1,6 @@
-"""`bench filters`: the filtered step against the unfiltered one, and against an index rebuilt on the filter's items.
+"""The filtered step against the unfiltered one, and against an index rebuilt on the filter's items.
 
-Same shape as `bench step`. The beams under a filter must equal those of the rebuilt index before any speed is printed.
+Same shape as `step`. The beams under a filter must equal those of the rebuilt index before any speed is printed.
 
 A last row is about rules: what it takes to make a filter of an SQL predicate, and to join two.
 """
@@ -112,7 +112,7 @@ def measure_rules(distribution: str, num_items: int, repeats: int, seed: int = 0
 
 
 def _used(chosen: VersionFilter | None) -> None:
-    """Make what a search reads of a filter, where that is made at first use."""
+    """Build the parts of a filter that are built at first use."""
     assert chosen is not None
     for part in chosen.parts:
         assert part.leaves.count > 0

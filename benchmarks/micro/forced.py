@@ -1,4 +1,4 @@
-"""`bench forced`: whole decodes of a small Qwen3 round by round, and with forced suffixes, on deep Semantic IDs.
+"""`python -m benchmarks forced`: whole decodes of a small Qwen3 round by round, and with forced suffixes, on deep Semantic IDs.
 
 L = 8 levels of 2,048 codes, K = 70 beams: after two or three rounds every beam is a leaf. Both give the same items (asserted)
 before any speed is printed. One thread. Models: as `leafbeam train` makes them (1 layer), and 4 layers.

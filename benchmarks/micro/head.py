@@ -1,4 +1,4 @@
-"""`bench head`: logits of legal codes alone against all, on a head of 131,072 codes x 3,072 (float32, 1.6 GB), one thread.
+"""Logits of legal codes alone against all, on a head of 131,072 codes x 3,072 (float32, 1.6 GB), one thread.
 
 rows   1, 16 and 140 rows, 0.1 % to 10 % legal: each way of `ops.head`, dense and sliced peers beside it
 curve  one row, 0.01 % to 100 % legal: Figures 6 and 7 of the CUDA study log. Block-level filter: blocks of 32 codes that hold
@@ -53,7 +53,7 @@ class _Bench:
         return self.rng.standard_normal((rows, self.weight_VD.shape[1]), np.float32)
 
     def dense(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-        """(hidden states, all their logits, milliseconds of what the dense peer takes): once for each number of rows."""
+        """(hidden states, all their logits, milliseconds of the dense peer): once for each number of rows."""
         if rows not in self._dense:
             hidden_RD, some = self.hidden(rows), self.sets("uniform", rows, 0.001)[:3]
             logits_RV = hidden_RD @ self.weight_VD.T
@@ -159,7 +159,7 @@ def _curve(bench: _Bench) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _choice(bench: _Bench, costs: HeadCosts, quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The dispatcher and always-dense in turns, on a quarter of the head."""
+    """The dispatcher and always-dense interleaved, on a quarter of the head."""
     weight_VD = bench.weight_VD[: len(bench.weight_VD) // 4]
     bench = _Bench(weight_VD=weight_VD, rng=bench.rng, most_sets=2 if quick else 7)
     cells: list[dict[str, Any]] = []

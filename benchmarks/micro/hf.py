@@ -1,4 +1,4 @@
-"""`bench hf`: constrained `generate` of transformers, our processor against `prefix_allowed_tokens_fn` with a Python trie.
+"""Constrained `generate` of transformers, our processor against `prefix_allowed_tokens_fn` with a Python trie.
 
 A tiny Qwen3 (2 layers, so that the model hides as little as possible), 20 beams, 12,000 items, one thread. Measured is the time
 inside the logits processor, summed over one `generate` and divided by its calls, as it is met there: with the caches that the

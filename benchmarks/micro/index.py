@@ -1,4 +1,4 @@
-"""`bench index`: building the index from unsorted rows, against numpy lexsort + the vectorised STATIC construction.
+"""Building the index from unsorted rows, against numpy lexsort + the vectorised STATIC construction.
 
 Peak memory is the process's high-water mark in a child of its own, above what it held with the input in place. Before a build
 is timed, as much memory as it needs is touched and given back: on a virtual machine that has not used its memory yet, finding

@@ -1,4 +1,4 @@
-"""`bench jax`: constrained rounds in JAX against STATIC's own algorithm in JAX and an unconstrained round, on JAX's device.
+"""Constrained rounds in JAX against STATIC's own algorithm in JAX and an unconstrained round, on JAX's device.
 
 B = 2 requests, K = 70 beams, V = 2,048 codes, L = 8 levels, one thread on a CPU. Each method is one compiled function a level
 (log-softmax, constraint and selection together); whole searches run over given logits, written anew before each round. leafbeam
@@ -97,7 +97,7 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     whole_R: list[float] = []
     names = list(methods)
     for turn in range(repeats):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same other
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # no method always follows the same other
             seconds_RL[name].append(_search(methods[name], logits)[1])
         begin = time.perf_counter()
         jax.block_until_ready(search.decode(_given_logits, carry, batch))

@@ -1,4 +1,4 @@
-"""`bench language`: rounds of a beam search over regular languages on a real vocabulary, with the head for legal tokens alone.
+"""Rounds of a beam search over regular languages on a real vocabulary, with the head for legal tokens alone.
 
     legal   hidden states; the head is multiplied for the legal tokens of each beam (`SequenceSearch.run(head=...)`)
     all     every logit (`hidden @ weight.T`), then the same search

@@ -1,4 +1,4 @@
-"""`bench step`: one constrained round (log-softmax + constrain + select) against STATIC in torch and an unconstrained round.
+"""One constrained round (log-softmax + constrain + select) against STATIC in torch and an unconstrained round.
 
 B = 2 requests, K = 70 beams, V = 2,048 codes, L = 8 levels, one thread: the serving shape of STATIC §5.1. Each method runs
 whole searches over given logits; only its rounds are timed, and before each round the level's logits are written anew into the
@@ -88,7 +88,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
     seconds_RL: dict[str, list[list[float]]] = {name: [] for name in methods}
     names = list(methods)
     for turn in range(repeats):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same other
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # no method always follows the same other
             seconds_RL[name].append(_search(methods[name], logits)[1])
     steps = {name: spread([sum(one) / L for one in runs]) for name, runs in seconds_RL.items()}
     by_level = {name: np.median(np.array(runs) * 1e6, axis=0).round(1).tolist() for name, runs in seconds_RL.items()}

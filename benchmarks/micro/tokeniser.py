@@ -1,4 +1,4 @@
-"""`bench tokeniser`: what it takes to make Semantic IDs, and how good they are.
+"""`python -m benchmarks tokeniser`: time, memory and quality of making Semantic IDs.
 
 fit      12,000 items of a made shop's statistics (or `--data`'s own): residual k-means 3 x 256 and RQ-VAE 4 x 256 (TIGER's and
          STATIC's shape), every repair; seconds of the fit, the report's figures for each

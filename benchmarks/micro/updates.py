@@ -1,4 +1,4 @@
-"""`bench updates`: changes to a live index, how soon a search sees them, and what they cost it.
+"""`python -m benchmarks updates`: changes to a live index: time until a search sees them, and their cost for searches.
 
 visible    1,000 inserts and 1,000 deletes in one transaction, from the call to arrays that a search can run on: in memory and
            with a synced log, with a delta that grows from nothing and with one of 100,000 rows

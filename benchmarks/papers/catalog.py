@@ -22,7 +22,7 @@ _CHUNK = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a catalog is drawn from. The paper: L = 8, V = 2,048, uniform."""
+    """The shape of a catalog. The paper's: L = 8, V = 2,048, uniform."""
 
     distribution: str
     num_items: int

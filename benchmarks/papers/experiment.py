@@ -1,4 +1,4 @@
-"""What every table and figure has in common: points to measure, rows kept of them, and how to go through them all.
+"""Shared parts of the STATIC tables and figures: points to measure, rows, and the loop over them.
 
 A point is one catalog; measuring it gives one row. Tables and plots are made from rows alone, measured now or kept before.
 """

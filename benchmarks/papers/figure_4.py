@@ -107,7 +107,7 @@ def ranges_of(trie: Trie, rng: np.random.Generator) -> tuple[int, NDArray[np.int
 def kernels(
     catalog: Catalog, level: int, lo_R: NDArray[np.int64], hi_R: NDArray[np.int64], setting: Setting
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """What is timed, by name, once each has been seen to give the same children; and what is left out."""
+    """(methods by name, after their children were compared; left out, with the reason)."""
     branch = catalog.shape.num_codes
     trie = catalog.trie
     log_p_1RV = np.random.default_rng(0).standard_normal((1, R, branch), np.float32)

@@ -1,4 +1,4 @@
-"""What the tables about learning have in common: data sets in a directory, rows kept of each run, figures with errors."""
+"""Shared parts of the tables about learning: data sets in a directory, rows of each run, means with standard errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRun:
-    """What a run is asked for. data: directories, one data set each. note: a remark for the rows.
+    """Options of a run. data: directories, one data set each. note: a remark for the rows.
 
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
     Raises ArgumentError for numbers out of range.
@@ -46,7 +46,7 @@ class LearningRun:
             raise ArgumentError(f"--minutes {self.minutes} and --epochs {self.epochs}: one of the two ends training")
 
     def budget(self, own: Budget) -> Budget:
-        """How long a model trains: what was asked for, or the table's own budget."""
+        """The training budget: the option, or the table's own."""
         if self.minutes is None and self.epochs is None:
             return own
         return Budget(minutes=self.minutes, epochs=self.epochs)
@@ -73,7 +73,7 @@ class LearningTable:
 
 
 def data_sets(directory: Path) -> tuple[Path, ...]:
-    """The directory itself where it holds interactions, else those in it that do, by name. DataError where there is none."""
+    """The directory if it holds interactions, else its subdirectories that do, by name. Raises DataError if none does."""
 
     def holds(place: Path) -> bool:
         return any((place / f"interactions{end}").is_file() for end in (".parquet", ".csv", ".csv.gz"))
@@ -101,7 +101,7 @@ def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS
 
 
 def as_dict(scores: RankingMetrics) -> dict[str, Any]:
-    """Metrics for a row: means and standard errors, rounded to what they are good for."""
+    """Metrics for a row: means and standard errors, rounded."""
     measured: dict[str, Any] = {"users": scores.users}
     for name, estimate in scores.estimates.items():
         key = name.lower().replace("@", "_")

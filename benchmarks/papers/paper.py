@@ -1,4 +1,4 @@
-"""What the STATIC paper reports (Su et al., 2026), to stand beside what is measured here.
+"""Figures that the STATIC paper reports (Su et al., 2026).
 
 Its figures are overheads of one decoding step over unconstrained beam search, in milliseconds, mean ± standard deviation of 100
 trials, on a Google TPU v6e under JAX with its own 3-billion-parameter model; B = 2, M = 70 beams, L = 8.

@@ -47,7 +47,7 @@ def size_name(count: int) -> str:
 
 
 def machine(row: Row) -> str:
-    """What the row was measured on, in words."""
+    """The machine and parameters of a row."""
     at, cpu = row["parameters"], row["machine"]["cpu"]
     on = f"one core of {cpu}" if at["device"] == "cpu" else f"{at['device']} and one core of {cpu}"
     return f"{on}, quick" if at["quick"] else on
@@ -99,7 +99,7 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
     console.print(table)
     if "false_positive_rate" in measured:
         console.print(
-            f"hash bitmap: {measured['false_positive_rate']:.3%} of the illegal codes that it was asked about were allowed "
+            f"hash bitmap: {measured['false_positive_rate']:.3%} of the illegal codes that were tested were allowed "
             f"(the paper: 2.1 % in its setting)"
         )
 
@@ -149,7 +149,7 @@ def spread_text(spread: dict[str, float]) -> str:
 
 
 def returned(shares: dict[str, float], name: str) -> str:
-    """What a method's answers are worth, in words."""
+    """Whether a method is exact, in words."""
     if shares["found"] > 0.97 and not shares["invalid"]:
         return "exact"
     return f"{shares['found']:.0%} of the exact SIDs; {shares['invalid']:.0%} in no item"

@@ -134,7 +134,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
         text_ND = text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed) if columns else None
-        asked = QUICK_USERS if run.quick else None
+        sample = QUICK_USERS if run.quick else None
 
         def ask(remove_seen: bool, unconstrained_users: int) -> EvaluationReport:
             return evaluate(
@@ -143,7 +143,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
                 log,
                 split,
                 remove_seen=remove_seen,
-                sample=asked,
+                sample=sample,
                 text_vectors_ND=text_ND,
                 unconstrained_users=unconstrained_users,
                 progress=lambda done, total: say("asking", done / total),
@@ -151,7 +151,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
 
         report, unseen = ask(False, 100 if run.quick else 2000), ask(True, 0)
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
-        eval_set = EvaluationSet.from_split(split, "test", sample=asked)
+        eval_set = EvaluationSet.from_split(split, "test", sample=sample)
         methods: dict[str, RankingMetrics] = {}
         for end, found in zip(_SEEN, (report, unseen), strict=True):
             by_sasrec = sasrec_ranks(sasrec, eval_set, remove_seen=found.seen == "removed")

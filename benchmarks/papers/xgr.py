@@ -1,4 +1,4 @@
-"""What the figures of the xGR paper have in common: rows kept of each run, and how they are shown."""
+"""Shared parts of the xGR figures: rows of each run, tables and plots."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STYLES = {"leafbeam": ("#1f7a4a", "o"), "per_beam_copies": ("#d9822b", "s"), "h
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run is asked for. data: a directory of interactions; None: the made shop."""
+    """Options of a run. data: a directory of interactions; None: the made shop."""
 
     quick: bool
     data: Path | None = None
@@ -55,12 +55,12 @@ class ServingFigure:
     show: Callable[[Console, list[Row]], None]
     draw: Callable[[list[Row]], Figure]
 
-    def run(self, asked: RunOptions, console: Console) -> list[Row]:
+    def run(self, options: RunOptions, console: Console) -> list[Row]:
         """Measure every point."""
         rows: list[Row] = []
         with console.status(self.name):
-            for parameters, measured in self.points(asked):
-                at = {"experiment": self.name, "quick": asked.quick} | parameters
+            for parameters, measured in self.points(options):
+                at = {"experiment": self.name, "quick": options.quick} | parameters
                 rows.append(make_row(RESULTS_NAME, at, measured))
         return rows
 
@@ -106,5 +106,5 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 def paper_says(console: Console, text: str) -> None:
-    """What the paper's own text states, and on what; nothing is read off its plots."""
+    """What the paper's text states, and on which hardware; nothing is read off its plots."""
     console.print(f"[bold]The paper[/]: {text}")

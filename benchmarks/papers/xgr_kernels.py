@@ -28,15 +28,15 @@ __all__ = ["FIGURE_17"]
 Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 
-def _points(asked: RunOptions) -> Points:
-    beams_of = (16, 64) if asked.quick else (128, 256, 512)
-    cases = ((1, 128),) if asked.quick else ((1, 512), (1, 1024), (2, 512))
+def _points(options: RunOptions) -> Points:
+    beams_of = (16, 64) if options.quick else (128, 256, 512)
+    cases = ((1, 128),) if options.quick else ((1, 512), (1, 1024), (2, 512))
     with engines.one_thread():
         bandwidth = _bandwidth()
         for requests, tokens in cases:
             for beams in beams_of:
                 shape = Shape(requests=requests, beams=beams, tokens=tokens, codes=3, heads=4, groups=4, size=32)
-                yield asdict(shape), _measured(shape, bandwidth, repeats=2 if asked.quick else 8)
+                yield asdict(shape), _measured(shape, bandwidth, repeats=2 if options.quick else 8)
 
 
 @torch.inference_mode()

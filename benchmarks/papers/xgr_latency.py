@@ -30,20 +30,20 @@ Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 SLO_MS = 200.0
 
 
-def _points_13(asked: RunOptions) -> Points:
+def _points_13(options: RunOptions) -> Points:
     """Every system at rising rates, until its p99 is far beyond the objective."""
-    with serve.load_run(asked.quick, asked.data) as run, engines.one_thread():
-        for beams in (16,) if asked.quick else (50, 128):
+    with serve.load_run(options.quick, options.data) as run, engines.one_thread():
+        for beams in (16,) if options.quick else (50, 128):
             for name, answer in _systems(run, beams, with_generate=beams <= 50).items():
                 answer(run.prompts(np.random.default_rng(0), 2))
-                for rate in (4.0, 16.0) if asked.quick else (2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 96.0, 128.0):
+                for rate in (4.0, 16.0) if options.quick else (2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 96.0, 128.0):
                     rng = np.random.default_rng(int(rate))
-                    times = load.arrivals(rng, load.steady(rate), 1.5 if asked.quick else min(10.0, 200 / rate))
+                    times = load.arrivals(rng, load.steady(rate), 1.5 if options.quick else min(10.0, 200 / rate))
                     if not len(times):
                         continue
                     prompts = run.prompts(rng, len(times))
-                    measured = load.served(answer, times, prompts, max_batch=4 if asked.quick else 16, give_up_s=1.0)
-                    yield {"system": name, "beams": beams, "rate": rate, "data": _data(asked)}, measured
+                    measured = load.served(answer, times, prompts, max_batch=4 if options.quick else 16, give_up_s=1.0)
+                    yield {"system": name, "beams": beams, "rate": rate, "data": _data(options)}, measured
                     if measured["p99_ms"] > 3 * SLO_MS:
                         break
 
@@ -103,15 +103,15 @@ def _draw_13(rows: list[Row]) -> Figure:
     return figure
 
 
-def _points_19(asked: RunOptions) -> Points:
+def _points_19(options: RunOptions) -> Points:
     """One rate, models of growing size, growing beams: leafbeam beside copies. Prompts of 256 tokens."""
     rng = np.random.default_rng(0)
-    sizes = (64, 64, 64) if asked.quick else (256, 256, 256, 16)
+    sizes = (64, 64, 64) if options.quick else (256, 256, 256, 16)
     trie = Trie.build(np.stack([rng.integers(0, size, 12_000) for size in sizes], 1), list(sizes))
     vocabulary = Vocabulary(codebook_sizes=sizes)
     rate = 2.0
     with engines.one_thread():
-        for layers, hidden in ((2, 64),) if asked.quick else ((2, 64), (4, 128), (6, 192)):
+        for layers, hidden in ((2, 64),) if options.quick else ((2, 64), (4, 128), (6, 192)):
             config = ModelConfig(
                 vocab_size=vocabulary.size,
                 num_hidden_layers=layers,
@@ -122,9 +122,9 @@ def _points_19(asked: RunOptions) -> Points:
             )
             model = Transformer(config, vocabulary).eval()
             run = LoadRun(path=Path("drawn"), trie=trie, model=model, histories=[], item_ids=np.empty(0))
-            for beams in (32,) if asked.quick else (128, 256, 512):
+            for beams in (32,) if options.quick else (128, 256, 512):
                 for name, answer in _engines_only(run, beams).items():
-                    times = load.arrivals(np.random.default_rng(5), load.steady(rate), 2.0 if asked.quick else 6.0)
+                    times = load.arrivals(np.random.default_rng(5), load.steady(rate), 2.0 if options.quick else 6.0)
                     length = 256 // len(sizes)
                     prompts = [trie.codes_at(rng.integers(0, trie.num_leaves, length)) for _ in times]
                     answer(prompts[:1])
@@ -191,8 +191,8 @@ def _distinct(rows: list[Row], name: str) -> list[Any]:
     return list(dict.fromkeys(row["parameters"][name] for row in rows))
 
 
-def _data(asked: RunOptions) -> str:
-    return "shop" if asked.data is None else asked.data.name
+def _data(options: RunOptions) -> str:
+    return "shop" if options.data is None else options.data.name
 
 
 FIGURE_13 = ServingFigure(name="xgr-figure-13", points=_points_13, show=_show_13, draw=_draw_13)

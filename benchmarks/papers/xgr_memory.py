@@ -19,12 +19,12 @@ MIB = 2**20
 _COLUMNS = ("kept", "beams", "tokens", "formula MiB", "allocator's peak MiB", "process grew by MiB")
 
 
-def _points_15(asked: RunOptions) -> Points:
-    yield memory.measure("beams", asked.quick)
+def _points_15(options: RunOptions) -> Points:
+    yield memory.measure("beams", options.quick)
 
 
-def _points_16(asked: RunOptions) -> Points:
-    yield memory.measure("tokens", asked.quick)
+def _points_16(options: RunOptions) -> Points:
+    yield memory.measure("tokens", options.quick)
 
 
 def _show(console: Console, rows: list[Row], paper: str) -> None:

@@ -1,4 +1,4 @@
-"""Figure 18 of xGR: what each part of the scheduling is worth: `leafbeam serve` with one switch changed at a time, over HTTP.
+"""Figure 18 of xGR: an ablation of the scheduling: `leafbeam serve` with one switch changed at a time, over HTTP.
 
 The paper switches item filtering, graph dispatch and streams. Here: the filter of a rule on every request; batching; the
 host's work beside the workers; two workers over one copy of the weights (the CPU's streams). Graphs are for GPUs and were not
@@ -35,16 +35,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 _COLOURS = ("#1f7a4a", "#b03a48", "#d9822b", "#3b82b8", "#7b5ea7")
 
 
-def _points(asked: RunOptions) -> Points:
-    names = ("all on", "without batching") if asked.quick else tuple(VARIANTS)
-    beams, seconds = (16, 1.5) if asked.quick else (50, 5.0)
+def _points(options: RunOptions) -> Points:
+    names = ("all on", "without batching") if options.quick else tuple(VARIANTS)
+    beams, seconds = (16, 1.5) if options.quick else (50, 5.0)
     common = ("--beams", str(beams), "--threads", "1", "--slo-ms", "500", "--rule", f"{RULE}=hash(item_id) % 2 = 0")
-    with serve.load_run(asked.quick, asked.data) as run:
+    with serve.load_run(options.quick, options.data) as run:
         for name in names:
             with serving(run.path, *common, *VARIANTS[name]) as server:
                 rng = np.random.default_rng(1)
                 server.send(_planned(run, rng, np.linspace(0, 0.5, 10), name))
-                for rate in (6.0,) if asked.quick else (10.0, 30.0, 60.0):
+                for rate in (6.0,) if options.quick else (10.0, 30.0, 60.0):
                     times = load.arrivals(np.random.default_rng(int(rate)), load.steady(rate), seconds)
                     answers = server.send(_planned(run, np.random.default_rng(int(rate) + 1), times, name))
                     measured = load.summary(answers, seconds=seconds, slo_s=0.5)

@@ -1,1 +1,1 @@
-"""What a user could pick instead of leafbeam, implemented as its paper describes it, to be measured in the same run."""
+"""The peers that leafbeam is measured beside, each implemented as its paper describes it."""

@@ -75,7 +75,7 @@ class CsrArrays:
                 count = int(child.sum())
                 edges_E2[edge : edge + count, 0] = codes_LM[level, begin : begin + _CHUNK][child]
                 edges_E2[edge : edge + count, 1] = np.arange(next_node, next_node + count)
-                if level == 1:  # the parent's number is its code: codes that nobody has are parents of nothing
+                if level == 1:  # the parent's number is its code: codes without items have no children
                     counts_V[1:] += np.bincount(codes_LM[0, begin : begin + _CHUNK][child], minlength=codebook_size)
                 else:
                     opens = np.flatnonzero(change[child] < level)

@@ -1,6 +1,6 @@
-"""What a head does without an allowed-only one: every logit, or the allowed rows of the weight copied out first.
+"""Heads without an allowed-only kernel: every logit, or the allowed rows of the weight copied out first.
 
-dense:   `hidden @ weight.T`, then take what is legal: what every serving engine runs before its mask
+dense:   `hidden @ weight.T`, then take the legal ones: what every serving engine runs before its mask
 sliced:  the CUDA study log's second step, `hidden @ weight[allowed].T`: the rows are written and read once more. In a batch
          whose rows differ it takes every row's slice by itself, as the log says
 

@@ -85,14 +85,14 @@ class UnconstrainedJax:
     """Beam search without any constraint: what the JAX peers' overhead is measured from."""
 
     def root(self, batch_size: int) -> None:
-        """There is no state."""
+        """Nothing: an unconstrained search has no state."""
 
     def mask_step(self, level: int, state: None, log_p_BKV: Array) -> tuple[None, JaxOffers]:
         """Offer everything."""
         return None, JaxOffers(log_p_BKF=log_p_BKV)
 
     def advance(self, level: int, pending: None, best: JaxSelection) -> None:
-        """There is no state."""
+        """Nothing: an unconstrained search has no state."""
 
 
 def root(peer: JaxPeer, batch_size: int) -> JaxBeams:

@@ -1,7 +1,7 @@
-"""What every torch peer does in a round, and the one top-k that all of them get.
+"""The round of every torch peer, and the top-k that all of them share.
 
     log_p = log_softmax(logits)                         the same for all
-    pending, offers = peer.mask_step(state, log_p)      the constraint: this is what a peer is
+    pending, offers = peer.mask_step(state, log_p)      the constraint, which is all that differs between peers
     best = select(scores, offers, K)                    the same for all
     state = peer.advance(pending, best)                 follow the beams that were kept
 
@@ -24,7 +24,7 @@ _FLAT_CANDIDATES = 2**21
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offers:
-    """What a beam may be extended by.
+    """The codes that may extend each beam.
 
     log_p_BKF: float32, -inf where it is not legal. code_BKF: int64, the code of each offer; None: offer f is code f.
     """

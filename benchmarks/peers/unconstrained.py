@@ -19,11 +19,11 @@ class Unconstrained:
     nbytes: int = 0
 
     def root(self, batch_size: int) -> None:
-        """There is no state."""
+        """Nothing: an unconstrained search has no state."""
 
     def mask_step(self, state: None, log_p_BKV: Tensor) -> tuple[None, Offers]:
         """Offer everything."""
         return None, Offers(log_p_BKF=log_p_BKV)
 
     def advance(self, pending: None, best: Selection) -> None:
-        """There is no state."""
+        """Nothing: an unconstrained search has no state."""

@@ -1,6 +1,6 @@
 """The engine and its peers, side by side in this process: generate of transformers, and the prompt copied for each beam.
 
-All find the same items, asserted before any speed is measured, and take the same batches in turns.
+All find the same items, asserted before any speed is measured, and run the same batches interleaved.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def check_same_sets(mine: Sequence[NDArray[Any]], theirs: Sequence[NDArray[Any]]
 
 
 def versus(ways: Mapping[str, Callable[[Any], object]], batches: Sequence[Any], batch_size: int) -> dict[str, Any]:
-    """Seconds of each way on the same batches, in turns; and ratios of its median to leafbeam's, paired by batch."""
+    """Seconds of each engine on the same batches, interleaved; and ratios of its median to leafbeam's, paired by batch."""
     for run in ways.values():
         run(batches[0])
     at = iter(batches[turn] for turn in range(len(batches)) for _ in ways)

@@ -30,7 +30,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
-    """Every request at its time, whatever became of the others. A connection that breaks is an answer of status 0."""
+    """Send every request at its time, independent of earlier answers. A connection that breaks is an answer of status 0."""
     place = urlsplit(url)
     host, port = place.hostname or "127.0.0.1", place.port or 80
     idle: list[Connection] = []

@@ -1,4 +1,4 @@
-"""What the serving study serves: a small Qwen3 over the Semantic IDs of a data set, or of the made shop, and its histories."""
+"""The model, index and histories of the serving benchmarks: a small Qwen3 over a data set or the synthetic shop."""
 
 from __future__ import annotations
 

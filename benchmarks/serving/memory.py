@@ -1,4 +1,4 @@
-"""`bench memory`: what a search holds at its peak, as beams and prompts grow: the prompt once, and a copy for each beam.
+"""Peak memory of a search as beams and prompts grow, with one prompt copy and with a copy for each beam.
 
 Each point is a process of its own, which warms up with a small search, sets its peak back, runs one search in memory that is
 not there yet, and says by how much its resident memory grew at most (Linux: VmHWM), and what torch's allocator held at most.

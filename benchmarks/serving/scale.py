@@ -1,4 +1,4 @@
-"""`bench step` at sizes that no peer has memory for: the same rounds over a small and a large catalog, in turns.
+"""At sizes that do not fit the peers' memory: the same rounds over a small and a large catalog, interleaved.
 
 STATIC claims a step whose time does not grow with the catalog; this is leafbeam's answer to it. Both catalogs are searched by
 turns in one process with the same logits, of which there are many, so that the beams of each search go other ways through the
@@ -47,7 +47,7 @@ def measure(
     seconds_RL: dict[str, list[list[float]]] = {name: [] for name in searches}
     names = list(searches)
     for turn in range(repeats):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same other
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # no method always follows the same other
             seconds_RL[name].append(searches[name].run(sets[turn % _LOGITS]))
     steps = {name: spread([sum(one) / L for one in runs]) for name, runs in seconds_RL.items()}
     measured = {

@@ -1,4 +1,4 @@
-"""`bench serve`: the engine beside its peers, then `leafbeam serve` under load from a second process, over real HTTP.
+"""The engine beside its peers, then `leafbeam serve` under load from a second process, over real HTTP.
 
     engine    in this process, one thread, side by side: leafbeam, generate of transformers, the prompt copied for each beam.
               All find the same items (asserted) before any speed is measured; long prompts beside copies on both cores too

@@ -1,4 +1,4 @@
-"""`bench soak`: an engine under everything at once, for as long as it is told, and what is left of its memory.
+"""An engine under requests, changes, cancels and reloads at once; counts lost and wrong answers, and memory growth.
 
 Threads ask (any width, rule, deadline, and a tenth go away again), one changes the catalog all the time (items come and go,
 rules are reloaded, segments merged, rows purged), and the model raises, runs out of memory or hangs now and then. Every
@@ -229,7 +229,7 @@ class _Soak:
         if not all(obeys[rule].all() for rule in request.rules):
             self._wrong(f"{result.item_ids} for {request.rules}")
         if (items < horizon).any():
-            self._wrong(f"{result.item_ids} hold what was gone, below {horizon}, before they were asked for")
+            self._wrong(f"{result.item_ids} hold items, removed before the request (below {horizon})")
 
     def _change(self) -> None:
         rng = np.random.default_rng(self._seed)
