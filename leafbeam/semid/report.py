@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.extras import optional_imports
+from leafbeam.semid.table import SidTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leafbeam.semid.table import SidTable
 
 __all__ = ["LevelReport", "SidReport", "neighbour_overlap", "plot_report"]
 
