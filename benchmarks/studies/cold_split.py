@@ -113,7 +113,7 @@ def cold_split(log: InteractionLog, *, share: float, part: Part = "test") -> Col
     if len(users) == 0:
         raise DataError(f"no user's last item is one of {which}: take a larger share, or a log with newer interactions")
     if len(train.items_E) == 0:
-        raise DataError(f"every user has one of {which}: nobody is left to train on, take a smaller share")
+        raise DataError(f"every user has one of {which}: no user is left to train on, take a smaller share")
     tested = histories.select(users)
     before_E = np.ones(len(tested.items_E), np.bool_)
     before_E[tested.indptr_U1[1:] - 1] = False

@@ -153,12 +153,12 @@ def study_cold_start(
     """
     study = study or ColdStudy()
     seconds: dict[str, float] = {}
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
     def record_time(name: str) -> None:
-        nonlocal begun
-        seconds[name] = round(time.perf_counter() - begun, 2)
-        begun = time.perf_counter()
+        nonlocal start
+        seconds[name] = round(time.perf_counter() - start, 2)
+        start = time.perf_counter()
 
     columns = study.embedding.text_columns or text_columns(log.items)
     text_ND = text_vectors(log.items, columns, dims=study.text_dims, seed=study.seed)

@@ -218,7 +218,7 @@ def log_from_tables(
     core_E = _core(users_E, items_E, k_core)
     users_E, items_E, times_E = users_E[core_E], items_E[core_E], times_E[core_E]
     if len(users_E) == 0:
-        rule = f"no {k_core}-core: nobody is left" if k_core else "no interaction whose item is listed"
+        rule = f"no {k_core}-core: no user is left" if k_core else "no interaction whose item is listed"
         raise DataError(f"of {len(listed_E):,} rows there is {rule}")
 
     seen_N = np.bincount(items_E, minlength=len(catalog)) > 0

@@ -341,7 +341,7 @@ def _user_tokens(
 
 
 def is_bf16_faster(device: torch.device) -> bool:
-    """Whether bf16 matrix products are at least 1.5 times as fast: asked of a GPU, measured on a CPU (a few milliseconds).
+    """Whether bf16 matrix products are at least 1.5 times as fast: reported by a GPU, measured on a CPU (a few milliseconds).
 
     Most CPUs emulate bf16: on AMD Zen 3 it is 10 to 15 times slower than fp32.
     """
@@ -351,7 +351,7 @@ def is_bf16_faster(device: torch.device) -> bool:
     for dtype in seconds:
         a, b = torch.ones(512, 128, dtype=dtype), torch.ones(128, 384, dtype=dtype)
         for _ in range(4):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             torch.mm(a, b)
-            seconds[dtype] = min(seconds[dtype], time.perf_counter() - begun)
+            seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
     return 1.5 * seconds[torch.bfloat16] < seconds[torch.float32]

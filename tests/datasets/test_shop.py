@@ -62,7 +62,7 @@ def test_attribute_shares_are_as_documented(shop: Shop):
     assert price.min() >= 1.0
 
 
-def test_what_is_new_this_week_has_few_interactions(shop: Shop):
+def test_items_new_this_week_have_few_interactions(shop: Shop):
     _, item = log_of(shop)
     new = (np.datetime64(TODAY) - shop.items["first_seen"].to_numpy()).astype(int) < 7
     counts = np.bincount(item, minlength=len(new))

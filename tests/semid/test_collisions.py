@@ -45,7 +45,7 @@ def test_free_codes_make_sids_unique_and_keep_their_first_codes(assignment, rows
     assert (moved[:, 1] < size).all()
 
 
-def test_the_nearest_item_keeps_the_code_and_the_other_takes_the_nearest_free_one():
+def test_the_nearest_item_keeps_the_code_and_the_other_gets_the_nearest_free_one():
     last = np.array([[0.0], [1.0], [5.0]], np.float32)
     codes = np.array([[0, 0], [0, 0], [1, 2]])
     residuals = np.array([[0.3], [0.1], [5.0]], np.float32)

@@ -18,7 +18,7 @@ def clusters(seed: int, rows: int = 300, dims: int = 8) -> np.ndarray:
     return rng.normal(size=(12, dims))[rng.integers(0, 12, rows)] + 0.2 * rng.normal(size=(rows, dims))
 
 
-def test_every_code_is_the_nearest_centroid_to_what_is_left():
+def test_every_code_is_the_nearest_centroid_to_the_residual():
     vectors = clusters(0)
     quantiser = ResidualKMeans(codebook_sizes=(16, 8, 4), seed=0).fit(vectors)
     codes = quantiser.encode(vectors)
@@ -30,7 +30,7 @@ def test_every_code_is_the_nearest_centroid_to_what_is_left():
         residual -= centroids[codes[:, level]]
 
 
-def test_every_level_brings_the_vectors_nearer():
+def test_every_level_reduces_the_error():
     vectors = clusters(1)
     quantiser = ResidualKMeans(codebook_sizes=(8, 8, 8), seed=0).fit(vectors)
     codes = quantiser.encode(vectors)
@@ -96,7 +96,7 @@ def test_many_equal_vectors_leave_dead_codes_without_a_warning():
     assert len(np.unique(quantiser.encode(vectors))) == 3
 
 
-def test_new_vectors_are_encoded_alone_as_in_company():
+def test_vectors_are_encoded_alone_as_in_a_batch():
     vectors = clusters(7)
     quantiser = ResidualKMeans(codebook_sizes=(16, 16), seed=0).fit(vectors[:200])
     together = quantiser.encode(vectors)
@@ -104,7 +104,7 @@ def test_new_vectors_are_encoded_alone_as_in_company():
     assert quantiser.encode(vectors[:0]).shape == (0, 2)
 
 
-def test_very_many_vectors_go_by_mini_batches_with_the_same_promises():
+def test_very_many_vectors_use_mini_batches_and_stay_deterministic():
     vectors = clusters(11, rows=200_000, dims=3)
     first, again = (ResidualKMeans(codebook_sizes=(12, 4), seed=1).fit(vectors) for _ in range(2))
     assert all((a == b).all() for a, b in zip(first.centroids, again.centroids, strict=True))
@@ -203,7 +203,7 @@ def test_a_damaged_directory_is_named(tmp_path, how):
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
 )
 @settings(max_examples=50, deadline=None)
-def test_whatever_the_numbers_codes_fit_their_codebooks_or_the_fault_is_named(vectors, sizes):
+def test_any_numbers_give_codes_that_fit_or_a_named_error(vectors, sizes):
     try:
         quantiser = ResidualKMeans(codebook_sizes=tuple(sizes), seed=0).fit(vectors)
     except LeafbeamError:

@@ -24,7 +24,7 @@ def fitted() -> RqVae:
     return RqVae(codebook_sizes=(16, 8, 4), seed=0, config=SMALL).fit(clusters())
 
 
-def test_it_rebuilds_vectors_and_each_level_brings_them_nearer(fitted: RqVae):
+def test_it_reconstructs_vectors_and_each_level_reduces_the_error(fitted: RqVae):
     vectors = clusters()
     codes = fitted.encode(vectors)
     spread = ((vectors - vectors.mean(axis=0)) ** 2).sum()
@@ -35,7 +35,7 @@ def test_it_rebuilds_vectors_and_each_level_brings_them_nearer(fitted: RqVae):
     assert codes.shape == (400, 3)
 
 
-def test_every_code_is_the_nearest_to_what_is_left_of_the_latent(fitted: RqVae):
+def test_every_code_is_the_nearest_to_the_residual_of_the_latent(fitted: RqVae):
     vectors = clusters()
     codes, before_last = fitted.encode_with_residuals(vectors)
     residual = fitted.latents(vectors)
@@ -64,7 +64,7 @@ def test_dead_codes_are_revived():
 
 
 @pytest.mark.parametrize("gradient", ["straight-through", "rotation"])
-def test_the_quantiser_passes_the_codes_forward_and_a_gradient_of_the_right_turn_back(gradient: str):
+def test_the_forward_pass_gives_the_codes_and_the_gradient_is_copied_or_rotated(gradient: str):
     generator = torch.Generator().manual_seed(0)
     latent = torch.randn(5, 3, generator=generator, requires_grad=True)
     total = torch.randn(5, 3, generator=generator)
@@ -89,7 +89,7 @@ def test_equal_seeds_give_equal_bits_and_other_seeds_other_codes(fitted: RqVae):
     assert (other.encode(clusters()) != fitted.encode(clusters())).any()
 
 
-def test_what_was_saved_is_loaded_bit_for_bit(fitted: RqVae, tmp_path: Path):
+def test_save_and_load_are_bit_equal(fitted: RqVae, tmp_path: Path):
     fitted.save(tmp_path / "q")
     loaded = RqVae.load(tmp_path / "q")
     new = clusters(5)

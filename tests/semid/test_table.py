@@ -52,7 +52,7 @@ def test_any_reader_of_parquet_sees_plain_columns(tmp_path):
         ([1.0, 2.0], CODES, (4, 2, 10), ItemIdError, "whole numbers or text"),
     ],
 )
-def test_what_is_not_a_table_of_sids_is_named(item_ids, codes, sizes, error, message):
+def test_invalid_sid_tables_are_named(item_ids, codes, sizes, error, message):
     with pytest.raises(error, match=message):
         SidTable(item_ids=np.array(item_ids), codes=codes, codebook_sizes=sizes)
 

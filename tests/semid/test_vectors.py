@@ -48,7 +48,7 @@ def test_a_streamed_fit_is_as_good_as_one_in_memory_whatever_the_order(tmp_path:
     assert all((a == b).all() for a, b in zip(streamed.centroids, again.centroids, strict=True))
 
 
-def test_every_vector_counts_and_not_the_sample_alone():
+def test_every_vector_of_the_blocks_counts():
     """A level of one code is the mean of all vectors, to rounding, however few were drawn to begin with."""
     every = vectors(4000)
     streamed = ResidualKMeans(codebook_sizes=(1,)).fit_blocks([every[:1000], every[1000:]], sample=10)

@@ -195,10 +195,10 @@ def test_metadata_of_another_category_or_without_ids_are_named(tmp_path):
 
 @given(st.lists(st.one_of(st.binary(max_size=30), st.sampled_from(lines(REVIEWS_2014 + META_2014).splitlines())), max_size=4))
 @settings(max_examples=100, deadline=None)
-def test_whatever_stands_in_a_file_it_loads_or_is_named(tmp_path_factory, content):
-    place = tmp_path_factory.mktemp("fuzz")
-    (place / "any.json").write_bytes(b"\n".join(content))
-    for arguments in ((place / "any.json",), (place / "any.json", place / "any.json")):
+def test_any_file_loads_or_gives_a_named_error(tmp_path_factory, content):
+    directory = tmp_path_factory.mktemp("fuzz")
+    (directory / "any.json").write_bytes(b"\n".join(content))
+    for arguments in ((directory / "any.json",), (directory / "any.json", directory / "any.json")):
         try:
             log = load_amazon(*arguments)
         except LeafbeamError:

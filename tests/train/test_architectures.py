@@ -38,8 +38,9 @@ def walks(users: int, items: int = 40) -> Histories:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, users)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
-    place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
-    return Histories(indptr_U1=ptr, items_E=(np.repeat(rng.integers(0, items, users), lengths) + place) % items, times_E=place)
+    position = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
+    first = np.repeat(rng.integers(0, items, users), lengths)
+    return Histories(indptr_U1=ptr, items_E=(first + position) % items, times_E=position)
 
 
 def trainer_of(recipe: Recipe = TINY, users: int = 60) -> Trainer:
@@ -85,11 +86,11 @@ def test_the_loss_is_the_last_items_cross_entropy_given_the_others(recipe: Recip
 
 def test_a_log_that_can_be_learned_is_learned():
     recipe = dataclasses.replace(EXPERTS, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
-    moments: list[TrainStats] = []
+    history: list[TrainStats] = []
     trainer = trainer_of(recipe)
-    trainer.run(progress=moments.append)
-    assert moments[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.25)
-    assert moments[-1].loss < 0.5 * moments[0].loss  # the first item of a walk cannot be foreseen
+    trainer.run(progress=history.append)
+    assert history[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.25)
+    assert history[-1].loss < 0.5 * history[0].loss  # the first item of a walk cannot be foreseen
     codes = all_codes()
     tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
     first_code = trainer.model.start(torch.as_tensor(tokens_BT)).step_fn().argmax(-1)
@@ -142,10 +143,10 @@ def test_bf16_trains_too():
         ({"num_experts": -1}, "at least 0"),
     ],
 )
-def test_recipes_that_cannot_be_meant_are_refused(fields: dict[str, object], message: str):
+def test_contradictory_recipes_are_refused(fields: dict[str, object], message: str):
     with pytest.raises(ArgumentError, match=message):
         dataclasses.replace(TINY, **fields)  # type: ignore[arg-type]
 
 
-def test_a_recipe_of_before_there_was_a_choice_is_read_as_decoder_only():
+def test_a_recipe_without_an_architecture_is_decoder_only():
     assert Recipe.from_json('{"budget": {"steps": 3}}').architecture == "decoder-only"

@@ -45,10 +45,10 @@ def test_removed_seen_items_are_not_ranked_by_a_baseline():
     popular = popularity_ranks(seen, targets, num_items=20, seen=seen)
     counts = np.bincount(seen.items_E, minlength=20)
     for user, target in enumerate(targets):
-        mine = set(seen[user].tolist())
+        items = set(seen[user].tolist())
         for ranks, score in ((nearest, units @ units[last[user]]), (popular, counts.astype(float))):
-            order = [row for row in sorted(range(20), key=lambda row: (-round(float(score[row]), 5), row)) if row not in mine]
-            assert ranks[user] == (MISS if target in mine else order.index(target))
+            order = [row for row in sorted(range(20), key=lambda row: (-round(float(score[row]), 5), row)) if row not in items]
+            assert ranks[user] == (MISS if target in items else order.index(target))
 
 
 def test_vectors_that_are_not_finite_are_refused():

@@ -41,13 +41,13 @@ def test_a_long_history_is_cut_into_windows_that_make_every_item_a_target():
         assert all(len(users) == 1 for users in users_W)
 
 
-def test_the_places_of_the_cuts_change_from_epoch_to_epoch():
+def test_the_cuts_change_from_epoch_to_epoch():
     batches = batches_of([40])
     cuts = {tuple(sorted(int(row[0]) for batch in batches.epoch(epoch) for row in batch)) for epoch in range(12)}
     assert len(cuts) > 2
 
 
-def test_a_batch_holds_one_length_and_about_the_tokens_asked_for():
+def test_a_batch_holds_one_length_and_about_batch_tokens():
     for batch in batches_of([4] * 50 + [2] * 50).epoch(3):
         assert batch.size * 3 <= 60
     assert max(batch.shape[0] for batch in batches_of([4] * 50, batch_tokens=1).epoch(0)) == 1

@@ -55,7 +55,7 @@ def log_of(histories: list[list[int]]) -> InteractionLog:
 
 
 def walks(users: int, *, seed: int = 0) -> InteractionLog:
-    """Everybody walks round the catalog, one item after the next."""
+    """Each user walks round the catalog, one item after the next."""
     rng = np.random.default_rng(seed)
     return log_of(
         [[int(first + step) % 30 for step in range(length)] for first, length in rng.integers((0, 1), (30, 11), (users, 2))]
@@ -234,7 +234,7 @@ def test_a_report_survives_json_and_prints_every_figure(shop: tuple[InteractionL
     assert f"{report.unconstrained.invalid.mean:.2%}" in text
 
 
-def test_the_unconstrained_search_equals_an_enumeration_of_every_sid_when_it_is_wide_enough():
+def test_a_wide_unconstrained_search_equals_an_enumeration_of_every_sid():
     model = model_of(3)
     every = np.array(list(itertools.product(*map(range, SIZES))))
     history = np.array([[1, 2, 0], [3, 3, 1]])
@@ -252,8 +252,8 @@ def test_the_sid_set_contains_exactly_its_sids():
     sizes = (2**31, 3, 70_000)
     codes = rng.integers(0, (40, 3, 50), (200, 3))
     codes[:5, 0] = 2**31 - 1
-    asked = np.concatenate([codes, rng.integers(0, (40, 3, 50), (500, 3))])
+    sids = np.concatenate([codes, rng.integers(0, (40, 3, 50), (500, 3))])
     known = {tuple(code) for code in codes.tolist()}
-    assert SidSet(codes, sizes).contains(asked).tolist() == [tuple(code) in known for code in asked.tolist()]
-    assert not SidSet(codes[:0], sizes).contains(asked).any()
+    assert SidSet(codes, sizes).contains(sids).tolist() == [tuple(code) in known for code in sids.tolist()]
+    assert not SidSet(codes[:0], sizes).contains(sids).any()
     assert MISS == -1

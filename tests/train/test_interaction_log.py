@@ -59,7 +59,7 @@ def test_each_kind_of_file_gives_the_same_log(tmp_path, kind):
     assert log.report.users_out_of_order == 1
 
 
-def test_files_can_be_named_and_columns_called_anything(tmp_path):
+def test_files_and_columns_can_have_any_name(tmp_path):
     table = pa.table({"who": [1, 1], "what": [7, 8], "when": [2, 1], "stars": [5, 5]})
     pq.write_table(table, tmp_path / "clicks.parquet")
     pq.write_table(pa.table({"sku": [7, 8], "name": ["a", "b"]}), tmp_path / "goods.parquet")
@@ -79,7 +79,7 @@ def test_equal_times_keep_the_order_of_the_file():
     assert names(log, 0) == items[::-1]
 
 
-def test_order_file_trusts_the_file_where_times_disagree():
+def test_order_file_keeps_the_files_order_where_times_disagree():
     table = pa.table({"user_id": [1, 2, 1], "item_id": [5, 6, 7], "timestamp": [9, 1, 3]})
     assert names(log_from_tables(table, order="file"), 0) == [5, 7]
     assert names(log_from_tables(table), 0) == [7, 5]
@@ -107,7 +107,7 @@ def test_an_item_that_is_not_listed_is_added_dropped_or_refused():
         log_from_tables(clicks, items, unlisted="refuse")
 
 
-def test_an_item_that_nobody_took_stays_unless_asked():
+def test_an_item_without_interactions_stays_unless_unseen_is_drop():
     clicks = pa.table({"user_id": [1], "item_id": ["b"], "timestamp": [1]})
     items = pa.table({"item_id": ["a", "b"]})
     kept = log_from_tables(clicks, items)
@@ -137,7 +137,7 @@ def test_the_core_is_the_same_as_dropping_one_by_one():
     assert log.num_items == len({row[1] for row in pairs})
 
 
-def test_a_core_of_nobody_is_an_error():
+def test_an_empty_core_is_an_error():
     with pytest.raises(DataError, match="7-core"):
         log_from_tables(pa.table(ROWS), k_core=7)
 
@@ -221,7 +221,7 @@ def test_an_item_listed_twice_is_an_error_that_names_both_rows():
         log_from_tables(pa.table(ROWS), items)
 
 
-def test_ids_of_two_kinds_are_an_error():
+def test_ids_of_two_types_are_an_error():
     with pytest.raises(DataError, match="in one type"):
         log_from_tables(pa.table(ROWS), pa.table({"item_id": [1, 2]}))
 
@@ -245,7 +245,7 @@ def test_a_bad_file_is_a_named_error(tmp_path, case):
         load_log(tmp_path)
 
 
-def test_places_without_a_log_are_named(tmp_path):
+def test_missing_and_ambiguous_files_are_named(tmp_path):
     with pytest.raises(DataError, match="no directory"):
         load_log(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"holds no interactions\.parquet"):
@@ -270,7 +270,7 @@ def test_wrong_options_are_named():
         load_log()
 
 
-def test_histories_of_chosen_users_are_theirs():
+def test_selected_histories_are_those_of_the_users():
     histories = log_from_tables(pa.table(ROWS), pa.table(ITEMS)).histories
     chosen = histories.select(np.array([2, 0, 2]))
     assert [chosen[user].tolist() for user in range(3)] == [histories[user].tolist() for user in (2, 0, 2)]
@@ -283,7 +283,7 @@ cell = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from(["", "a", "01", 
 
 @given(st.lists(st.tuples(cell, cell, cell), max_size=6), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, header):
+def test_any_csv_loads_or_gives_a_named_error(tmp_path_factory, rows, header):
     directory = tmp_path_factory.mktemp("fuzz")
     lines = ["user_id,item_id,timestamp"] if header else []
     lines += [",".join("" if value is None else str(value) for value in row) for row in rows]
@@ -296,7 +296,7 @@ def test_whatever_stands_in_a_csv_it_loads_or_is_named(tmp_path_factory, rows, h
     assert (np.diff(log.histories.times_E)[log.histories.users_E[1:] == log.histories.users_E[:-1]] >= 0).all()
 
 
-def test_times_in_the_future_are_counted_and_a_log_of_nothing_else_is_refused():
+def test_future_times_are_counted_and_a_log_of_only_future_times_is_refused():
     soon = int(time.time()) + 10**6
     rows = {"user_id": [1, 1, 1], "item_id": ["a", "b", "c"], "timestamp": [soon, 5, 7]}
     log = log_from_tables(pa.table(rows))

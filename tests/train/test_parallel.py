@@ -90,7 +90,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_two_processes_that_share_the_weights_learn_what_one_learns(out: Path):
+def test_two_processes_with_sharded_weights_learn_what_one_learns(out: Path):
     first, second = (torch.load(out / f"{rank}.pt") for rank in range(2))
     for name, recipe in SHARDED.items():
         alone = of_any(recipe)
@@ -129,8 +129,8 @@ def test_the_local_rows_of_all_processes_are_the_batch():
     parts = [DataParallel(rank=rank, size=2).local_rows(items) for rank in range(2)]
     assert sorted(np.concatenate([part[0] for part in parts]).ravel().tolist()) == list(range(15))
     assert [weight for _, weight in parts] == [0.6, 0.4]
-    mine, weight = DataParallel(rank=1, size=2).local_rows(items[:1])
-    assert (mine.shape, weight) == ((1, 3), 0.0)
+    local, weight = DataParallel(rank=1, size=2).local_rows(items[:1])
+    assert (local.shape, weight) == ((1, 3), 0.0)
 
 
 def test_without_a_process_group_there_is_nothing_to_join():

@@ -37,13 +37,13 @@ def losses_of(recipe: Recipe) -> list[float]:
 
 @pytest.mark.parametrize("architecture", ["decoder-only", "encoder-decoder"])
 @pytest.mark.parametrize("name", ["tiny", "small", "base"])
-def test_the_first_losses_are_the_golden_ones(name: str, architecture: str):
+def test_the_first_losses_equal_the_recorded_ones(name: str, architecture: str):
     recipe = preset(name, budget=Budget(steps=STEPS), architecture=architecture)
     recipe = dataclasses.replace(recipe, batch_tokens=90, max_items=6, precision="fp32", warmup=0.1)
     np.testing.assert_allclose(losses_of(recipe), GOLDEN[name, architecture], rtol=0.03)
 
 
-def test_a_preset_takes_another_budget_and_seed_and_nothing_unknown():
+def test_a_preset_takes_another_budget_and_seed_and_refuses_unknown_names():
     assert preset("small") == Recipe()
     assert preset("base").patience > 0
     assert preset("tiny", budget=Budget(steps=3), seed=7) == dataclasses.replace(preset("tiny"), budget=Budget(steps=3), seed=7)

@@ -36,13 +36,13 @@ def test_users_of_one_or_two_interactions_train_and_are_not_evaluated():
     assert (split.report.users_too_short, split.report.users_evaluated) == (2, 1)
 
 
-def test_nobody_long_enough_leaves_nothing_to_evaluate():
+def test_only_short_users_leave_nothing_to_evaluate():
     split = leave_one_out(log_of([[1, 2], [3]]))
     assert len(split.test_users()) == 0
     assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
 
 
-def test_the_parts_put_together_are_the_log_with_its_times():
+def test_the_parts_together_are_the_log_with_its_times():
     rng = np.random.default_rng(1)
     log = log_of([rng.integers(0, 30, rng.integers(1, 9)).tolist() for _ in range(200)])
     split = leave_one_out(log)
@@ -52,8 +52,8 @@ def test_the_parts_put_together_are_the_log_with_its_times():
         last = [split.test_U[user]] if split.test_U[user] >= 0 else []
         assert before[user].tolist() + last == whole
         start, stop = before.indptr_U1[user : user + 2]
-        place = log.histories.indptr_U1[user]
-        assert before.times_E[start:stop].tolist() == log.histories.times_E[place : place + stop - start].tolist()
+        position = log.histories.indptr_U1[user]
+        assert before.times_E[start:stop].tolist() == log.histories.times_E[position : position + stop - start].tolist()
 
 
 @pytest.mark.data

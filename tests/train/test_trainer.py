@@ -50,8 +50,8 @@ def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
     lengths = rng.integers(1, 11, users)
     ptr = np.concatenate([[0], np.cumsum(lengths)])
     first = np.repeat(rng.integers(0, items, users), lengths)
-    place = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
-    return Histories(indptr_U1=ptr, items_E=(first + place) % items, times_E=place)
+    position = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
+    return Histories(indptr_U1=ptr, items_E=(first + position) % items, times_E=position)
 
 
 def trainer_of(recipe: Recipe = TINY, *, histories: Histories | None = None, **rest: object) -> Trainer:
@@ -90,12 +90,12 @@ def test_the_loss_is_each_levels_own_cross_entropy_given_what_came_before():
     model, codes = trainer.model.eval(), all_codes()
     nats = []
     for items in items_BT.tolist():
-        for place in range(3):
+        for position in range(3):
             for level in range(3):
-                before = [model.vocabulary.bos, *model.vocabulary.tokens(codes[items[: place + 1]]).reshape(-1)]
-                hidden = model(torch.tensor([before[: 1 + 3 * place + level]]))[0, -1]
+                before = [model.vocabulary.bos, *model.vocabulary.tokens(codes[items[: position + 1]]).reshape(-1)]
+                hidden = model(torch.tensor([before[: 1 + 3 * position + level]]))[0, -1]
                 log_p = torch.log_softmax(model.head(hidden, level).double(), -1)
-                right = codes[items[place], level]
+                right = codes[items[position], level]
                 nats.append(-0.95 * log_p[right] - 0.05 * log_p.mean())
     by_hand = torch.stack(nats).sum() / items_BT.numel()
     assert trainer.loss(items_BT).item() == pytest.approx(by_hand.item(), rel=1e-5)
@@ -179,7 +179,7 @@ def test_training_leaves_torchs_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_an_update_uses_the_recipes_threads_and_gives_the_others_back(monkeypatch: pytest.MonkeyPatch):
+def test_an_update_uses_the_recipes_threads_and_restores_the_number(monkeypatch: pytest.MonkeyPatch):
     before, seen = torch.get_num_threads(), []
     trainer = trainer_of(dataclasses.replace(TINY, threads=before + 1))
     measured = trainer.loss
@@ -211,14 +211,14 @@ def test_a_budget_in_minutes_follows_the_clock_and_ends_on_time():
     assert history[len(history) // 2].remaining_s == pytest.approx(15, abs=1)
 
 
-def test_a_budget_in_epochs_reads_the_log_so_many_times():
+def test_a_budget_in_epochs_reads_the_log_that_many_times():
     trainer = trainer_of(dataclasses.replace(TINY, budget=Budget(epochs=2)))
     trainer.run()
     assert (trainer.state.epoch, trainer.state.batch) == (2, 0)
 
 
 @pytest.mark.parametrize("budget", [{}, {"steps": 0}, {"minutes": -1.0}, {"steps": 5, "epochs": 1.0}, {"epochs": float("nan")}])
-def test_a_budget_that_is_none_is_refused(budget: dict[str, float]):
+def test_an_invalid_budget_is_refused(budget: dict[str, float]):
     with pytest.raises(ArgumentError):
         Budget(**budget)
 
@@ -314,7 +314,7 @@ def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, file: str, damage
         Checkpoint.load(tmp_path / "checkpoint")
 
 
-def test_saving_over_a_checkpoint_leaves_the_newest_one_only(tmp_path: Path):
+def test_saving_over_a_checkpoint_leaves_only_the_newest(tmp_path: Path):
     trainer = trainer_of()
     for _ in range(3):
         trainer.step()
@@ -349,7 +349,7 @@ def sids_of(item_ids: list[str]) -> SidTable:
     return SidTable(item_ids=np.array(item_ids), codes=all_codes()[: len(item_ids)], codebook_sizes=SIZES)
 
 
-def test_what_is_held_out_never_reaches_the_weights(tmp_path: Path):
+def test_held_out_items_never_reach_the_weights(tmp_path: Path):
     items = [f"i{number:02}" for number in range(20)]
     trained = [[items[(user + step) % 14] for step in range(2 + user % 4)] for user in range(16)]
     everything = [[*items]]  # one user whose last two do not matter: it fixes the order of the items in both logs
@@ -361,7 +361,7 @@ def test_what_is_held_out_never_reaches_the_weights(tmp_path: Path):
     assert same(weights_of(models[0]), weights_of(models[1]))
 
 
-def test_train_writes_a_model_that_reads_back_and_goes_on_where_it_was_stopped(tmp_path: Path):
+def test_train_writes_a_model_that_loads_and_resumes_where_it_stopped(tmp_path: Path):
     items = [f"i{number:02}" for number in range(20)]
     log = log_of([[items[(user + step) % 20] for step in range(3 + user % 5)] for user in range(40)])
     split, sids = leave_one_out(log), sids_of(items)
@@ -396,7 +396,7 @@ def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
         codes_of_log(log, SidTable(item_ids=np.array([1, 2, 3]), codes=all_codes()[:3], codebook_sizes=SIZES))
 
 
-def test_training_stops_when_validation_gets_no_better_and_a_resumed_run_stops_there_too(tmp_path: Path):
+def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_path: Path):
     recipe = dataclasses.replace(TINY, budget=Budget(steps=200), validations=40, patience=3)
 
     def measured() -> Callable[[object], float]:

@@ -38,7 +38,7 @@ def opposites(users: int) -> Histories:
     return Histories(indptr_U1=np.arange(users + 1) * 2, items_E=items, times_E=np.arange(2 * users))
 
 
-def test_user_tokens_lie_behind_the_levels_and_an_id_is_its_text():
+def test_user_tokens_follow_the_levels_and_ids_are_hashed_as_text():
     assert VOCABULARY.offsets == Vocabulary(codebook_sizes=SIZES).offsets
     assert (VOCABULARY.no_user, VOCABULARY.size) == (14, 31)
     tokens = VOCABULARY.user_tokens([*range(500), None])
@@ -90,7 +90,7 @@ def test_recipe_vocabulary_and_user_ids_have_to_agree():
         Trainer(new_model(USERS.model_config(plain), plain), walks(60), all_codes(), USERS, user_ids=np.arange(60))
 
 
-def test_every_window_knows_whose_it_is():
+def test_every_window_has_its_user():
     histories = walks(40)
     for last_only in (False, True):
         epoch = Batches(histories=histories, max_items=3, num_levels=3, batch_tokens=60, seed=0, last_only=last_only).epoch(2)
@@ -103,27 +103,27 @@ def test_every_window_knows_whose_it_is():
 
 
 @BOTH
-def test_the_loss_is_the_cross_entropy_given_the_user_too(recipe: Recipe):
+def test_the_loss_is_the_cross_entropy_given_the_user_token(recipe: Recipe):
     trainer = trainer_of(recipe)
     model, codes = trainer.model.eval(), all_codes()
     items_BT, users = torch.tensor([[3, 17], [0, 39]]), VOCABULARY.user_tokens(["ann", "bob"])
     nats: list[torch.Tensor] = []
     for user, items in zip(users.tolist(), items_BT.tolist(), strict=True):
-        for place in range(2) if recipe is USERS else [1]:
-            begin = [model.vocabulary.bos, user, *model.vocabulary.tokens(codes[items[:place]].reshape(-1, 3)).reshape(-1)]
-            target = model.vocabulary.tokens(codes[items[place]]).tolist()
+        for position in range(2) if recipe is USERS else [1]:
+            begin = [model.vocabulary.bos, user, *model.vocabulary.tokens(codes[items[:position]].reshape(-1, 3)).reshape(-1)]
+            target = model.vocabulary.tokens(codes[items[position]]).tolist()
             for level in range(3):
                 if isinstance(model, EncoderDecoder):
                     hidden = model(torch.tensor([begin]), torch.tensor([target[:level]], dtype=torch.int64))[0, -1]
                 else:
                     hidden = model(torch.tensor([[*begin, *target[:level]]]))[0, -1]
-                nats.append(-torch.log_softmax(model.head(hidden, level).double(), -1)[codes[items[place], level]])
+                nats.append(-torch.log_softmax(model.head(hidden, level).double(), -1)[codes[items[position], level]])
     by_hand = torch.stack(nats).sum().item() * 3 / len(nats)
     assert trainer.loss(items_BT, torch.as_tensor(users)).item() == pytest.approx(by_hand, rel=1e-5)
 
 
 @BOTH
-def test_who_it_is_decides_where_histories_are_equal(recipe: Recipe):
+def test_the_user_token_decides_where_histories_are_equal(recipe: Recipe):
     recipe = dataclasses.replace(recipe, num_users=2000, budget=Budget(steps=150), hidden_size=32)
     trainer = trainer_of(recipe, opposites(40))
     trainer.run()
@@ -161,7 +161,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_belongs_to_its_users(tmp_path
         trainer_of(dataclasses.replace(recipe, num_users=15)).resume(saved)
 
 
-def test_without_users_nothing_is_written_that_was_not_before():
+def test_without_users_vocabulary_fingerprint_and_recipe_are_unchanged():
     plain = Vocabulary(codebook_sizes=SIZES)
     assert plain.to_dict() == {"kind": "ranges", "codebook_sizes": list(SIZES), "num_specials": 3}
     assert plain.size == 14
@@ -175,7 +175,7 @@ def test_without_users_nothing_is_written_that_was_not_before():
 
 
 @BOTH
-def test_train_saves_a_model_that_knows_its_users_and_evaluate_asks_for_each(
+def test_train_saves_a_model_with_users_and_evaluate_passes_each_user(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ):
     items = [f"i{number:02}" for number in range(20)]
@@ -206,7 +206,7 @@ def test_train_saves_a_model_that_knows_its_users_and_evaluate_asks_for_each(
     assert len(set(tokens_U.tolist())) > 5
 
 
-def test_a_history_as_long_as_the_model_has_room_for_leaves_room_for_a_user():
+def test_the_longest_history_leaves_a_position_for_the_user_token():
     trainer = trainer_of()
     history = all_codes()[: USERS.max_items]
     prompts = trainer.model.vocabulary.prompts([history], [1])
@@ -214,7 +214,7 @@ def test_a_history_as_long_as_the_model_has_room_for_leaves_room_for_a_user():
     assert trainer.model.config.max_position_embeddings == TINY.model_config(TINY.vocabulary(SIZES)).max_position_embeddings
 
 
-def test_the_engine_asks_for_whom_a_request_names(monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_passes_the_user_of_a_request(monkeypatch: pytest.MonkeyPatch):
     model, codes = trainer_of().model.eval(), all_codes()
     ids = np.array([f"i{item:02}" for item in range(len(codes))])
     engine = Engine(model, Trie.build(codes, SIZES, ids))
@@ -233,7 +233,7 @@ def test_the_engine_asks_for_whom_a_request_names(monkeypatch: pytest.MonkeyPatc
     assert results[0].scores != results[3].scores
 
 
-def test_a_model_without_users_does_not_look_at_them():
+def test_a_model_without_user_tokens_ignores_users():
     model, codes = trainer_of(TINY, user_ids=None).model.eval(), all_codes()
     engine = Engine(model, Trie.build(codes, SIZES, np.arange(len(codes))))
     named, plain = engine.recommend([Request(history=(3,), user="ann"), Request(history=(3,))])
@@ -242,12 +242,12 @@ def test_a_model_without_users_does_not_look_at_them():
 
 
 @pytest.mark.parametrize("user", [True, 1.5, ["ann"], b"ann", "\ud800"])
-def test_a_user_that_is_no_id_is_refused(user: object):
+def test_an_invalid_user_id_is_refused(user: object):
     with pytest.raises(RequestError, match="user has to be"):
         Request(user=user)  # type: ignore[arg-type]
 
 
-def test_the_engine_asks_for_no_user_with_a_history_as_long_as_fits(monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_passes_no_user_with_the_longest_history(monkeypatch: pytest.MonkeyPatch):
     model, codes = trainer_of().model.eval(), all_codes()
     ids = np.array([f"i{item:02}" for item in range(len(codes))])
     seen: list[list[int]] = []

@@ -19,7 +19,7 @@ def hits_of(scores_UC: np.ndarray, right_U: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sureness", [0.4, 1.0, 2.5])
-def test_the_temperature_is_how_much_too_sure_the_scores_were(sureness: float):
+def test_the_temperature_recovers_the_overconfidence(sureness: float):
     scores, right = too_sure(sureness=sureness)
     fitted = Temperature.fit(scores, right)
     assert fitted.temperature == pytest.approx(sureness, rel=0.1)
@@ -43,7 +43,7 @@ def test_excluded_items_stay_excluded():
         Temperature.fit(scores, right)
 
 
-def test_the_staircase_gives_the_frequencies_of_new_answers():
+def test_isotonic_regression_gives_the_frequencies_of_new_answers():
     scores, right = too_sure()
     new_scores, new_right = too_sure(seed=1)
     fitted = Isotonic.fit(scores.ravel(), hits_of(scores, right))
@@ -55,14 +55,14 @@ def test_the_staircase_gives_the_frequencies_of_new_answers():
     assert fitted.probabilities(np.array([-np.inf, -1e9, 1e9])).tolist() == [0.0, fitted.frequencies[0], fitted.frequencies[-1]]
 
 
-def test_the_error_is_nought_for_honest_forecasts_and_the_gap_for_others():
+def test_the_error_is_zero_for_calibrated_forecasts_and_the_gap_for_others():
     hits = np.array([True, False] * 50)
     assert calibration_error(np.full(100, 0.5), hits, bins=5) == pytest.approx(0.0)
     assert calibration_error(np.full(100, 0.9), hits, bins=5) == pytest.approx(0.4)
     assert calibration_error(hits.astype(float), hits) == 0.0
 
 
-def test_what_cannot_be_is_named():
+def test_invalid_arguments_are_named():
     for call, words in (
         (lambda: Temperature(temperature=0.0), "positive"),
         (lambda: Temperature.fit(np.zeros((2, 3)), np.zeros(3, int)), r"\(U, C\)"),

@@ -17,7 +17,7 @@ KINDS = ("red shoe", "green tea", "blue lamp", "old book", "soft soap", "hard nu
 
 
 def shop(users: int = 300, items: int = 60, *, seed: int = 0, first_review: bool = True) -> InteractionLog:
-    """Everybody takes items of one kind, the newer the later."""
+    """Each user takes items of one kind, the newer the later."""
     rng = np.random.default_rng(seed)
     rows: list[tuple[int, str, int]] = []
     for user in range(users):
@@ -40,20 +40,20 @@ def test_the_newest_items_are_cold_and_no_training_sequence_has_one(part: str):
     split = cold_split(log, share=0.2, part=part)
     newest = np.arange(48, 60) if part == "test" else np.arange(36, 48)
     assert split.cold_items.tolist() == newest.tolist()
-    asked = split.eval_set.users.tolist()
+    users = split.eval_set.users.tolist()
     for user in range(log.num_users):
         whole, trained = log.histories[user], split.train[user]
         has_cold, has_test = bool(split.cold_N[whole].any()), bool((whole >= 48).any())
         assert trained.tolist() == ([] if has_cold or has_test else whole.tolist())
         ends_cold = bool(split.cold_N[whole[-1]]) and (part == "test" or not has_test)
-        assert (user in asked) == ends_cold
+        assert (user in users) == ends_cold
         if ends_cold:
-            place = asked.index(user)
-            assert split.eval_set.histories[place].tolist() == whole[:-1].tolist()
-            assert split.cold_items[split.target_indices_U[place]] == whole[-1] == split.eval_set.targets_U[place]
-            assert split.another_cold_U[place] == bool(split.cold_N[whole[:-1]].any())
-            assert split.cold_items[split.seen_UC()[place]].tolist() == [row for row in whole[:-1] if split.cold_N[row]]
-    assert split.report.test_users == len(asked) > 10
+            index = users.index(user)
+            assert split.eval_set.histories[index].tolist() == whole[:-1].tolist()
+            assert split.cold_items[split.target_indices_U[index]] == whole[-1] == split.eval_set.targets_U[index]
+            assert split.another_cold_U[index] == bool(split.cold_N[whole[:-1]].any())
+            assert split.cold_items[split.seen_UC()[index]].tolist() == [row for row in whole[:-1] if split.cold_N[row]]
+    assert split.report.test_users == len(users) > 10
     assert split.report.test_users_with_another_cold_item == split.another_cold_U.sum() > 0
     assert split.report.train_interactions == len(split.train.items_E) > 0
 
@@ -64,7 +64,7 @@ def test_the_age_is_the_column_or_else_the_first_interaction():
     assert with_column.cold_items.tolist() == without.cold_items.tolist()
 
 
-def test_nothing_of_the_test_interactions_reaches_what_is_learnt():
+def test_test_interactions_change_no_sid_and_no_weight():
     """Whatever users with a cold item took, and which cold item they end in: split, SIDs and weights stay bit for bit."""
     log = shop()
     split = cold_split(log, share=0.2)
@@ -83,8 +83,8 @@ def test_nothing_of_the_test_interactions_reaches_what_is_learnt():
         model = fit_dense(histories, text_vectors(log.items, ("title",), dims=16, seed=0), DenseRecipe(epochs=1, negatives=8))
         return sids, np.concatenate([weight.detach().numpy().ravel() for weight in model.parameters()])
 
-    for mine, theirs in zip(learnt(split.train), learnt(other.train), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for first, second in zip(learnt(split.train), learnt(other.train), strict=True):
+        np.testing.assert_array_equal(first, second)
     assert not np.isin(split.train.items_E, split.cold_items).any()
 
 
@@ -96,16 +96,16 @@ def test_a_share_that_leaves_nothing_is_a_named_error():
         cold_split(log, share=0.1, part="train")  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="not one item"):
         cold_split(log, share=0.001)
-    with pytest.raises(DataError, match="nobody is left to train on"):
+    with pytest.raises(DataError, match="no user is left to train on"):
         cold_split(log, share=0.98)
     with pytest.raises(DataError, match="taken twice"):
         cold_split(log, share=0.5, part="valid")
-    nobody = log.items.append_column("unused", pa.nulls(60)).set_column(
+    unused = log.items.append_column("unused", pa.nulls(60)).set_column(
         2, "first_review", pa.array([1] * 59 + [9], pa.int64()).cast(pa.timestamp("s"))
     )
     keeps = log.histories.filter(log.histories.items_E != 59)
     with pytest.raises(DataError, match="no user's last item"):
-        cold_split(dataclasses.replace(log, items=nobody, histories=keeps), share=0.02)
+        cold_split(dataclasses.replace(log, items=unused, histories=keeps), share=0.02)
 
 
 def test_ages_that_cannot_be_read_are_named_errors():

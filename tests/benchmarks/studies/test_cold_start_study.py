@@ -36,7 +36,7 @@ def result() -> ColdResult:
     return study_cold_start(log, cold_split(log, share=0.2), STUDY)
 
 
-def test_every_method_answers_every_question(result: ColdResult):
+def test_every_method_ranks_every_user(result: ColdResult):
     assert tuple(result.ranks) == tuple(METHODS)
     users = result.report.test_users
     for name, ranks in result.ranks.items():
@@ -58,16 +58,16 @@ def test_beams_as_many_as_cold_items_find_what_scoring_every_item_finds(result: 
     assert result.choice.method == "exact"  # it reads no more rows than the beams would
 
 
-def test_what_is_seen_is_no_answer_and_what_is_learnt_beats_chance(result: ColdResult):
+def test_seen_items_are_excluded_and_learnt_methods_beat_chance(result: ColdResult):
     for name in ("exact_full", "dense", "hybrid", "text"):
         assert (result.ranks[name] <= result.ranks_seen_kept[name]).all()
     chance = 1 / result.report.cold_items
-    for name in ("hybrid", "exact_allowed", "text"):  # there are six kinds, and everybody takes one kind only
+    for name in ("hybrid", "exact_allowed", "text"):  # there are six kinds, and each user takes one kind only
         assert (result.ranks[name] < 2).mean() > 2.5 * 2 * chance
     assert (result.ranks["random"] < 2).mean() < 2 * 2 * chance
 
 
-def test_fusion_adds_standardised_scores_and_ignores_scores_that_say_nothing():
+def test_fusion_adds_standardised_scores_and_ignores_constant_ones():
     scores = {
         "dense_averaged": np.array([[1.0, 2.0, 3.0]] * 2, np.float32),
         "exact_allowed": np.array([[-900.0, -800.0, -700.0]] * 2, np.float32),
@@ -91,7 +91,7 @@ def test_the_hybrid_averages_retrievers_and_the_first_is_a_method(result: ColdRe
     assert (result.another_cold_U | ~result.last_cold_U).all()
 
 
-def test_places_go_by_score_and_then_by_row():
+def test_ranks_order_by_score_and_then_by_row():
     scores = np.array([[3.0, 5.0, 3.0, -np.inf], [1.0, 1.0, 1.0, 1.0]])
     assert ranks_of(scores, np.array([2, 2])).tolist() == [2, 2]
     assert ranks_of(scores, np.array([3, 0])).tolist() == [3, 0]

@@ -31,18 +31,18 @@ def test_untrained_it_is_text_nearest_neighbours_of_the_faded_history():
     assert (scores[:, 0] == 0).all()
 
 
-def test_what_is_learnt_from_warm_items_holds_for_cold_ones():
+def test_learning_from_warm_items_transfers_to_cold_ones():
     """A shampoo is followed by the conditioner of its brand, never by its like: the texts of new ones suffice to know it."""
     rng = np.random.default_rng(0)
     brands = rng.normal(size=(60, 12))
     kind = np.concatenate([np.tile([6.0, 0.0], (60, 1)), np.tile([0.0, 6.0], (60, 1))])
     texts = np.concatenate([kind, np.tile(brands, (2, 1))], axis=1).astype(np.float32)  # item b is a shampoo, 60 + b its mate
     sold = histories_of([[int(brand), 60 + int(brand)] for brand in rng.integers(0, 50, 1500)])
-    asked, cold = histories_of([[brand] for brand in range(50, 60)]), np.arange(110, 120)
+    histories, cold = histories_of([[brand] for brand in range(50, 60)]), np.arange(110, 120)
     every = np.concatenate([np.arange(50, 60), cold])
-    before = DenseRetriever(texts).scores(asked, every).argmax(axis=1)
+    before = DenseRetriever(texts).scores(histories, every).argmax(axis=1)
     model = fit_dense(sold, texts, DenseRecipe(epochs=10, negatives=64, batch_items=128, learning_rate=1e-2))
-    after = model.scores(asked, every).argmax(axis=1)
+    after = model.scores(histories, every).argmax(axis=1)
     assert (before == np.arange(10, 20)).mean() < 0.2
     assert (after == np.arange(10, 20)).mean() > 0.7
     assert not model.training

@@ -35,14 +35,14 @@ def test_ranks_are_those_of_all_items_scored_one_user_at_a_time(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
     eval_set = EvaluationSet.from_split(split, "test")
     ranks = sasrec_ranks(model, eval_set, batch_users=7)
-    for place in range(0, len(ranks), 11):
-        items = torch.as_tensor(eval_set.histories[place][-6:].astype(np.int64))[None]
+    for index in range(0, len(ranks), 11):
+        items = torch.as_tensor(eval_set.histories[index][-6:].astype(np.int64))[None]
         with torch.inference_mode():
             scores = (model(items)[0, -1] @ model.items.weight.T).numpy()
-        assert ranks[place] == (scores > scores[eval_set.targets_U[place]]).sum()
+        assert ranks[index] == (scores > scores[eval_set.targets_U[index]]).sum()
 
 
-def test_what_was_seen_is_no_answer(split: Split):
+def test_seen_items_are_excluded(split: Split):
     model = SasRec(30, TINY, torch.Generator().manual_seed(3)).eval()
     eval_set = EvaluationSet.from_split(split, "test")
     again_U = eval_set.histories.items_E[eval_set.histories.indptr_U1[:-1]]  # the oldest item, every tenth time
@@ -50,21 +50,21 @@ def test_what_was_seen_is_no_answer(split: Split):
     eval_set = dataclasses.replace(eval_set, targets_U=targets_U)
     ranks = sasrec_ranks(model, eval_set, remove_seen=True, batch_users=7)
     kept = sasrec_ranks(model, eval_set)
-    for place in range(0, len(ranks), 5):
-        history, target = eval_set.histories[place], eval_set.targets_U[place]
+    for index in range(0, len(ranks), 5):
+        history, target = eval_set.histories[index], eval_set.targets_U[index]
         items = torch.as_tensor(history[-6:].astype(np.int64))[None]
         with torch.inference_mode():
             scores = (model(items)[0, -1] @ model.items.weight.T).numpy()
         if target in history:
-            assert ranks[place] == MISS
+            assert ranks[index] == MISS
             continue
         above = np.flatnonzero(scores > scores[target])
-        assert ranks[place] == len(set(above.tolist()) - set(history.tolist())) <= kept[place]
+        assert ranks[index] == len(set(above.tolist()) - set(history.tolist())) <= kept[index]
     assert (ranks == MISS).sum() >= len(ranks) / 10
     assert ((ranks >= 0) & (ranks < kept)).any()
 
 
-def test_no_state_sees_what_comes_later():
+def test_no_state_depends_on_later_items():
     model = SasRec(30, TINY, torch.Generator().manual_seed(0)).eval()
     with torch.inference_mode():
         one, other = model(torch.tensor([[3, 4, 5, 6]])), model(torch.tensor([[3, 4, 9, 8]]))
@@ -72,7 +72,7 @@ def test_no_state_sees_what_comes_later():
     assert not torch.allclose(one[:, 2], other[:, 2])
 
 
-def test_it_stops_when_validation_gets_no_better_and_keeps_the_best(split: Split):
+def test_it_stops_after_patience_and_keeps_the_best_weights(split: Split):
     recipe = SasRecRecipe(**{**_settings(), "epochs": 500, "validate_every": 1, "patience": 3, "learning_rate": 3e-2})
     model, how = fit_sasrec(split, 30, recipe)
     assert how["epochs"] == how["best_epoch"] + 3 < 500
