@@ -17,7 +17,6 @@ from leafbeam.semid.table import SidTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 __all__ = ["LevelReport", "SidReport", "neighbour_overlap", "plot_report"]
 
 _COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
