@@ -37,9 +37,10 @@ class Chunk:
         self.query, self.query_XQ = buffer("query", queries)
         self.key, self.key_XG = buffer("key", groups * size)
         self.value, self.value_XG = buffer("value", groups * size)
-        # The next two hold (G, rows x R, E) at their front.
-        self.rotated_query, self.rotated_query_XQ = buffer("rotated query", queries)
-        self.weighted_values, self.weighted_values_XQ = buffer("weighted values", queries)
+        self.rotated_query, rotated_XQ = buffer("rotated query", queries)
+        self.weighted_values, weighted_XQ = buffer("weighted values", queries)
+        # Both hold (G, rows x R, E) at their front.
+        self.rotated_query_flat, self.weighted_values_flat = rotated_XQ.reshape(-1), weighted_XQ.reshape(-1)
         self.attention_output, self.attention_output_XQ = buffer("attention output", queries)
         self.gate, self.gate_XF = buffer("gate", config.intermediate_size)
         self.up, self.up_XF = buffer("up", config.intermediate_size)

@@ -19,8 +19,8 @@ from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
 
 __all__ = [
+    "Heads",
     "KVSlots",
-    "RotaryTable",
     "attend_codes",
     "divide_by_weights",
     "extend_ancestors",
@@ -34,15 +34,19 @@ __all__ = [
 _FAST = {"reassoc", "contract", "nsz"}
 
 
-class RotaryTable(NamedTuple):
-    """Cosines and sines of every position's rotation, (P, E/2) each."""
+class Heads(NamedTuple):
+    """G key heads of `ratio` query heads, E = `size` values each; the norms' eps; rotations (P, E/2) of every position."""
 
+    groups: int
+    ratio: int
+    size: int
+    eps: float
     cos_PE: Any
     sin_PE: Any
 
 
 class KVSlots(NamedTuple):
-    """Flat keys and values: head g of a row starts at element `slot + shift + g x group_stride` of each."""
+    """Flat keys and values: key head g of a row starts at element `slot + shift + g x group_stride` of each."""
 
     keys: Any
     values: Any
@@ -119,35 +123,32 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rotate_queries(query_NQ, rows, positions_N, weight_E, eps, rotary, groups, out):
+def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out):
     """out[g, n x R + r] = rotate(rms_norm(query[n, g x R + r]), position[n]) / sqrt(E), flat, for the first `rows` rows"""
-    size = weight_E.size
-    heads = query_NQ.shape[1] // size
-    ratio = heads // groups
+    size, ratio = heads.size, heads.ratio
     scale = 1.0 / math.sqrt(size)
     for n in range(rows):
         position = positions_N[n]
-        cos_E, sin_E = rotary.cos_PE[position], rotary.sin_PE[position]
-        for h in range(heads):
+        cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
+        for h in range(heads.groups * ratio):
             group = h // ratio
             to = ((group * rows + n) * ratio + (h - group * ratio)) * size
-            _norm_rotate(query_NQ[n, h * size : (h + 1) * size], weight_E, eps, cos_E, sin_E, scale, out[to : to + size])
+            _norm_rotate(query_NQ[n, h * size : (h + 1) * size], weight_E, heads.eps, cos_E, sin_E, scale, out[to : to + size])
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, eps, rotary):
+def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
     """keys[slot[n], g] = rotate(rms_norm(key[n, g]), position[n]); values[slot[n], g] = value[n, g]
 
     slots: a KVSlots; slots_N: the element of keys and values at which each row starts.
     """
-    size, width = weight_E.size, key_NX.shape[1]
-    keys, values = slots.keys, slots.values
+    size, keys, values = heads.size, slots.keys, slots.values
     for n in range(rows):
         position, slot = positions_N[n], slots_N[n] + slots.shift
-        cos_E, sin_E = rotary.cos_PE[position], rotary.sin_PE[position]
-        for g in range(width // size):
+        cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
+        for g in range(heads.groups):
             to = slot + g * slots.group_stride
-            _norm_rotate(key_NX[n, g * size : (g + 1) * size], weight_E, eps, cos_E, sin_E, 1.0, keys[to : to + size])
+            _norm_rotate(key_NX[n, g * size : (g + 1) * size], weight_E, heads.eps, cos_E, sin_E, 1.0, keys[to : to + size])
             for e in range(size):
                 values[to + e] = value_NX[n, g * size + e]
 
@@ -193,11 +194,11 @@ def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, t
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def divide_by_weights(weighted_values, rows, ratio, size, total_GM, out_NQ):
+def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ):
     """out[n, g x R + r] = weighted_values[g, n x R + r] / total[g, n x R + r]"""
-    groups = total_GM.shape[0]
+    ratio, size = heads.ratio, heads.size
     for n in range(rows):
-        for g in range(groups):
+        for g in range(heads.groups):
             for r in range(ratio):
                 at = ((g * rows + n) * ratio + r) * size
                 to = (g * ratio + r) * size
@@ -208,18 +209,18 @@ def divide_by_weights(weighted_values, rows, ratio, size, total_GM, out_NQ):
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def attend_codes(
-    query, weighted_values, rows, ratio, size, top_GM, total_GM, keys, values, first_S, ancestors_BS, beams_N, visible_N, out_NQ
+    query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ
 ):
     """for each row n and query head, over the prompt (top, total, weighted_values) and the row's first visible_N[n] codes:
         out = softmax(scores of prompt and codes) @ values of prompt and codes
 
-    Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of keys and of values.
+    Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of the slots' keys and values.
     """
-    stride = total_GM.shape[0] * size
-    groups = total_GM.shape[0]
+    ratio, size, keys, values = heads.ratio, heads.size, slots.keys, slots.values
+    stride = heads.groups * size
     lowest = np.float32(-87.0)
     for n in range(rows):
-        for g in range(groups):
+        for g in range(heads.groups):
             for r in range(ratio):
                 column = n * ratio + r
                 at = ((g * rows + n) * ratio + r) * size

@@ -187,22 +187,9 @@ class CpuRunner:
                 self._store_keys_values(weights, chunk, slot_N, kv)
                 self._rotate_queries(weights, chunk)
                 self._attend(layer, chunk, tiles, 0)
-                kernels.attend_codes(
-                    chunk.rotated_query_XQ.reshape(-1),
-                    chunk.weighted_values_XQ.reshape(-1),
-                    chunk.rows,
-                    config.group_size,
-                    config.head_dim,
-                    chunk.top_GX,
-                    chunk.total_GX,
-                    slots.keys,
-                    slots.values,
-                    slots.first_LS[layer],
-                    ancestors_BS,
-                    beam_N,
-                    visible_N,
-                    chunk.attention_output_XQ,
-                )
+                prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
+                codes = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
+                kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *codes, chunk.attention_output_XQ)
                 self._finish_layer(weights, chunk)
             normed_ND = self._normed(self._norm, chunk)
             for code in range(num_codes):
@@ -248,14 +235,8 @@ class CpuRunner:
                     tiles = self._tiles(chunk, [_Segment(one, row, row + 1) for row, one in enumerate(complete)], causal=True)
                 self._rotate_queries(weights, chunk)
                 self._attend(layer, chunk, tiles, 1)
-                kernels.divide_by_weights(
-                    chunk.weighted_values_XQ.reshape(-1),
-                    chunk.rows,
-                    config.group_size,
-                    size,
-                    chunk.total_GX,
-                    chunk.attention_output_XQ,
-                )
+                output_XQ = chunk.attention_output_XQ
+                kernels.divide_by_weights(chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, output_XQ)
                 self._finish_layer(weights, chunk)
             if complete:
                 self._last_BD[complete[0] : complete[-1] + 1].copy_(self._normed(self._norm, chunk))
@@ -268,7 +249,8 @@ class CpuRunner:
         positions = min(longest + 64, config.max_position_embeddings)
         table = self._space.table("rotary", positions, lambda count: _rotations(config, count))
         half = config.head_dim // 2
-        self._rotary = kernels.RotaryTable(table[:, :half], table[:, half:])
+        groups, ratio = config.num_key_value_heads, config.group_size
+        self._heads = kernels.Heads(groups, ratio, config.head_dim, config.rms_norm_eps, table[:, :half], table[:, half:])
 
     def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD)
@@ -279,31 +261,14 @@ class CpuRunner:
         normed_ND = self._normed(weights.attention_norm, chunk)
         torch.mm(normed_ND, weights.key, out=chunk.key)
         torch.mm(normed_ND, weights.value, out=chunk.value)
-        kernels.store_keys_values(
-            chunk.key_XG,
-            chunk.value_XG,
-            chunk.rows,
-            chunk.positions_X,
-            slot_N,
-            slots,
-            weights.key_norm,
-            self._config.rms_norm_eps,
-            self._rotary,
-        )
+        rows = chunk.key_XG, chunk.value_XG, chunk.rows, chunk.positions_X, slot_N
+        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads)
 
     def _rotate_queries(self, weights: _Weights, chunk: Chunk) -> None:
         """The rotated queries of a normed chunk, (G, rows x R, E)."""
         torch.mm(chunk.normed, weights.query, out=chunk.query)
-        kernels.rotate_queries(
-            chunk.query_XQ,
-            chunk.rows,
-            chunk.positions_X,
-            weights.query_norm,
-            self._config.rms_norm_eps,
-            self._rotary,
-            self._config.num_key_value_heads,
-            chunk.rotated_query_XQ.reshape(-1),
-        )
+        rows = chunk.query_XQ, chunk.rows, chunk.positions_X
+        kernels.rotate_queries(*rows, weights.query_norm, self._heads, chunk.rotated_query_flat)
 
     def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
         """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""

@@ -1,6 +1,6 @@
 """Two stages: a language model generates text, then the Semantic ID of an item after it.
 
-Shapes: B requests, T tokens of a prompt, N tokens of text at most, G key heads, H query heads, E values of a head.
+Shapes: B requests, T tokens of a prompt, V tokens of the vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model.checks import check_prompts, checked_lengths
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.qwen3 import causal
+from leafbeam.model.runner import TorchRunner
 from leafbeam.model.session import DecodeSession
 from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -97,28 +97,26 @@ class TwoStage:
         """The first stage alone. Prompts that leave no positions for text and SID raise ArgumentError."""
         check_prompts(tokens_BT, lengths_B, self.config, num_new_tokens=self.vocabulary.num_levels - 1)
         lengths_B = checked_lengths(tokens_BT, lengths_B)
-        device, num_prompt_tokens = tokens_BT.device, tokens_BT.shape[1]
+        device = tokens_BT.device
         generator = torch.Generator(device=device).manual_seed(self.seed)
-        rows_B = torch.arange(len(tokens_BT), device=device)
+        rows_B, parents_B1 = torch.arange(len(tokens_BT), device=device), torch.zeros_like(lengths_B)[:, None]
+        # Text is a search with one beam over the whole vocabulary.
+        runner = TorchRunner(self.model.model, lambda hidden, _: self.model.logits(hidden), tokens_BT, lengths_B)
         tokens_BT = F.pad(tokens_BT.to(torch.int64), (0, self._max_new_tokens), value=self.vocabulary.pad)
         tokens_BT.masked_fill_(torch.arange(tokens_BT.shape[1], device=device) >= lengths_B[:, None], self.vocabulary.pad)
         ends_B = lengths_B.clone()
-        cache = _TextCache(tokens_BT.shape[1])
-        body, positions_T = self.model.model, torch.arange(num_prompt_tokens, device=device)
-        hidden_BTD = body(tokens_BT[:, :num_prompt_tokens], positions_T, cache.prefill)
-        last_BD = hidden_BTD[rows_B, lengths_B - 1]
         unfinished_B = torch.ones_like(lengths_B, dtype=torch.bool)
+        logits_BV = runner.root_logits()
         for step in range(self.max_tokens):
-            next_B = self._choose(self.model.logits(last_BD), generator)
+            next_B = self._choose(logits_BV, generator)
             tokens_BT[rows_B[unfinished_B], ends_B[unfinished_B]] = next_B[unfinished_B]
             ends_B += unfinished_B
             if self.marker is not None:
                 unfinished_B = unfinished_B & (next_B != self.marker)
                 if not bool(unfinished_B.any()):
                     break
-            if step + 1 < self.max_tokens:
-                cache.position_B = ends_B - 1  # finished rows repeat their last token; its output is not used
-                last_BD = body(tokens_BT[rows_B, cache.position_B][:, None], cache.position_B[:, None], cache.append)[:, 0]
+            if step + 1 < self.max_tokens:  # finished rows run too; their tokens are not used
+                logits_BV = runner.extend(next_B[:, None, None], parents_B1, step)[0][:, 0]
         if self.marker is not None:
             tokens_BT[rows_B[unfinished_B], ends_B[unfinished_B]] = self.marker
             ends_B += unfinished_B
@@ -134,30 +132,3 @@ class TwoStage:
             return logits_BV.argmax(-1)
         probabilities_BV = (logits_BV.float() / self.temperature).softmax(-1)
         return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
-
-
-class _TextCache:
-    """Keys and values of prompts and text, one slot per position. position_B: of the token that `append` adds to each row."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.position_B = torch.zeros(0, dtype=torch.int64)
-        self._num_slots = num_slots
-        self._keys: list[Tensor] = []  # per layer, (B, G, T + N, E)
-        self._values: list[Tensor] = []
-
-    def prefill(self, layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
-        """Causal attention among the prompt's tokens."""
-        free = self._num_slots - key_BTGE.shape[1]
-        self._keys.append(F.pad(key_BTGE.transpose(1, 2), (0, 0, 0, free)))
-        self._values.append(F.pad(value_BTGE.transpose(1, 2), (0, 0, 0, free)))
-        return causal(layer, query_BTHE, key_BTGE, value_BTGE)
-
-    def append(self, layer: int, query_B1HE: Tensor, key_B1GE: Tensor, value_B1GE: Tensor) -> Tensor:
-        """Attention of one new token of each row over all slots up to its own."""
-        keys, values = self._keys[layer], self._values[layer]
-        rows_B = torch.arange(len(keys), device=keys.device)
-        keys[rows_B, :, self.position_B] = key_B1GE[:, 0]
-        values[rows_B, :, self.position_B] = value_B1GE[:, 0]
-        valid = (torch.arange(self._num_slots, device=keys.device) <= self.position_B[:, None])[:, None, None]
-        query = query_B1HE.transpose(1, 2)
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=valid, enable_gqa=True).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Packed rows on a CPU: exact whatever the chunks, nothing allocated once warm, memory as the formula says."""
+"""The CPU runner: exact for every chunk size, no allocations once warm, memory as `search_bytes` says."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def allocations(run: Callable[[], Any]) -> list[int]:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("scores", [1, 500])
-def test_rounds_are_exact_whatever_goes_through_the_layers_together(
+def test_logits_do_not_depend_on_the_chunk_size(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, rows: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ):
     model = make_model(initializer_range=0.1)
@@ -49,7 +49,7 @@ def test_prompts_longer_than_a_tile_are_exact(make_model: MakeModel, generator: 
     check_a_search(model, *prompts(model, generator, size=3, length=300), (4, 3), generator)
 
 
-def test_suffixes_are_the_rounds_whatever_the_chunks(make_model: MakeModel, generator: torch.Generator):
+def test_suffixes_equal_single_steps_for_every_chunk_size(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens_BT, lengths_B = prompts(model, generator)
     sizes = model.vocabulary.codebook_sizes
@@ -60,13 +60,13 @@ def test_suffixes_are_the_rounds_whatever_the_chunks(make_model: MakeModel, gene
     truth.step_fn(first, torch.zeros_like(first))
     expected = [truth.step_fn(codes_BKT[:, :, t], own) for t in range(2)]
     for rows in (1, 3, 16):
-        rounds = model.start(tokens_BT, lengths_B, workspace=Workspace(rows=rows))
-        rounds.step_fn(first, torch.zeros_like(first))
-        for mine, other in zip(rounds.suffix_fn(codes_BKT, own), expected, strict=True):
+        session = model.start(tokens_BT, lengths_B, workspace=Workspace(rows=rows))
+        session.step_fn(first, torch.zeros_like(first))
+        for mine, other in zip(session.suffix_fn(codes_BKT, own), expected, strict=True):
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=0)
 
 
-def test_a_workspace_is_written_over_and_results_without_one_are_kept(make_model: MakeModel, generator: torch.Generator):
+def test_a_workspace_is_reused_and_logits_without_one_stay_valid(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     one, other = prompts(model, generator), prompts(model, generator)
     kept = model.start(*one).step_fn(None, None)
@@ -111,7 +111,7 @@ def test_a_warm_search_allocates_no_keys_scores_or_activations(searched: Any):
     assert grown > 10
 
 
-def test_a_search_without_a_workspace_allocates_what_the_check_can_see(searched: Any):
+def test_a_search_without_a_workspace_allocates_measurably(searched: Any):
     _, _, run = searched
     run(6, 90, Workspace())
     assert max(allocations(lambda: run(6, 90, Workspace()))) > 8 * 6 * 90
@@ -128,7 +128,7 @@ def test_peak_memory_is_what_the_formula_says(searched: Any):
         assert expected <= events.max() <= 1.02 * expected + activations + logits + rotations + integers
 
 
-def test_the_formula_is_prompt_once_and_beams_by_rounds():
+def test_search_bytes_counts_each_prompt_once_and_beams_times_steps():
     config = ModelConfig(vocab_size=100)
     token = 2 * 4 * 2 * 32 * 4
     assert search_bytes(config, prompt_tokens=1000, beams=512, rounds=3) == (1000 + 512 * 3) * token
@@ -156,7 +156,7 @@ def test_gathered_head_rows_follow_the_weights(make_model: MakeModel, generator:
     torch.testing.assert_close(after, model.start(*prompt).step_fn(None, None))
 
 
-def test_exponentials_are_accurate_and_hide_what_is_not_seen():
+def test_softmax_weights_are_accurate_and_zero_for_hidden_tokens():
     rng = np.random.default_rng(0)
     scores = rng.uniform(-60, 20, (2, 6, 50)).astype(np.float32)
     flat = scores.reshape(-1).copy()
@@ -172,7 +172,7 @@ def test_exponentials_are_accurate_and_hide_what_is_not_seen():
         assert (found[:, row, 10 + row // 2 :] == 0).all()
 
 
-def test_exponentials_from_a_bound_are_those_from_the_largest_score():
+def test_softmax_weights_relative_to_a_bound_are_accurate():
     rng = np.random.default_rng(1)
     bound = np.float32(40)
     scores = rng.uniform(-40, 40, (1, 4, 30)).astype(np.float32)
@@ -188,7 +188,7 @@ def test_exponentials_from_a_bound_are_those_from_the_largest_score():
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from((8, 32, 128)), st.floats(0.01, 12))
-def test_no_score_leaves_its_bound(seed: int, size: int, spread: float):
+def test_no_score_exceeds_its_bound(seed: int, size: int, spread: float):
     rng = np.random.default_rng(seed)
     query_norm, key_norm = (rng.normal(0, spread, size).astype(np.float32) for _ in range(2))
     bound = score_bound(query_norm, key_norm)

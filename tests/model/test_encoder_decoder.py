@@ -1,4 +1,4 @@
-"""The encoder-decoder: transformers' T5 is the truth of its layers, its own teacher-forced pass that of its rounds."""
+"""The encoder-decoder: its layers against transformers' T5, its decoding steps against its own teacher-forced pass."""
 
 import dataclasses
 import json
@@ -69,40 +69,40 @@ def alone(model: EncoderDecoder, tokens_BT: Tensor, lengths_B: Tensor, paths: Pa
 
 @pytest.mark.parametrize("fields", [{}, {"num_experts": 4, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
 @pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
-def test_rounds_equal_each_beam_run_alone(
+def test_steps_equal_each_beam_run_alone(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, widths: tuple[int, ...], fields: dict[str, object]
 ):
     model = make_model(**fields)
     tokens_BT, lengths_B = prompts(generator)
-    rounds = model.start(tokens_BT, lengths_B)
+    session = model.start(tokens_BT, lengths_B)
     paths: Paths = [[()] for _ in lengths_B]
-    logits = rounds.step_fn(None, None)
+    logits = session.step_fn(None, None)
     torch.testing.assert_close(logits[:, None], alone(model, tokens_BT, lengths_B, paths), atol=1e-5, rtol=0)
     for level, width in enumerate(widths):
         shape = (len(lengths_B), width)
         codes = torch.randint(0, VOCABULARY.codebook_sizes[level], shape, generator=generator)
         parents = torch.randint(0, len(paths[0]), shape, generator=generator)
         paths = [[(*paths[b][int(parents[b, k])], int(codes[b, k])) for k in range(width)] for b in range(shape[0])]
-        logits = rounds.step_fn(codes, parents)
+        logits = session.step_fn(codes, parents)
         assert logits.is_inference()
         torch.testing.assert_close(logits, alone(model, tokens_BT, lengths_B, paths), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, generator: torch.Generator, taken: int, fresh: bool):
+def test_suffixes_in_one_pass_equal_single_steps(make_model: MakeModel, generator: torch.Generator, taken: int, fresh: bool):
     model = make_model(num_experts=3)
     tokens_BT, lengths_B = prompts(generator)
     one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
-    for rounds in (one, many):
-        if not fresh:  # the logits of level 0 may be known: then nobody asks for them
-            rounds.step_fn(None, None)
+    for session in (one, many):
+        if not fresh:  # a caller that knows the logits of level 0 may skip this call
+            session.step_fn(None, None)
     width = 1
     for level in range(taken):
         codes = torch.randint(0, VOCABULARY.codebook_sizes[level], (4, 5), generator=generator)
         parents = torch.randint(0, width, codes.shape, generator=generator)
-        for rounds in (one, many):
-            rounds.step_fn(codes, parents)
+        for session in (one, many):
+            session.step_fn(codes, parents)
         width = 5
     sizes = VOCABULARY.codebook_sizes[taken:-1]
     codes_BKT = torch.stack([torch.randint(0, size, (4, 6), generator=generator) for size in sizes], 2)
@@ -115,7 +115,7 @@ def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, generator: t
         one.step_fn(codes_BKT[:, :, 0], parents)
 
 
-def test_what_stands_in_the_padding_changes_nothing(make_model: MakeModel, generator: torch.Generator):
+def test_padding_tokens_change_nothing(make_model: MakeModel, generator: torch.Generator):
     model = make_model(num_experts=4)
     tokens, lengths = prompts(generator)
     blank = tokens.masked_fill(torch.arange(11) >= lengths[:, None], VOCABULARY.pad)
@@ -130,31 +130,31 @@ def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: Make
     tokens, lengths = prompts(generator)
     per_token = 2 * 2 * 3 * 10 * 4  # keys and values, layers, heads, d_kv, bytes of a float32
     for width in (1, 64):
-        rounds = model.start(tokens, lengths)
+        session = model.start(tokens, lengths)
         codes = torch.zeros(4, width, dtype=torch.int64)
-        rounds.step_fn(None, None)
+        session.step_fn(None, None)
         for _ in range(3):
-            rounds.step_fn(codes, codes)
-        assert rounds.prompt.nbytes == 4 * 11 * per_token
-        assert rounds.beams.nbytes == 4 * width * 4 * per_token  # the start token and three codes
-        assert all(one.untyped_storage().nbytes() == one.nbytes for one in (*rounds.prompt.keys, *rounds.prompt.values))
+            session.step_fn(codes, codes)
+        assert session.prompt.nbytes == 4 * 11 * per_token
+        assert session.beams.nbytes == 4 * width * 4 * per_token  # the start token and three codes
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in (*session.prompt.keys, *session.prompt.values))
 
 
 def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, generator: torch.Generator):
-    rounds = make_model().start(*prompts(generator))
+    session = make_model().start(*prompts(generator))
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    first, second = rounds.step_fn(None, None), rounds.step_fn(codes, parents)
-    assert torch.equal(rounds.step_fn(None, None), first)
-    assert torch.equal(rounds.step_fn(codes.numpy().astype(np.uint8), parents.numpy()), second)
+    first, second = session.step_fn(None, None), session.step_fn(codes, parents)
+    assert torch.equal(session.step_fn(None, None), first)
+    assert torch.equal(session.step_fn(codes.numpy().astype(np.uint8), parents.numpy()), second)
 
 
-def test_impossible_rounds_and_prompts_raise(make_model: MakeModel, generator: torch.Generator):
+def test_impossible_steps_and_prompts_raise(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = model.start(*prompts(generator))
+    session = model.start(*prompts(generator))
     good = torch.zeros(4, 2, dtype=torch.int64)
     for codes, parents in ((good + 16, good), (good, good + 1), (good[:3], good[:3]), (good.float(), good), (good, None)):
         with pytest.raises(ArgumentError):
-            rounds.step_fn(codes, parents)
+            session.step_fn(codes, parents)
     with pytest.raises(ArgumentError, match="64 positions"):
         model.start(torch.zeros(1, 62, dtype=torch.int64))
     with pytest.raises(ArgumentError, match="lengths must be between"):
@@ -170,10 +170,10 @@ def test_impossible_rounds_and_prompts_raise(make_model: MakeModel, generator: t
 
 
 def test_no_requests_get_no_logits(make_model: MakeModel):
-    rounds = make_model(num_experts=2).start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert rounds.step_fn(None, None).shape == (0, 16)
+    session = make_model(num_experts=2).start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    assert session.step_fn(None, None).shape == (0, 16)
     nothing = torch.zeros(0, 4, dtype=torch.int64)
-    assert rounds.step_fn(nothing, nothing).shape == (0, 4, 12)
+    assert session.step_fn(nothing, nothing).shape == (0, 4, 12)
 
 
 def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generator: torch.Generator):
@@ -195,10 +195,10 @@ def test_a_beam_search_over_everything_finds_the_items_in_the_models_order(
     codes = np.unique(rng.integers(0, VOCABULARY.codebook_sizes, (60, 4)), axis=0)
     trie = Trie.build(codes, codebook_sizes=VOCABULARY.codebook_sizes)
     tokens, lengths = prompts(generator, size=2)
-    rounds = model.start(tokens, lengths)
+    session = model.start(tokens, lengths)
     search = BeamSearch(trie, num_beams=len(codes), scoring=scoring)  # type: ignore[arg-type]
-    plain = search.run(rounds.step_fn, batch_size=2)
-    forced = search.run(rounds.step_fn, batch_size=2, suffix_fn=rounds.suffix_fn)
+    plain = search.run(session.step_fn, batch_size=2)
+    forced = search.run(session.step_fn, batch_size=2, suffix_fn=session.suffix_fn)
     np.testing.assert_allclose(plain.scores, forced.scores, atol=1e-5)
     if scoring == "full":
         for request in range(2):
@@ -216,7 +216,7 @@ def test_a_beam_search_over_everything_finds_the_items_in_the_models_order(
 @pytest.mark.parametrize(
     ("kind", "tied", "old"), [("relu", True, False), ("gated-gelu", False, False), ("gated-gelu", False, True)]
 )
-def test_transformers_t5_gives_the_same_logits_both_ways(tmp_path: Path, kind: str, tied: bool, old: bool):
+def test_logits_equal_transformers_t5_after_loading_and_saving(tmp_path: Path, kind: str, tied: bool, old: bool):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import T5Config, T5ForConditionalGeneration
@@ -272,7 +272,7 @@ def test_transformers_t5_gives_the_same_logits_both_ways(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("fields", [{}, {"num_experts": 3, "feed_forward_proj": "gated-silu"}, {"tie_word_embeddings": False}])
-def test_what_is_saved_is_what_is_loaded(make_model: MakeModel, tmp_path: Path, fields: dict[str, object]):
+def test_a_saved_model_is_loaded_unchanged(make_model: MakeModel, tmp_path: Path, fields: dict[str, object]):
     model = make_model(**fields)
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path)
@@ -321,12 +321,12 @@ def test_directories_of_another_architecture_are_refused(make_model: MakeModel, 
         ({"num_experts": -1}, "at least 0"),
     ],
 )
-def test_configs_that_cannot_be_meant_are_refused(fields: dict[str, object], message: str):
+def test_impossible_configs_are_refused(fields: dict[str, object], message: str):
     with pytest.raises(ArgumentError, match=message):
         EncoderDecoderConfig(**({"vocab_size": 45} | fields))  # type: ignore[arg-type]
 
 
-def test_gradients_are_those_of_finite_differences(make_model: MakeModel, generator: torch.Generator):
+def test_gradients_equal_finite_differences(make_model: MakeModel, generator: torch.Generator):
     model = make_model(d_model=8, d_kv=4, d_ff=6, num_heads=2, num_experts=3, num_experts_per_tok=2).double().train()
     tokens, lengths = prompts(generator, size=2, length=5)
     target = torch.randint(0, VOCABULARY.size, (2, 2), generator=generator)

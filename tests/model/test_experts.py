@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens, and what keeps them busy."""
+"""A mixture of experts against a loop over tokens, and its load-balancing loss."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def token_by_token(layer: Experts, hidden_ND: Tensor) -> Tensor:
 @pytest.mark.parametrize("chosen", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["relu", "gated-silu"])
 @pytest.mark.parametrize("normed", [False, True])
-def test_each_token_gets_its_experts_answers_by_their_shares(
+def test_each_token_gets_the_weighted_sum_of_its_experts(
     generator: torch.Generator, poisoned: None, chosen: int, kind: str, normed: bool
 ):
     layer = experts(generator, num_experts_per_tok=chosen, feed_forward_proj=kind, norm_topk_prob=normed)
@@ -51,7 +51,7 @@ def test_each_token_gets_its_experts_answers_by_their_shares(
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_token_gets_the_same_whoever_else_is_in_the_batch(generator: torch.Generator):
+def test_a_tokens_output_does_not_depend_on_its_batch(generator: torch.Generator):
     layer = experts(generator)
     hidden = torch.randn(40, 12, generator=generator)
     together = layer(hidden)
@@ -59,7 +59,7 @@ def test_a_token_gets_the_same_whoever_else_is_in_the_batch(generator: torch.Gen
         torch.testing.assert_close(layer(hidden[row : row + 1])[0], together[row], atol=1e-6, rtol=1e-6)
 
 
-def test_the_imbalance_is_1_when_even_and_the_number_of_experts_when_one_takes_all(generator: torch.Generator):
+def test_the_load_balancing_loss_is_1_when_even_and_the_number_of_experts_when_one_takes_all(generator: torch.Generator):
     layer = experts(generator, num_experts_per_tok=1)
     with torch.no_grad():
         layer.router.weight.zero_()
@@ -89,6 +89,6 @@ def test_the_load_balancing_loss_spreads_the_tokens(generator: torch.Generator):
     assert seen[-1] < 1.5
 
 
-def test_no_tokens_get_no_answers(generator: torch.Generator):
+def test_no_tokens_give_no_output(generator: torch.Generator):
     balance: list[Tensor] = []
     assert experts(generator)(torch.zeros(0, 3, 12), balance).shape == (0, 3, 12)

@@ -24,7 +24,7 @@ def test_qwen3_has_as_many_parameters_as_its_checkpoint(size: str, parameters: i
     assert ModelConfig.from_hf(config.to_hf()) == config
 
 
-def test_transformers_counts_the_same(recwarn: pytest.WarningsRecorder):
+def test_parameters_are_named_and_shaped_as_in_transformers(recwarn: pytest.WarningsRecorder):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = qwen3_config("0.6B")
@@ -36,7 +36,7 @@ def test_transformers_counts_the_same(recwarn: pytest.WarningsRecorder):
     }
 
 
-def test_sid_tokens_stand_behind_the_text_and_ask_for_rows_when_there_are_too_few():
+def test_sid_tokens_follow_the_text_tokens_and_add_rows_if_needed():
     small = qwen3_vocabulary([64, 64, 64])
     assert small.size == 151_936
     assert small.level_tokens(0)[0] == 151_669
@@ -47,7 +47,7 @@ def test_sid_tokens_stand_behind_the_text_and_ask_for_rows_when_there_are_too_fe
     assert qwen3_config("4B", vocab_size=large.size).vocab_size == large.size
 
 
-def test_tokens_side_by_side_are_a_view_others_a_copy():
+def test_rows_of_consecutive_tokens_are_a_view_and_others_a_copy():
     matrix = torch.arange(20.0)[:, None].expand(20, 4).contiguous()
     behind = TokenTable.behind(10, [4, 3], size=20, pad=0, bos=1, eos=2)
     assert behind.tokens_per_level == ((10, 11, 12, 13), (14, 15, 16))
@@ -68,6 +68,6 @@ def test_tiger_is_an_encoder_decoder_of_the_papers_sizes():
     assert sum(weight.numel() for weight in model.parameters()) == vocabulary.size * 128 + layers + positions + norms
 
 
-def test_a_size_that_is_not_there_is_refused():
+def test_an_unknown_size_is_refused():
     with pytest.raises(ArgumentError, match=r"choose one of 0\.6B, 1\.7B, 4B"):
         qwen3_config("7B")  # type: ignore[arg-type]

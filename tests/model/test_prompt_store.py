@@ -1,4 +1,4 @@
-"""Prompts that continue others are answered as if they had been read from the start, and what is kept stays bounded."""
+"""Prompts that extend stored ones get the logits of a full prefill, and the store stays within its bytes."""
 
 from collections.abc import Callable
 
@@ -18,10 +18,10 @@ def drawn(model: Transformer, generator: torch.Generator, size: int, length: int
 
 
 def answers(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, **memory: object) -> list[Tensor]:
-    rounds = model.start(tokens_BT, lengths_B, **memory)  # type: ignore[arg-type]
+    session = model.start(tokens_BT, lengths_B, **memory)  # type: ignore[arg-type]
     codes = torch.tensor([[1, 0, 3]]).expand(len(tokens_BT), 3)
     asked = (None, None), (codes, torch.zeros_like(codes)), (codes, codes % 2)
-    return [rounds.step_fn(*one).clone() for one in asked]
+    return [session.step_fn(*one).clone() for one in asked]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> None:
@@ -30,7 +30,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("rows", [3, 64])
-def test_a_prompt_that_continues_another_gets_the_same_logits(
+def test_a_prompt_that_extends_a_stored_one_gets_the_same_logits(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, rows: int
 ):
     model = make_model()
@@ -43,7 +43,7 @@ def test_a_prompt_that_continues_another_gets_the_same_logits(
     assert (store.hits, store.tokens_saved, len(store)) == (4, 9 + 1 + 29 + 11, 4)
 
 
-def test_prompts_mixed_with_strangers_keep_their_own(make_model: MakeModel, generator: torch.Generator):
+def test_stored_prompts_are_found_in_a_mixed_batch(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens, others = drawn(model, generator, 3, 20), drawn(model, generator, 3, 20)
     store = PromptStore(1 << 20)
@@ -54,7 +54,7 @@ def test_prompts_mixed_with_strangers_keep_their_own(make_model: MakeModel, gene
     assert store.hits == 2
 
 
-def test_a_prompt_that_differs_in_one_token_finds_nothing(make_model: MakeModel, generator: torch.Generator):
+def test_a_prompt_that_differs_in_one_token_is_a_miss(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens = drawn(model, generator, 1, 20)
     store = PromptStore(1 << 20)
@@ -64,7 +64,7 @@ def test_a_prompt_that_differs_in_one_token_finds_nothing(make_model: MakeModel,
     assert store.hits == 0
 
 
-def test_the_store_forgets_what_was_used_least_recently(make_model: MakeModel, generator: torch.Generator):
+def test_the_store_drops_the_least_recently_used_prompt(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     token = token_bytes(model.config)
     tokens = drawn(model, generator, 5, 10)
@@ -78,7 +78,7 @@ def test_the_store_forgets_what_was_used_least_recently(make_model: MakeModel, g
     assert store.nbytes == len(store) * 10 * token
 
 
-def test_what_is_larger_than_the_store_is_not_kept():
+def test_a_prompt_larger_than_the_store_is_not_stored():
     store = PromptStore(100)
     store.put(np.arange(5), torch.zeros(2, 2, 1, 5, 8))
     assert (len(store), store.nbytes, store.find(np.arange(5))) == (0, 0, None)

@@ -1,4 +1,4 @@
-"""Rounds against the slow truth: the whole model on `prompt + codes` of every beam, anew in every round."""
+"""Decoding steps against the whole model run on `prompt + codes` of every beam, anew in every step."""
 
 from collections.abc import Callable
 
@@ -43,18 +43,18 @@ def extended(paths: Paths, codes: Tensor, parents: Tensor) -> Paths:
 def check_a_search(
     model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, widths: tuple[int, ...], generator: torch.Generator
 ) -> DecodeSession:
-    rounds = model.start(tokens_BT, lengths_B)
+    session = model.start(tokens_BT, lengths_B)
     paths: Paths = [[()] for _ in lengths_B]
-    logits = rounds.step_fn(None, None)
+    logits = session.step_fn(None, None)
     assert logits.shape == (len(lengths_B), model.vocabulary.codebook_sizes[0])
     torch.testing.assert_close(logits[:, None], concatenated(model, tokens_BT, lengths_B, paths, 0), atol=1e-5, rtol=0)
     for level, width in enumerate(widths, start=1):
         codes, parents, paths = random_round(model, paths, width, generator)
-        logits = rounds.step_fn(codes, parents)
+        logits = session.step_fn(codes, parents)
         expected = concatenated(model, tokens_BT, lengths_B, paths, level)
         assert logits.shape == (len(lengths_B), width, model.vocabulary.codebook_sizes[level])
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    return rounds
+    return session
 
 
 def prompts(model: Transformer, generator: torch.Generator, size: int = 4, length: int = 11) -> tuple[Tensor, Tensor]:
@@ -67,14 +67,14 @@ def prompts(model: Transformer, generator: torch.Generator, size: int = 4, lengt
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 @pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2), (1, 1, 1)])
-def test_rounds_equal_the_concatenated_sequences(
+def test_steps_equal_the_concatenated_sequences(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, key_heads: int, widths: tuple[int, ...]
 ):
     model = make_model(num_key_value_heads=key_heads, initializer_range=0.1)
     check_a_search(model, *prompts(model, generator), widths, generator)
 
 
-def test_rounds_of_a_token_table_equal_the_concatenated_sequences(make_model: MakeModel, generator: torch.Generator):
+def test_steps_of_a_token_table_equal_the_concatenated_sequences(make_model: MakeModel, generator: torch.Generator):
     table = TokenTable(tokens_per_level=((90, 4, 51, 17, 88), (33, 4, 70), (9, 8, 7, 60)), size=100, pad=0, bos=1, eos=2)
     model = make_model(table, tie_word_embeddings=True)
     check_a_search(model, *prompts(model, generator), (4, 6), generator)
@@ -90,7 +90,7 @@ def test_prompts_of_equal_length_need_no_lengths(make_model: MakeModel, generato
     assert torch.equal(with_lengths.step_fn(codes, parents), without.step_fn(codes, parents))
 
 
-def test_what_stands_in_the_padding_changes_nothing(make_model: MakeModel, generator: torch.Generator):
+def test_padding_tokens_change_nothing(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens, lengths = prompts(model, generator)
     blank = tokens.masked_fill(torch.arange(11) >= lengths[:, None], model.vocabulary.pad)
@@ -100,19 +100,19 @@ def test_what_stands_in_the_padding_changes_nothing(make_model: MakeModel, gener
     assert torch.equal(one.step_fn(codes, parents), other.step_fn(codes, parents))
 
 
-def test_dead_beams_leave_the_living_as_they_are(make_model: MakeModel, generator: torch.Generator):
+def test_dead_beams_do_not_change_live_beams(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens, lengths = prompts(model, generator)
-    rounds = model.start(tokens, lengths)
+    session = model.start(tokens, lengths)
     paths: Paths = [[()] for _ in lengths]
-    rounds.step_fn(None, None)
+    session.step_fn(None, None)
     for level, living in enumerate((3, 2, 4), start=1):
         codes, parents, _ = random_round(model, paths, 5, generator)
         parents.clamp_(max=2)
         codes[:, living:] = 0
         parents[:, living:] = 0
         paths = extended(paths, codes, parents)
-        logits = rounds.step_fn(codes, parents)
+        logits = session.step_fn(codes, parents)
         assert logits.isfinite().all()
         expected = concatenated(model, tokens, lengths, paths, level)
         torch.testing.assert_close(logits[:, :living], expected[:, :living], atol=1e-5, rtol=0)
@@ -124,41 +124,41 @@ def test_the_prompt_is_kept_once_per_request_whatever_the_beams(make_model: Make
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values, layers, key heads, head_dim, bytes of a float32
     suffixes: list[int] = []
     for width in (1, 64):
-        rounds = model.start(tokens, lengths)
+        session = model.start(tokens, lengths)
         for _ in range(3):
             codes = torch.zeros(4, width, dtype=torch.int64)
-            rounds.step_fn(codes, codes)
-        assert rounds.prompt.nbytes == int(lengths.sum()) * per_token
-        assert rounds.beams.nbytes == 4 * width * 3 * per_token
-        suffixes.append(rounds.beams.nbytes)
+            session.step_fn(codes, codes)
+        assert session.prompt.nbytes == int(lengths.sum()) * per_token
+        assert session.beams.nbytes == 4 * width * 3 * per_token
+        suffixes.append(session.beams.nbytes)
     assert suffixes[1] == 64 * suffixes[0]
 
 
 def test_calling_with_none_starts_the_same_prompts_anew(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = model.start(*prompts(model, generator))
+    session = model.start(*prompts(model, generator))
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    first, second = rounds.step_fn(None, None), rounds.step_fn(codes, parents)
-    rounds.step_fn(codes, parents)
-    assert torch.equal(rounds.step_fn(None, None), first)
-    assert torch.equal(rounds.step_fn(codes, parents), second)
+    first, second = session.step_fn(None, None), session.step_fn(codes, parents)
+    session.step_fn(codes, parents)
+    assert torch.equal(session.step_fn(None, None), first)
+    assert torch.equal(session.step_fn(codes, parents), second)
 
 
-def test_numpy_codes_of_any_integer_type_are_welcome(make_model: MakeModel, generator: torch.Generator):
+def test_numpy_codes_of_any_integer_type_are_accepted(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = model.start(*prompts(model, generator))
+    session = model.start(*prompts(model, generator))
     codes, parents = torch.ones(4, 3, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
-    expected = rounds.step_fn(codes, parents)
-    rounds.step_fn(None, None)
-    assert torch.equal(rounds.step_fn(codes.numpy().astype(np.int32), parents.numpy().astype(np.uint8)), expected)
+    expected = session.step_fn(codes, parents)
+    session.step_fn(None, None)
+    assert torch.equal(session.step_fn(codes.numpy().astype(np.int32), parents.numpy().astype(np.uint8)), expected)
 
 
 def test_no_requests_get_no_logits(make_model: MakeModel):
     model = make_model()
-    rounds = model.start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-    assert rounds.step_fn(None, None).shape == (0, 16)
+    session = model.start(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    assert session.step_fn(None, None).shape == (0, 16)
     nothing = torch.zeros(0, 4, dtype=torch.int64)
-    assert rounds.step_fn(nothing, nothing).shape == (0, 4, 12)
+    assert session.step_fn(nothing, nothing).shape == (0, 4, 12)
 
 
 def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generator: torch.Generator):
@@ -171,13 +171,13 @@ def test_bfloat16_weights_search_close_to_float32(make_model: MakeModel, generat
     assert (rough.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_a_search_leaves_no_graph_behind(make_model: MakeModel, generator: torch.Generator):
+def test_a_search_records_no_gradients(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens, lengths = prompts(model, generator)
     codes = torch.zeros(4, 3, dtype=torch.int64)
-    rounds = model.start(tokens, lengths)
-    assert rounds.step_fn(None, None).is_inference()
-    assert rounds.step_fn(codes, codes).is_inference()
+    session = model.start(tokens, lengths)
+    assert session.step_fn(None, None).is_inference()
+    assert session.step_fn(codes, codes).is_inference()
 
 
 def test_a_model_in_training_searches_without_dropout(make_model: MakeModel, generator: torch.Generator):
@@ -188,12 +188,12 @@ def test_a_model_in_training_searches_without_dropout(make_model: MakeModel, gen
     assert torch.equal(training.step_fn(codes, codes), evaluating.step_fn(codes, codes))
 
 
-def test_a_round_without_beams_is_followed_by_none(make_model: MakeModel, generator: torch.Generator):
+def test_a_step_without_beams_gives_empty_logits(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = model.start(*prompts(model, generator))
+    session = model.start(*prompts(model, generator))
     nothing = torch.zeros(4, 0, dtype=torch.int64)
-    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 12)
-    assert rounds.step_fn(nothing, nothing).shape == (4, 0, 9)
+    assert session.step_fn(nothing, nothing).shape == (4, 0, 12)
+    assert session.step_fn(nothing, nothing).shape == (4, 0, 9)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +215,20 @@ def test_a_round_without_beams_is_followed_by_none(make_model: MakeModel, genera
 )
 def test_impossible_codes_and_parents_raise(make_model: MakeModel, generator: torch.Generator, codes: object, parents: object):
     model = make_model()
-    rounds = model.start(*prompts(model, generator))
-    rounds.step_fn(None, None)
+    session = model.start(*prompts(model, generator))
+    session.step_fn(None, None)
     with pytest.raises(ArgumentError):
-        rounds.step_fn(codes, parents)
+        session.step_fn(codes, parents)
 
 
-def test_a_round_too_many_raises(make_model: MakeModel, generator: torch.Generator):
+def test_a_step_after_the_last_level_raises(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = model.start(*prompts(model, generator))
+    session = model.start(*prompts(model, generator))
     zeros = torch.zeros(4, 1, dtype=torch.int64)
     for _ in range(3):
-        rounds.step_fn(zeros, zeros)
+        session.step_fn(zeros, zeros)
     with pytest.raises(ArgumentError, match="4 levels"):
-        rounds.step_fn(zeros, zeros)
+        session.step_fn(zeros, zeros)
 
 
 @pytest.mark.parametrize("lengths", [[0, 1], [1, 6], [5], [-1, 1]])
@@ -268,14 +268,14 @@ def test_a_random_search_over_many_shapes_equals_concatenation(make_model: MakeM
         check_a_search(model, *prompts(model, generator, size=2, length=7), widths, generator)
 
 
-def test_widths_may_grow_and_shrink_without_growing_what_is_kept(make_model: MakeModel, generator: torch.Generator):
+def test_the_cache_holds_one_slot_per_code_when_beams_grow_and_shrink(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
-    rounds = check_a_search(model, *prompts(model, generator), (2, 9, 4), generator)
-    assert rounds.beams.nbytes == 4 * (2 + 9 + 4) * token_bytes(model.config)
+    session = check_a_search(model, *prompts(model, generator), (2, 9, 4), generator)
+    assert session.beams.nbytes == 4 * (2 + 9 + 4) * token_bytes(model.config)
 
 
 @pytest.mark.parametrize("widths", [(5, 5, 5), (3, 8, 2)])
-def test_the_modules_passes_equal_the_concatenated_sequences_too(
+def test_the_torch_runner_equals_the_concatenated_sequences(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, widths: tuple[int, ...]
 ):
     model = make_model(initializer_range=0.1).double()
@@ -283,20 +283,20 @@ def test_the_modules_passes_equal_the_concatenated_sequences_too(
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
-def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, taken: int) -> None:
+def test_suffixes_in_one_pass_equal_single_steps(make_model: MakeModel, taken: int) -> None:
     model = make_model()
     generator = torch.Generator().manual_seed(taken)
     tokens_BT, lengths_B = prompts(model, generator)
     one, many = model.start(tokens_BT, lengths_B), model.start(tokens_BT, lengths_B)
     width = 1
-    for rounds in (one, many):
-        rounds.step_fn(None, None)
+    for session in (one, many):
+        session.step_fn(None, None)
     for level in range(taken):
         size = model.vocabulary.codebook_sizes[level]
         codes = torch.randint(0, size, (len(lengths_B), 5), generator=generator)
         parents = torch.randint(0, width, codes.shape, generator=generator)
-        for rounds in (one, many):
-            rounds.step_fn(codes, parents)
+        for session in (one, many):
+            session.step_fn(codes, parents)
         width = 5
     sizes = model.vocabulary.codebook_sizes[taken:-1]
     codes_BKT = torch.stack([torch.randint(0, size, (len(lengths_B), 4), generator=generator) for size in sizes], 2)
@@ -315,13 +315,13 @@ def test_suffixes_in_one_pass_are_the_rounds(make_model: MakeModel, taken: int) 
 def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -> None:
     model = make_model()
     tokens_BT, lengths_B = prompts(model, torch.Generator().manual_seed(0))
-    rounds = model.start(tokens_BT, lengths_B)
-    rounds.step_fn(None, None)
+    session = model.start(tokens_BT, lengths_B)
+    session.step_fn(None, None)
     parents = torch.zeros(len(lengths_B), 2, dtype=torch.int64)
     with pytest.raises(ArgumentError, match=r"must have shape \(B, K, T\)"):
-        rounds.suffix_fn(parents, parents)
+        session.suffix_fn(parents, parents)
     with pytest.raises(ArgumentError, match="got one outside"):
-        rounds.suffix_fn(torch.full((len(lengths_B), 2, 1), 10**6), parents)
+        session.suffix_fn(torch.full((len(lengths_B), 2, 1), 10**6), parents)
     too_many = torch.zeros(len(lengths_B), 2, model.vocabulary.num_levels, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="levels and the last was answered"):
-        rounds.suffix_fn(too_many, parents)
+        session.suffix_fn(too_many, parents)

@@ -1,4 +1,4 @@
-"""Text first, then SIDs: the search behind the text is the search of a prompt that holds it."""
+"""Text first, then SIDs: the search after the text equals a search whose prompt holds the text."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def likely_marker(model: Transformer, prompts: tuple[Tensor, Tensor]) -> int:
 
 
 @pytest.mark.parametrize("marked", [False, True])
-def test_each_row_writes_what_it_would_write_alone(
+def test_each_row_generates_the_text_it_would_alone(
     model: Transformer, prompts: tuple[Tensor, Tensor], marked: bool, poisoned: None
 ):
     tokens, lengths = prompts
@@ -96,7 +96,7 @@ def test_each_row_writes_what_it_would_write_alone(
     assert not marked or len({len(text) for text in generated.texts}) > 1  # rows end at different times
 
 
-def test_transformers_writes_the_same(model: Transformer, prompts: tuple[Tensor, Tensor], tmp_path: Path):
+def test_transformers_generates_the_same_text(model: Transformer, prompts: tuple[Tensor, Tensor], tmp_path: Path):
     from transformers import Qwen3ForCausalLM
 
     model.save_pretrained(tmp_path)
@@ -109,15 +109,15 @@ def test_transformers_writes_the_same(model: Transformer, prompts: tuple[Tensor,
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_search_behind_the_text_is_the_search_of_prompt_and_text(
+def test_the_search_after_the_text_equals_one_on_prompt_and_text(
     model: Transformer, prompts: tuple[Tensor, Tensor], temperature: float
 ):
     two = TwoStage(model=model, max_tokens=6, marker=WORDS.index("<sid>"), temperature=temperature, seed=4)
     generated = two.generate(*prompts)
     assert all(text[-1] == WORDS.index("<sid>") for text in generated.texts)
     search = BeamSearch(trie(), num_beams=7)
-    rounds = two.start(*prompts)
-    found = search.run(rounds.step_fn, batch_size=3, suffix_fn=rounds.suffix_fn)
+    session = two.start(*prompts)
+    found = search.run(session.step_fn, batch_size=3, suffix_fn=session.suffix_fn)
     for row, (length, text) in enumerate(zip(prompts[1].tolist(), generated.texts, strict=True)):
         whole = torch.tensor([prompts[0][row, :length].tolist() + list(text)])
         alone = search.run(model.start(whole).step_fn)
@@ -125,7 +125,7 @@ def test_the_search_behind_the_text_is_the_search_of_prompt_and_text(
         np.testing.assert_allclose(alone.scores[0], found.scores[row], atol=1e-5)
 
 
-def test_what_is_drawn_follows_from_the_seed_and_from_the_temperature(model: Transformer, prompts: tuple[Tensor, Tensor]):
+def test_sampling_follows_the_seed_and_the_temperature(model: Transformer, prompts: tuple[Tensor, Tensor]):
     texts = [TwoStage(model=model, max_tokens=8, temperature=2.0, seed=seed).generate(*prompts).texts for seed in (1, 1, 2)]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
@@ -133,7 +133,7 @@ def test_what_is_drawn_follows_from_the_seed_and_from_the_temperature(model: Tra
     assert cold == TwoStage(model=model, max_tokens=8).generate(*prompts).texts
 
 
-def test_an_engine_takes_it_for_a_model(model: Transformer):
+def test_an_engine_accepts_a_two_stage_model(model: Transformer):
     index = trie()
     two = TwoStage(model=model, max_tokens=5)
     requests = [Request(history=(3, 8), num_items=5), Request(num_items=5)]
@@ -141,12 +141,12 @@ def test_an_engine_takes_it_for_a_model(model: Transformer):
     for request, answer in zip(requests, answers, strict=True):
         history = index.codes_of(list(request.history)) if request.history else np.zeros((0, 3), np.int64)
         tokens, lengths = model.vocabulary.prompts([history])
-        rounds = two.start(torch.from_numpy(tokens), torch.from_numpy(lengths))
-        alone = BeamSearch(index, num_beams=5).run(rounds.step_fn)
+        session = two.start(torch.from_numpy(tokens), torch.from_numpy(lengths))
+        alone = BeamSearch(index, num_beams=5).run(session.step_fn)
         assert list(answer.item_ids) == alone.item_ids[0].tolist()
 
 
-def test_no_prompts_write_nothing(model: Transformer):
+def test_no_prompts_generate_no_text(model: Transformer):
     generated = TwoStage(model=model, max_tokens=3).generate(torch.zeros(0, 4, dtype=torch.int64))
     assert generated.texts == ()
     assert generated.tokens_BT.shape[0] == 0
@@ -163,7 +163,7 @@ def test_no_prompts_write_nothing(model: Transformer):
         ({"max_tokens": 4, "temperature": float("nan")}, "at least 0 and finite"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(model: Transformer, fields: dict[str, object], message: str):
+def test_impossible_settings_are_refused(model: Transformer, fields: dict[str, object], message: str):
     with pytest.raises(ArgumentError, match=message):
         TwoStage(model=model, **fields)  # type: ignore[arg-type]
 

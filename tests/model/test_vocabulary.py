@@ -26,7 +26,7 @@ def test_levels_lie_end_to_end_behind_the_specials():
 @BOTH
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_codes_of_tokens_is_the_way_back(vocabulary: Vocabulary | TokenTable, data: st.DataObject):
+def test_codes_is_the_inverse_of_tokens(vocabulary: Vocabulary | TokenTable, data: st.DataObject):
     row = st.tuples(*(st.integers(0, size - 1) for size in vocabulary.codebook_sizes))
     codes = np.array(data.draw(st.lists(row, min_size=1)))
     tokens = vocabulary.tokens(codes)
@@ -75,14 +75,14 @@ def test_no_histories_make_no_prompts(vocabulary: Vocabulary | TokenTable):
 @pytest.mark.parametrize(
     "codes", [[[0, 0, -1]], [[5, 0, 0]], [[0, 3, 0]], [[0, 0]], [[0, 0, 0, 0]], [[0.0, 1.0, 2.0]], 7, [["a", "b", "c"]]]
 )
-def test_codes_that_are_none_raise(vocabulary: Vocabulary | TokenTable, codes: object):
+def test_invalid_codes_raise(vocabulary: Vocabulary | TokenTable, codes: object):
     with pytest.raises(CodesError):
         vocabulary.tokens(codes)  # type: ignore[arg-type]
 
 
 @BOTH
 @pytest.mark.parametrize("tokens", [[[0, 1, 2]], [[3, 3, 3]], [[-1, 8, 11]], [[90, 33, 2**40]], [[3, 8]]])
-def test_tokens_of_no_code_raise(vocabulary: Vocabulary | TokenTable, tokens: list[list[int]]):
+def test_tokens_that_are_no_codes_raise(vocabulary: Vocabulary | TokenTable, tokens: list[list[int]]):
     with pytest.raises(CodesError):
         vocabulary.codes(tokens)
 

@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(saved: Path, name: str):
         Transformer.from_pretrained(saved)
 
 
-def test_without_leafbeam_json_a_vocabulary_is_asked_for(saved: Path):
+def test_without_leafbeam_json_a_vocabulary_is_required(saved: Path):
     (saved / "leafbeam.json").unlink()
     with pytest.raises(CheckpointError, match="vocabulary="):
         Transformer.from_pretrained(saved)
@@ -144,7 +144,7 @@ def test_a_vocabulary_larger_than_the_embedding_raises(saved: Path):
         Transformer.from_pretrained(saved, vocabulary=Vocabulary(codebook_sizes=(99,)))
 
 
-def test_a_directory_that_is_none_raises(saved: Path):
+def test_a_path_that_is_no_directory_raises(saved: Path):
     for place in (saved / "nowhere", saved / "config.json"):
         with pytest.raises(CheckpointError, match="not a directory"):
             Transformer.from_pretrained(place)
@@ -213,7 +213,7 @@ def test_mixed_dtypes_need_a_choice(saved: Path):
 
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": ["a"]}, {"weight_map": {"a": 3}}, {"weight_map": {"a": "../b"}}])
-def test_an_index_that_is_none_raises(saved: Path, index: dict[str, Any]):
+def test_an_invalid_index_raises(saved: Path, index: dict[str, Any]):
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="weight_map"):
         Transformer.from_pretrained(saved)

@@ -36,7 +36,7 @@ SHAPES = [(1, 1, 1, 1, 8, 3), (2, 5, 2, 2, 16, 70), (2, 3, 1, 4, 20, 130), (1, 3
 
 @pytest.mark.parametrize(("requests", "beams", "groups", "per", "size", "tokens"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 3])
-def test_prefix_kernel_is_the_reference(
+def test_the_prefix_kernel_equals_the_reference(
     requests: int, beams: int, groups: int, per: int, size: int, tokens: int, splits: int
 ) -> None:
     shapes = (requests, beams, groups * per, size), (requests, groups, size, tokens), (requests, groups, tokens, size)
@@ -48,7 +48,7 @@ def test_prefix_kernel_is_the_reference(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_keys_beyond_a_prompts_end_are_never_seen() -> None:
+def test_keys_beyond_a_prompts_end_are_never_read() -> None:
     query, key, value = draw(1, (2, 3, 2, 16), (2, 1, 16, 90), (2, 1, 90, 16))
     lengths = torch.tensor([5, 66])
     before = triton.prefix_attention(query, key, value, lengths, splits=2)
@@ -60,7 +60,7 @@ def test_keys_beyond_a_prompts_end_are_never_seen() -> None:
 
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize(("groups", "per", "size", "codes"), [(1, 1, 8, 1), (2, 3, 12, 4)])
-def test_suffix_kernel_is_the_reference(table: bool, groups: int, per: int, size: int, codes: int) -> None:
+def test_the_suffix_kernel_equals_the_reference(table: bool, groups: int, per: int, size: int, codes: int) -> None:
     query, key, value = draw(codes, (2, 3, groups * per, size), (2, 5, codes, groups, size), (2, 5, codes, groups, size))
     ancestors = torch.randint(0, 5, (2, 3, codes), generator=torch.Generator().manual_seed(2)) if table else None
     found = triton.suffix_attention(query, key, value, ancestors)
@@ -94,7 +94,7 @@ def test_attend_is_one_softmax_over_prompt_and_codes(scale: float) -> None:
     torch.testing.assert_close(found[0], exact(query[0], keys, values, live), rtol=1e-4, atol=2e-5)
 
 
-def test_ancestors_say_what_moving_would_have_brought() -> None:
+def test_ancestors_find_the_same_slots_as_moving_them() -> None:
     generator = torch.Generator().manual_seed(5)
     beams, rounds = 6, 5
     moved = torch.zeros(2, beams, 0, 4)
@@ -113,7 +113,7 @@ def test_ancestors_say_what_moving_would_have_brought() -> None:
         assert torch.equal(followed, moved)
 
 
-def test_what_does_not_fit_is_refused_before_a_launch() -> None:
+def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     query, key, value, slots = draw(6, (2, 3, 4, 16), (2, 2, 16, 9), (2, 2, 9, 16), (2, 3, 2, 2, 16))
     lengths = torch.tensor([9, 9])
     with pytest.raises(ArgumentError, match="do not fit"):

@@ -1,4 +1,4 @@
-"""The allowed-only head: every path is the reference, the choice between them, and what is refused."""
+"""Logits of legal codes on a CPU: every path against the reference, the choice between paths, and invalid input."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def on_torch(legal_codes: LegalCodes[NDArray[np.int64]]) -> LegalCodes[torch.Ten
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.3, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normalize", ["full", "allowed"])
-def test_every_path_is_the_reference(shape: tuple[int, int, int], density: float, normalize: str) -> None:
+def test_every_path_equals_the_reference(shape: tuple[int, int, int], density: float, normalize: str) -> None:
     hidden, weight, legal_codes = problem(1, *shape, density)
     expected = reference.head(torch.from_numpy(hidden), torch.from_numpy(weight), on_torch(legal_codes), normalize)  # type: ignore[arg-type]
     for path in PATHS if normalize == "allowed" else ("dense",):
@@ -75,7 +75,7 @@ def test_any_ragged_set_of_codes(rows: list[list[int]], hidden: int) -> None:
         np.testing.assert_allclose(found.logit_C, exact[row_C, codes], rtol=1e-4, atol=1e-4)
 
 
-def test_the_choice_follows_the_cost() -> None:
+def test_the_cheapest_path_follows_the_costs() -> None:
     sizes = {"codes": 131_072, "hidden": 3072}
     costs = HeadCosts()
     few = Workload(rows=1, legal=131, distinct=131, blocked=131 * BLOCK, **sizes)
@@ -89,7 +89,7 @@ def test_the_choice_follows_the_cost() -> None:
     assert cheapest_path(HeadCosts(token=0.05, gather=1.0), shared, "allowed") == "tokens"
 
 
-def test_calibration_is_positive_and_chooses_something_that_is_right() -> None:
+def test_calibrated_costs_are_positive_and_give_correct_logits() -> None:
     hidden, weight, legal_codes = problem(4, 8, 4096, 32, 0.05)
     costs = cpu.calibrate(weight, rows=(1, 8), seconds=0.001)
     assert all(value > 0 for _, value in costs.dense)
@@ -115,16 +115,16 @@ def test_calibration_is_positive_and_chooses_something_that_is_right() -> None:
         ([[0, 1]], [1], "row of integers"),
     ],
 )
-def test_states_that_are_none(indptr_R1: list[int], code_C: list[int], says: str) -> None:
+def test_invalid_legal_codes_raise(indptr_R1: list[int], code_C: list[int], says: str) -> None:
     with pytest.raises(CodesError, match=says):
         LegalCodes.of(np.array(indptr_R1), np.array(code_C), 10)
 
 
-def test_rows_that_restart_are_ascending_too() -> None:
+def test_codes_ascend_within_each_row_only() -> None:
     assert LegalCodes.from_rows([[0, 9], [0], [1, 2]], 10).max_row == 2
 
 
-def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
+def test_inputs_that_do_not_fit_are_refused_before_anything_runs() -> None:
     hidden, weight, legal_codes = problem(5, 3, 50, 8, 0.5)
     with pytest.raises(LogitsError, match="do not fit"):
         cpu.head(hidden[:, :7], weight, legal_codes, "allowed")

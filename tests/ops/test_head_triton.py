@@ -1,4 +1,4 @@
-"""The Triton kernels of the allowed-only head and of the study log, under the interpreter, on small shapes."""
+"""The Triton kernels of the head, and the study log's, under the interpreter, on small shapes."""
 
 from collections.abc import Generator
 
@@ -37,7 +37,7 @@ def problem(rows: int, codes: int, hidden: int, density: float) -> tuple[Tensor,
 @pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("path", ["gather", "tokens", "blocks", "dense", "full"])
-def test_every_kernel_is_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
+def test_every_kernel_equals_the_reference(path: str, shape: tuple[int, int, int], density: float) -> None:
     if density == 1.0 and shape[0] == 18 and path in ("gather", "tokens"):
         density = 0.2  # 3,600 legal codes are minutes under the interpreter
     hidden, weight, legal_codes = problem(*shape, density)
@@ -69,7 +69,7 @@ def test_the_study_logs_kernels_write_what_the_mask_allows(level: str, rows: int
     torch.testing.assert_close(found[wanted], (hidden @ weight.T)[wanted], rtol=1e-4, atol=1e-4)
 
 
-def test_the_choice_needs_no_look_at_the_device() -> None:
+def test_the_choice_does_not_synchronise_the_device() -> None:
     hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
     chosen = triton.head(hidden, weight, legal_codes, "allowed", costs=HeadCosts(call=0.0))
     assert chosen.path == "gather"
@@ -82,7 +82,7 @@ def test_the_choice_needs_no_look_at_the_device() -> None:
     assert HeadCosts().nanoseconds(few)["gather"] > 0
 
 
-def test_what_does_not_fit_is_refused_before_a_launch() -> None:
+def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
     with pytest.raises(LogitsError, match="do not fit"):
         triton.head(hidden[:, :9], weight, legal_codes, "allowed")
