@@ -8,7 +8,7 @@
     │   └── ForeignFilterError   the filter was made for another index
     ├── AutomatonError           a pattern, schema, vocabulary or state cannot become or belong to an automaton
     ├── IndexFileError           the file is truncated, of another kind, or of a newer format
-    ├── LogError             the directory of a live catalog is damaged, or a change could not be written to it
+    ├── LogError                 the directory of a live index is damaged, or a change could not be written to it
     │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
     ├── DataError                a table of items or interactions cannot be read as one
@@ -83,11 +83,11 @@ class IndexFileError(LeafbeamError, ValueError):
 
 
 class LogError(LeafbeamError, RuntimeError):
-    """The directory of a live catalog is damaged, or could not be written."""
+    """The directory of a live index is damaged, or could not be written."""
 
 
 class LockedError(LogError):
-    """Another writer has the directory of a live catalog open."""
+    """Another writer has the directory of a live index open."""
 
 
 class LogitsError(LeafbeamError, ValueError):

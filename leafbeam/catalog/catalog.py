@@ -292,7 +292,7 @@ class Catalog:
         return self.version().number
 
     def delete(self, item_ids: ItemIds) -> int:
-        """Remove items. Their attributes stay in the table, unread, until `purge`. Raises ItemIdError, LogError."""
+        """Remove items. Their attributes stay in the table until `purge`. Raises ItemIdError, LogError."""
         with self.transaction() as transaction:
             transaction.delete(item_ids)
         return self.version().number

@@ -110,6 +110,8 @@ class Evaluator:
                         rows_n[position[key]] = row
             if row_map is not None:
                 with self._lock:
+                    if self._map is not None and self._map.change_counter == row_map.change_counter:
+                        row_map = self._map  # an evaluation may have stored one for a new base
                     added = ~existing_n & (rows_n >= 0)
                     self._map = row_map.with_appended(ids_n[added], rows_n[added], None if existing_n.any() else counter)
             return session.evaluate_rows(rules, rows_n)

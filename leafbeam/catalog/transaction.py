@@ -37,17 +37,14 @@ class CatalogTransaction:
         self._table_of: dict[Any, int | None] = {}  # the table of each changed id, if it has one
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
-        """Add items. codes: (n, L); item_ids: n ids that are not in the index.
-
-        attributes: n rows, or None to use existing rows of the table, if any. Raises CodesError, ItemIdError, DataError.
-        """
+        """Add items; see Catalog.insert. Raises CodesError, ItemIdError, DataError."""
         ids = as_id_array(item_ids)
         table = None if attributes is None else _attribute_table(attributes, ids)
         self._transaction.insert(codes, item_ids)
         self._record(ids, table)
 
     def delete(self, item_ids: ItemIds) -> None:
-        """Remove items from the index; their rows stay and are used again if the items come back. Raises ItemIdError."""
+        """Remove items; see Catalog.delete. Raises ItemIdError."""
         self._transaction.delete(item_ids)
         for key in as_id_array(item_ids).tolist():
             self._table_of.pop(key, None)
@@ -61,7 +58,7 @@ class CatalogTransaction:
             self._record(ids, table)
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
-        """Give items other attributes. Raises ItemIdError if an id is not in the index or occurs twice, DataError."""
+        """Give items other attributes. Raises ItemIdError if an id is not live or occurs twice, DataError."""
         ids = as_id_array(item_ids)
         table = _attribute_table(attributes, ids)
         self._transaction.check_live(item_ids)

@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError, LogError
 from leafbeam.index import Trie
 from leafbeam.live.manifest import Directory, NextBase
 from leafbeam.live.snapshot import Snapshot
-from leafbeam.live.transaction import WriteSet, id_kind, version_id_kind
+from leafbeam.live.transaction import WriteSet, id_kind_of
 from leafbeam.live.write_ahead_log import LogContents
 
 __all__ = ["CommitStore"]
@@ -36,7 +36,7 @@ class CommitStore:
         self._closed = "the index was opened with read_only=True: open it for writing to change it" if read_only else None
         self._failure: str | None = None
         self._process = os.getpid()
-        self._since: list[tuple[int, WriteSet]] | None = None  # numbered commits since a compaction began
+        self._recent_commits: list[tuple[int, WriteSet]] | None = None  # numbered commits since a compaction began
         self._versions = [weakref.ref(snapshot.version)]
 
     @classmethod
@@ -94,10 +94,10 @@ class CommitStore:
         snapshot = self.snapshot.apply([write_set], number)
         if self._directory is not None:
             self._directory.log.append(write_set.encode())
-        if self._since is not None:
-            while self._since and self._since[-1][0] >= number:  # of an interrupted commit
-                self._since.pop()
-            self._since.append((number, write_set))
+        if self._recent_commits is not None:
+            while self._recent_commits and self._recent_commits[-1][0] >= number:  # of an interrupted commit
+                self._recent_commits.pop()
+            self._recent_commits.append((number, write_set))
         self._publish(snapshot)
         return number
 
@@ -112,7 +112,7 @@ class CommitStore:
             begin, log_begin = self.snapshot, self.log_bytes
             if begin.number == begin.base_number:
                 return False
-            self._since = []
+            self._recent_commits = []
         directory, next_base = self._directory, None
         try:
             trie = begin.merge(num_threads)
@@ -142,7 +142,7 @@ class CommitStore:
                     directory.gc()
             raise
         finally:
-            self._since = None
+            self._recent_commits = None
         if directory is not None:
             directory.gc()
         return True
@@ -163,8 +163,8 @@ class CommitStore:
 
     def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int, log_begin: int, log_end: int) -> Snapshot:
         """Apply the commits up to `number` that the snapshot lacks; copy their records, [log_begin, log_end) of the log."""
-        assert self._since is not None
-        write_sets = [write_set for at, write_set in self._since if snapshot.number < at <= number]
+        assert self._recent_commits is not None
+        write_sets = [write_set for at, write_set in self._recent_commits if snapshot.number < at <= number]
         after = snapshot.apply(write_sets, number) if write_sets else snapshot
         if self._directory is not None and next_base is not None:
             next_base.log.copy_from(self._directory.log, log_begin, log_end, number)
@@ -186,9 +186,8 @@ def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:
         return snapshot
     try:
         total = WriteSet.combine(write_sets)
-        kind = version_id_kind(snapshot.version)
-        if len(total.added_A) and kind not in ("rows", id_kind(total.added_A)):
-            raise ValueError(f"ids of another kind than {kind}")
+        if len(total.added_A) and id_kind_of(snapshot.version) not in (None, total.added_A.dtype.kind):
+            raise ValueError("ids of another kind than those of the base")
         if np.any(snapshot.version.knows(total.added_A) & ~np.isin(total.added_A, total.removed_R)):
             raise ValueError("an added item is live already")
         return snapshot.apply(write_sets, contents.number)

@@ -137,10 +137,11 @@ class LiveIndex:
         return self._store.snapshot.version
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Add items; the next `version()` has them. codes: (n, L) of any integer dtype. Returns the version's number.
+        """Add items; the next `version()` has them. Returns the version's number.
 
-        Cost: a build of the delta, 15 ms at 100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`) or
-        occurs twice, LogError if it cannot be written; then nothing was changed.
+        codes: (n, L) of any integer dtype, or n sequences if the index holds sequences. item_ids: n ids that are not live.
+        Cost: a build of the delta, 15 ms at 100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`),
+        occurs twice or is of another kind, LogError if it cannot be written; then nothing was changed.
         """
         return self._commit(lambda transaction: transaction.insert(codes, item_ids))
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap, Filter, Segment, Trie, Version
-from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids, id_kind
+from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
 
 __all__ = ["Snapshot"]
 
@@ -32,10 +32,10 @@ class Snapshot:
     number: int
     base_number: int
     base: Segment
-    num_changes: int
-    delta: Segment | None
     codes_DL: NDArray[np.unsignedinteger]
     ids_D: NDArray[np.generic]
+    num_changes: int = 0
+    delta: Segment | None = None
 
     @classmethod
     def from_trie(cls, trie: Trie, number: int = 0) -> Snapshot:
@@ -47,8 +47,6 @@ class Snapshot:
             number=number,
             base_number=number,
             base=Segment(trie=trie),
-            num_changes=0,
-            delta=None,
             codes_DL=np.empty((0, trie.num_levels), codes_dtype(trie.codebook_sizes)),
             ids_D=np.empty(0, np.int64),
         )
@@ -103,7 +101,7 @@ class Snapshot:
         codes_nL[len(rows_N) :] = self.codes_DL[keep_D]
         del leaves
         ids_n = concat_ids([rows_N if trie.items.ids is None else trie.items.ids[rows_N], self.ids_D[keep_D]])
-        if id_kind(ids_n) == "utf-8":  # as wide as the longest live id
+        if ids_n.dtype.kind == "S":  # as wide as the longest live id
             ids_n = ids_n.astype(f"S{max(1, int(np.strings.str_len(ids_n.astype(np.bytes_)).max()))}")
         elif np.array_equal(ids_n, np.arange(len(ids_n))):
             ids_n = None  # the ids are the row numbers

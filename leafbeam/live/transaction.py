@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +19,15 @@ from leafbeam.index.items import ItemIds, as_id_array, check_item_ids
 from leafbeam.index.level import code_dtype
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 
-__all__ = ["Codes", "Transaction", "WriteSet", "codes_dtype", "concat_ids", "id_kind", "version_id_kind"]
+__all__ = ["Codes", "Transaction", "WriteSet", "codes_dtype", "concat_ids", "id_kind_of"]
 
 Codes = NDArray[np.integer] | Sequence[Sequence[int]]
 
 _HEADER = struct.Struct("<BBHIII")  # kind of ids, levels, bytes of a code, bytes of an id, R, A
 _NO_IDS = np.empty(0, np.int64)
-_KINDS = ("rows", "int64", "utf-8")
-_KIND_NAMES = {"int64": "integers", "utf-8": "strings"}
+# Kinds of ids, by the `kind` of their dtype.
+_KIND_CODES = {"i": 1, "S": 2}
+_KIND_NAMES = {"i": "integers", "S": "strings"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ class WriteSet:
         """The payload of a log record (docs/format.md)."""
         ids = concat_ids([self.removed_R, self.added_A])
         header = _HEADER.pack(
-            _KINDS.index(id_kind(ids)),
+            _KIND_CODES[ids.dtype.kind],
             self.codes_AL.shape[1],
             self.codes_AL.dtype.itemsize,
             ids.dtype.itemsize,
@@ -120,7 +120,7 @@ class Transaction:
     def __init__(self, version: Version) -> None:
         self.number: int | None = None
         self._version = version
-        self._kind = version_id_kind(version)
+        self._kind = id_kind_of(version)
         self._sizes = version.codebook_sizes
         self._end_code = version.segments[0].trie.end_code
         self._removed: dict[int | bytes, None] = {}  # live in the version, deleted here
@@ -130,10 +130,7 @@ class Transaction:
         self._open = True
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> None:
-        """Add items. codes: (n, L), or n sequences if the index holds sequences; item_ids: n ids that are not live.
-
-        Raises CodesError, and ItemIdError if an id is live (use `replace`), occurs twice, or is of another kind.
-        """
+        """Add items; see LiveIndex.insert. Raises CodesError, ItemIdError."""
         rows_nL = self._check_codes(codes)
         ids, keys = self._check_ids(item_ids, len(rows_nL))
         clashes = [key for key, is_live in zip(keys, self._is_live(ids, keys)[1], strict=True) if is_live]
@@ -145,11 +142,11 @@ class Transaction:
         self._add(rows_nL, ids, keys)
 
     def delete(self, item_ids: ItemIds) -> None:
-        """Remove items. Raises ItemIdError if an id is not live or occurs twice."""
+        """Remove items; see LiveIndex.delete. Raises ItemIdError."""
         self._remove(*self._check_ids(item_ids, None))
 
     def replace(self, codes: Codes, item_ids: ItemIds) -> None:
-        """Give items other codes. codes: (n, L). Raises CodesError, and ItemIdError if an id is not live or occurs twice."""
+        """Give items other codes; see LiveIndex.replace. Raises CodesError, ItemIdError."""
         rows_nL = self._check_codes(codes)
         ids, keys = self._check_ids(item_ids, len(rows_nL))
         self._remove(ids, keys)
@@ -175,7 +172,7 @@ class Transaction:
         self._rows.append(rows_nL)
         self._num_rows += len(keys)
         if len(ids):
-            self._kind = id_kind(ids)
+            self._kind = ids.dtype.kind
 
     def _remove(self, ids: NDArray[np.generic], keys: list[int | bytes]) -> None:
         for key, was_live in zip(keys, self._check_live(ids, keys), strict=True):
@@ -213,9 +210,9 @@ class Transaction:
         except ValueError as error:  # ragged, or text that UTF-8 cannot encode
             raise ItemIdError(f"item ids have to be a flat sequence of integers or of strings: {error}") from error
         keys: list[int | bytes] = ids.tolist()
-        if len(ids) and self._kind != "rows" and id_kind(ids) != self._kind:
+        if len(ids) and self._kind not in (None, ids.dtype.kind):
             raise ItemIdError(
-                f"these item ids are {_KIND_NAMES[id_kind(ids)]} such as {_shown(keys[0])}, but the ids of this index are "
+                f"these item ids are {_KIND_NAMES[ids.dtype.kind]} such as {_shown(keys[0])}, but the ids of this index are "
                 f"{_KIND_NAMES[self._kind]}"
             )
         if len(set(keys)) < len(keys):
@@ -243,24 +240,18 @@ def codes_dtype(codebook_sizes: Sequence[int]) -> np.dtype[np.unsignedinteger]:
     return np.dtype(code_dtype(max(codebook_sizes)))
 
 
-def id_kind(ids: NDArray[np.generic]) -> str:
-    """ "int64" or "utf-8"."""
-    return "utf-8" if ids.dtype.kind == "S" else "int64"
-
-
-def version_id_kind(version: Version) -> str:
-    """The kind of a version's ids; "rows" if it has no items yet."""
+def id_kind_of(version: Version) -> str | None:
+    """The dtype's kind of a version's ids, "i" or "S"; None if it has no items yet."""
     for segment in version.segments:
         if segment.trie.num_items:
-            ids = segment.trie.items.ids
-            return "int64" if ids is None else id_kind(ids)
-    return "rows"
+            return "i" if segment.trie.items.ids is None else segment.trie.items.ids.dtype.kind
+    return None
 
 
 def concat_ids(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
     """The ids of all parts in order. Raises ValueError if non-empty parts differ in kind."""
     filled = [part for part in parts if len(part)]
-    if any(id_kind(left) != id_kind(right) for left, right in pairwise(filled)):
+    if len({part.dtype.kind for part in filled}) > 1:
         raise ValueError("integers and strings among the item ids")
     return np.concatenate(filled) if filled else _NO_IDS
 
