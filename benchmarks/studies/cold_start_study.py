@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.studies.cold_split import ColdReport, ColdSplit
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
-from leafbeam.decode import BeamSearch
+from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.decode.exact import ExactScoring, SearchChoice, choose_search
-from leafbeam.decode.results import StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model

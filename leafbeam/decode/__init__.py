@@ -1,8 +1,36 @@
-"""Decoding: turns a model's logits into ranked items of an index, or sequences of a language. Knows no transformer."""
+"""Decoding: turns a model's logits into ranked items of an index, or into sequences of an automaton."""
 
-from leafbeam.decode.beam_search import BeamSearch
-from leafbeam.decode.results import SearchResult, StepFn
-from leafbeam.decode.sample import Sampler
-from leafbeam.decode.sequence_search import SequenceResult, SequenceSearch
+from typing import TYPE_CHECKING
 
-__all__ = ["BeamSearch", "Sampler", "SearchResult", "SequenceResult", "SequenceSearch", "StepFn"]
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.decode.beam_search import BeamSearch
+    from leafbeam.decode.jax_search import JaxBeamSearch
+    from leafbeam.decode.model_calls import StepFn, SuffixFn
+    from leafbeam.decode.results import SearchResult
+    from leafbeam.decode.sample import Sampler
+    from leafbeam.decode.sequence_search import SequenceResult, SequenceSearch
+
+_EXPORTS = {
+    "BeamSearch": ".beam_search",
+    "JaxBeamSearch": ".jax_search",
+    "Sampler": ".sample",
+    "SearchResult": ".results",
+    "SequenceResult": ".sequence_search",
+    "SequenceSearch": ".sequence_search",
+    "StepFn": ".model_calls",
+    "SuffixFn": ".model_calls",
+}
+__all__ = [
+    "BeamSearch",
+    "JaxBeamSearch",
+    "Sampler",
+    "SearchResult",
+    "SequenceResult",
+    "SequenceSearch",
+    "StepFn",
+    "SuffixFn",
+]
+
+__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -1,4 +1,4 @@
-"""Every item of a small allowed set scored by the model: the exact ranking that a beam search approximates.
+"""Exact scores of every item of a small allowed set: the ranking that a beam search approximates.
 
 Shapes: B requests, C allowed items, M nodes of a level, V codes of a level, L levels.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.results import StepFn, check_logits
+from leafbeam.decode.config import beams_of_levels, check_scoring
+from leafbeam.decode.constraint import check_logits
+from leafbeam.decode.model_calls import StepFn
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Trie
 from leafbeam.index.items import ItemIds
@@ -25,9 +27,8 @@ __all__ = ["ExactScoring", "SearchChoice", "choose_search"]
 class ExactScoring:
     """Scores all items of a set by teacher forcing over the tree of their codes.
 
-    Think of it as a beam search that never drops a beam: each level asks the model about every prefix that the set has,
-    once, however many items share it, so that the answer is exact. The model reads `rows` rows a request where a beam
-    search of width K reads at most K a level.
+    Each level asks the model once for every prefix of the set, however many items share it. The model reads `rows` rows a
+    request where a beam search with K beams reads at most K a level.
 
         for each level:
             log p(code of each node | its parent) from the parent's row of logits
@@ -42,8 +43,7 @@ class ExactScoring:
     """
 
     def __init__(self, index: Trie, item_ids: ItemIds, scoring: Scoring = "full") -> None:
-        if scoring not in get_args(Scoring):
-            raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
+        check_scoring(scoring)
         codes_CL = np.asarray(index.codes_of(item_ids), np.int64)
         if len(codes_CL) == 0:
             raise ArgumentError("there is no item to score: the allowed set is empty")
@@ -82,7 +82,7 @@ class ExactScoring:
             logits = step_fn(codes, parents)
             sample = logits if sample is None else sample
             shape = (batch_size, scores_BM.shape[1], self.codebook_sizes[level])
-            logits_BKV = check_logits(logits, level, shape)
+            logits_BKV = check_logits(logits, level, shape, scores_BM)
             if not (logits_BKV < np.inf).all():  # false for NaN, too
                 raise LogitsError(f"the model gave NaN or +inf at level {level}: -inf is the only logit that is no number")
             scores_BM = scores_BM[:, parent_M] + self._log_p(logits_BKV, parent_M, code_M)
@@ -114,7 +114,7 @@ def _finite(most: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchChoice:
-    """Which way was taken, and the rows that the model would read for a request on either."""
+    """The method chosen, and the rows that the model would read for a request with either."""
 
     method: Literal["exact", "beam"]
     exact_rows: int
@@ -122,8 +122,8 @@ class SearchChoice:
 
     def __str__(self) -> str:
         other = "a beam search" if self.method == "exact" else "exact scoring"
-        mine, theirs = (self.exact_rows, self.beam_rows) if self.method == "exact" else (self.beam_rows, self.exact_rows)
-        return f"{self.method}: {mine:,} rows a request, {other} would read {theirs:,}"
+        rows, other_rows = (self.exact_rows, self.beam_rows) if self.method == "exact" else (self.beam_rows, self.exact_rows)
+        return f"{self.method}: {rows:,} rows a request, {other} would read {other_rows:,}"
 
 
 def choose_search(
@@ -131,16 +131,13 @@ def choose_search(
 ) -> SearchChoice:
     """Exact scoring where it costs at most `factor` times a beam search (or `most_rows` rows, if given), else the beam search.
 
-    Both are counted in rows that the model reads after the prompt, which is what either takes its time for. A beam search
-    never holds more beams than the set has prefixes, so with factor 1 exact scoring is chosen where the beams could not
-    have dropped anything; a larger factor pays rows for certainty.
+    Costs are rows that the model reads after the prompt. A beam search never holds more beams than the set has prefixes, so
+    with factor 1 exact scoring is chosen where the beams could not have dropped anything.
     """
     if factor <= 0 or (most_rows is not None and most_rows < 0):
         raise ArgumentError(f"factor={factor}, most_rows={most_rows}: a positive number, and none or at least 0")
     nodes = exact.nodes_per_level
-    widths = [num_beams] * len(nodes) if isinstance(num_beams, int) else list(num_beams)
-    if len(widths) != len(nodes) or min(widths) < 1:
-        raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive number, or one for each of {len(nodes)} levels")
-    beam_rows = sum(min(width, count) for width, count in zip(widths[:-1], nodes[:-1], strict=True))
+    beams = beams_of_levels(num_beams, len(nodes))
+    beam_rows = sum(min(width, count) for width, count in zip(beams[:-1], nodes[:-1], strict=True))
     limit = factor * beam_rows if most_rows is None else most_rows
     return SearchChoice(method="exact" if exact.rows <= limit else "beam", exact_rows=exact.rows, beam_rows=beam_rows)

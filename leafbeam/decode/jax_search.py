@@ -1,40 +1,75 @@
 """Constrained beam search in one compiled JAX function, on one device or over a mesh of them.
 
-Over a mesh the batch is split and the index is whole on every device: each searches its own requests, none waits for another.
+    for each level: (carry, logits) = step_fn(carry, codes, parents, level); beams = extend(logits)
 
-Shapes: S segments, B requests, K beams, V codes of a level, L levels.
+The rounds are unrolled, because each level of an index has sizes of its own. Over a mesh the batch is split and the index is
+whole on every device: each searches its own requests, without communication.
+
+Shapes: S segments, B requests, K beams, V codes of a level, L levels, D devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, get_args
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode.config import SearchConfig, end_code_of
+from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
+from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError
 from leafbeam.extras import optional_imports
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.ops.constrain import RequestFilter, Scoring
+from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
 with optional_imports("JaxBeamSearch"):
     import jax
+    import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from leafbeam.decode.jax_rounds import NOT_BAD, JaxStepFn, Plan, Ranked, beam_search, filter_specs, search
-from leafbeam.ops.constrain.fixed_shape.jax import FilterArrays, FilterCache, VersionArrays, bind
+from leafbeam.ops.constrain.fixed_shape.jax import (
+    FilterArrays,
+    FilterCache,
+    LevelArrays,
+    LevelFilters,
+    VersionArrays,
+    bind,
+    extend,
+    first_bad_row,
+)
 
-__all__ = ["JaxBatch", "JaxBeamSearch", "JaxStepFn", "Ranked", "beam_search"]
+__all__ = ["JaxBatch", "JaxBeamSearch", "JaxResult", "JaxStepFn", "beam_search", "search"]
+
+Array = jax.Array
+JaxStepFn = Callable[[Any, Array | None, Array | None, int], tuple[Any, Array]]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JaxResult:
+    """The leaves that a search found, on the device, best first; beyond `num_valid_B` scores are -inf and all else is 0.
+
+    scores_BK: float32. codes_BKL: int32. lo_SBK, hi_SBK: int32, the leaf in each segment, (0, 0) where it has none.
+    num_valid_B: int32. bad_DL: int32, for each device and level 0, or the number + 1 of a row that held NaN or +inf.
+    """
+
+    scores_BK: Array
+    codes_BKL: Array
+    lo_SBK: Array
+    hi_SBK: Array
+    num_valid_B: Array
+    bad_DL: Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxBatch:
-    """Requests ready to be decoded: their filters on the device, and what turns leaves into items. It pins its version."""
+    """Requests ready to be decoded: their filters on the device, and the version that they are for."""
 
     version: Version
     requests: list[tuple[RequestFilter, ...]]
@@ -75,45 +110,38 @@ class JaxBeamSearch:
         carry_specs: Any = None,
     ) -> None:
         version = Version.of(index)
-        widths = [num_beams] * version.num_levels if isinstance(num_beams, int) else [int(width) for width in num_beams]
-        if len(widths) != version.num_levels or min(widths) < 1:
-            raise ArgumentError(
-                f"num_beams is {num_beams!r}: expected a positive number, or one for each of the {version.num_levels} levels"
-            )
-        if scoring not in get_args(Scoring):
-            raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
         if mesh is not None and axis not in mesh.axis_names:
             raise ArgumentError(f"axis is {axis!r}: the mesh has {', '.join(map(repr, mesh.axis_names))}")
-        # More beams than prefixes can exist would only be dead weight for the model.
-        self.widths = tuple(
-            min(width, prod(version.codebook_sizes[: level + 1])) if level + 1 < len(widths) else width
-            for level, width in enumerate(widths)
-        )
-        self.scoring: Scoring = scoring
-        self._plan = Plan(widths=self.widths, scoring=scoring, end_code=_end_code(version), mesh=mesh, axis=axis)
+        self.config = SearchConfig.fixed(version.codebook_sizes, end_code_of(version), num_beams, scoring)
+        self.num_items = self.config.num_beams[-1]
+        self._mesh, self._axis = mesh, axis
         self._carry_specs = PartitionSpec(axis) if carry_specs is None else carry_specs
-        self._take(version, bind(version, delta_leaves=delta_leaves), None, max_filters)
+        self._set_version(version, bind(version, delta_leaves=delta_leaves), None, max_filters)
 
-    def _take(self, version: Version, arrays: VersionArrays, shelf: FilterCache | None, max_filters: int) -> None:
-        place = None if self._plan.mesh is None else NamedSharding(self._plan.mesh, PartitionSpec())
+    def __repr__(self) -> str:
+        config = self.config
+        return f"JaxBeamSearch({self.version.num_items:,} items, num_beams={config.num_beams}, scoring={config.scoring!r})"
+
+    def _set_version(self, version: Version, arrays: VersionArrays, cache: FilterCache | None, max_filters: int) -> None:
+        sharding = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
         self.version = version
-        self.arrays = arrays if place is None else arrays.placed(place)
-        self._shelf = FilterCache(self.arrays, max_filters + 1, place) if shelf is None else shelf.for_version(self.arrays)
+        self.arrays = arrays if sharding is None else arrays.placed(sharding)
+        self._cache = FilterCache(self.arrays, max_filters + 1, sharding) if cache is None else cache.for_version(self.arrays)
 
     def for_version(self, index: Trie | Version) -> JaxBeamSearch:
         """The same search on another version of the catalog; segments and filters that have not changed are not copied again.
 
         This one stays as it is: a batch that runs on it is not disturbed. Cost: packing and copying what is new.
         """
-        version = Version.of(index)
-        if version.codebook_sizes != self.version.codebook_sizes or _end_code(version) != self._plan.end_code:
+        version, config = Version.of(index), self.config
+        if version.codebook_sizes != config.code_sizes or end_code_of(version) != config.end_code:
             raise ArgumentError(
-                f"the index has codebooks {version.codebook_sizes}: expected another version of one with "
-                f"{self.version.codebook_sizes}, with the same end code"
+                f"the index has codebooks {version.codebook_sizes}: expected another version of one with {config.code_sizes}, "
+                f"with the same end code"
             )
         other = JaxBeamSearch.__new__(JaxBeamSearch)
-        other.widths, other.scoring, other._plan, other._carry_specs = self.widths, self.scoring, self._plan, self._carry_specs
-        other._take(version, bind(version, like=self.arrays), self._shelf, 0)
+        other.__dict__.update(self.__dict__)
+        other._set_version(version, bind(version, like=self.arrays), self._cache, 0)
         return other
 
     def run(
@@ -138,59 +166,121 @@ class JaxBeamSearch:
         deny: Sequence[ItemIds | None] | None = None,
     ) -> JaxBatch:
         """Check a batch's filters and send what is new of them to the device. Raises ArgumentError, ForeignFilterError."""
-        plan = self._plan
-        if plan.mesh is not None and batch_size % plan.mesh.shape[plan.axis]:
-            raise ArgumentError(
-                f"batch_size is {batch_size}: expected a multiple of {plan.mesh.shape[plan.axis]}, the devices that share it"
-            )
+        num_devices = 1 if self._mesh is None else self._mesh.shape[self._axis]
+        if batch_size % num_devices:
+            raise ArgumentError(f"batch_size is {batch_size}: expected a multiple of {num_devices}, the devices that share it")
         requests = check_batch(self.version, batch_size, filters, deny)
         hi_SB = np.zeros((len(self.arrays.layouts), batch_size), np.int32)
         hi_SB[: len(self.version.segments)] = root_ranges(self.version, requests)[1][:, :, 0]
-        return JaxBatch(
-            version=self.version,
-            requests=requests,
-            arrays=self.arrays,
-            filters=self._shelf.bind(requests),
-            hi_SB=hi_SB,
-        )
+        bound = self._cache.bind(requests)
+        return JaxBatch(version=self.version, requests=requests, arrays=self.arrays, filters=bound, hi_SB=hi_SB)
 
-    def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> Ranked:
+    def decode(self, step_fn: JaxStepFn, carry: Any, batch: JaxBatch) -> JaxResult:
         """Run the compiled search; returns at once, with arrays that the device is still working on."""
-        plan, specs = self._plan, self._carry_specs
-        if plan.mesh is None:
-            return search(batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry, step_fn=step_fn, plan=plan)
-        mesh = plan.mesh
+        arguments = (batch.arrays.levels, batch.filters.levels, batch.hi_SB, carry)
+        mesh, axis = self._mesh, self._axis
+        if mesh is None:
+            return search(*arguments, step_fn=step_fn, config=self.config)
+        carry_specs = jax.tree.broadcast(self._carry_specs, carry, is_leaf=_is_spec)
+        specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), carry_specs)
+        levels, *split = arguments
+        placed = [
+            jax.tree.map(lambda one, spec, mesh=mesh: jax.device_put(one, NamedSharding(mesh, spec)), tree, spec)
+            for tree, spec in zip(split, specs, strict=True)
+        ]
+        leaves = tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec))
+        return search(levels, *placed, step_fn=step_fn, config=self.config, mesh=mesh, axis=axis, carry_specs=leaves)
 
-        def placed(tree: Any, specs: Any) -> Any:
-            return jax.tree.map(lambda one, spec: jax.device_put(one, NamedSharding(mesh, spec)), tree, specs)
-
-        carry_specs = jax.tree.broadcast(specs, carry, is_leaf=_is_spec)
-        return search(
-            batch.arrays.levels,
-            placed(batch.filters.levels, filter_specs(batch.filters.levels, plan.axis)),
-            placed(batch.hi_SB, PartitionSpec(None, plan.axis)),
-            placed(carry, carry_specs),
-            step_fn=step_fn,
-            plan=plan,
-            carry_specs=tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec)),
-        )
-
-    def items(self, batch: JaxBatch, ranked: Ranked) -> SearchResult:
+    def items(self, batch: JaxBatch, result: JaxResult) -> SearchResult:
         """Turn leaves into items on the host; waits for the device. Raises LogitsError where the model gave NaN or +inf."""
-        found = jax.device_get(ranked)
-        bad = np.flatnonzero(found.bad_B2[:, 0] != NOT_BAD)
-        if bad.size:
-            level, beam = found.bad_B2[bad[0]].tolist()
-            raise LogitsError.not_finite(int(bad[0]), beam, f"at level {level}")
+        found = jax.device_get(result)
+        raise_first_bad(found.bad_DL, self.config, len(batch.requests) // len(found.bad_DL))
         num_segments = len(batch.version.segments)
         ranges = found.lo_SBK[:num_segments].astype(np.int64), found.hi_SBK[:num_segments].astype(np.int64)
-        num_valid = found.num_valid_B.astype(np.int64)
-        return collect_items(batch.version, batch.requests, ranges, found.scores_BK, num_valid, self.widths[-1])
+        num_valid_B = found.num_valid_B.astype(np.int64)
+        return collect_items(batch.version, batch.requests, ranges, found.scores_BK, num_valid_B, self.num_items)
+
+
+def beam_search(
+    levels: Sequence[tuple[LevelArrays, ...]],
+    filters: Sequence[tuple[LevelFilters, ...]],
+    hi_SB: Array,
+    step_fn: JaxStepFn,
+    carry: Any,
+    *,
+    config: SearchConfig,
+) -> JaxResult:
+    """The whole search, for use in a traced function.
+
+    hi_SB: how many leaves of each segment a request starts from. The rest as in JaxBeamSearch.
+    """
+    level = -1
+
+    def call_model(codes_BK: Array | None, parents_BK: Array | None) -> Array:
+        nonlocal carry, level
+        level += 1
+        carry, logits = step_fn(carry, codes_BK, parents_BK, level)
+        return logits
+
+    def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
+        arguments = (levels[level], filters[level], beams.lo, beams.hi, beams.scores, logits_BKV)
+        beams, bad_BK = extend(*arguments, num_beams=num_beams, scoring=config.scoring)
+        return beams, first_bad_row(bad_BK)
+
+    constraint = TrieConstraint(config, hi_SB, launch)
+    trace = decode(constraint, ModelCalls(call_model), watch=False)
+    beams = trace.beams
+    return JaxResult(
+        scores_BK=beams.scores,
+        codes_BKL=jnp.where((beams.scores > -jnp.inf)[:, :, None], trace.codes(), 0),
+        lo_SBK=beams.lo,
+        hi_SBK=beams.hi,
+        num_valid_B=beams.num_valid,
+        bad_DL=jnp.stack(constraint.bad_T)[None],
+    )
+
+
+@partial(jax.jit, static_argnames=("step_fn", "config", "mesh", "axis", "carry_specs"))
+def search(
+    levels: tuple[tuple[LevelArrays, ...], ...],
+    filters: tuple[tuple[LevelFilters, ...], ...],
+    hi_SB: Array,
+    carry: Any,
+    *,
+    step_fn: JaxStepFn,
+    config: SearchConfig,
+    mesh: Mesh | None = None,
+    axis: str = "",
+    carry_specs: tuple[PartitionSpec, ...] = (),
+) -> JaxResult:
+    """`beam_search`, compiled; over a mesh, each device searches for its own requests."""
+
+    def whole_search(levels: Any, filters: Any, hi_SB: Array, carry: Any) -> JaxResult:
+        return beam_search(levels, filters, hi_SB, step_fn, carry, config=config)
+
+    if mesh is None:
+        return whole_search(levels, filters, hi_SB, carry)
+    split, second = PartitionSpec(axis), PartitionSpec(None, axis)
+    level_specs = jax.tree.map(lambda _: PartitionSpec(), levels)
+    carry_tree = jax.tree.unflatten(jax.tree.structure(carry), carry_specs)
+    specs: dict[str, Any] = dict.fromkeys(("scores_BK", "codes_BKL", "num_valid_B", "bad_DL"), split)
+    specs |= {"lo_SBK": second, "hi_SBK": second}
+    split_search = jax.shard_map(
+        whole_search,
+        mesh=mesh,
+        in_specs=(level_specs, filter_specs(filters, axis), second, carry_tree),
+        out_specs=JaxResult(**specs),
+        axis_names={axis},
+    )
+    return split_search(levels, filters, hi_SB, carry)
+
+
+def filter_specs(filters: Any, axis: str) -> Any:
+    """How a batch's filters are spread over a mesh: what is one for each request is split, the cache is whole everywhere."""
+    by_request = ("slot_B", "denied_BD", "dead_BD3")
+    whole, split = PartitionSpec(), PartitionSpec(axis)
+    return jax.tree.map_with_path(lambda path, _: split if path[-1].name in by_request else whole, filters)
 
 
 def _is_spec(one: Any) -> bool:
     return isinstance(one, PartitionSpec)
-
-
-def _end_code(version: Version) -> int | None:
-    return version.segments[0].trie.end_code

@@ -1,35 +1,23 @@
-"""What every way of decoding shares: the contract with the model, and how ranges become items.
+"""From requests to root ranges, and from the leaves found to items.
 
-Shapes: S segments, B requests, K beams, V codes of a level, L levels, n items found.
+Shapes: S segments, B requests, K beams, L levels, n items found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import RequestFilter, request_filters
 
-__all__ = [
-    "SearchResult",
-    "StepFn",
-    "all_finished",
-    "check_batch",
-    "check_logits",
-    "collect_items",
-    "finished_beams",
-    "root_ranges",
-]
-
-StepFn = Callable[[Any, Any], Any]
+__all__ = ["SearchResult", "check_batch", "collect_items", "root_ranges"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +26,7 @@ class SearchResult:
 
     item_ids: one array for each request, best first, of length `num_valid[b]`: fewer legal items than beams give a short
     answer, never an item that may not be shown. scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0
-    beyond. num_valid: int64 (B,). rounds_saved: how often the model was not asked because what was left was forced.
+    beyond. num_valid: int64 (B,). rounds_saved: how many calls of the model were skipped because the codes were forced.
 
     Items that share a Semantic ID follow each other with equal scores, in the caller's order.
     """
@@ -75,45 +63,6 @@ def root_ranges(version: Version, requests: Sequence[tuple[RequestFilter, ...]])
         np.int64,
     )
     return np.zeros_like(hi_SB1), hi_SB1
-
-
-def finished_beams(version: Version, codes_BK: Any) -> NDArray[np.bool_] | None:
-    """Which beams ended a sequence in an earlier round; None where the items are no sequences, or before the first round."""
-    end_code = version.segments[0].trie.end_code
-    return None if end_code is None or codes_BK is None else np.asarray(to_numpy(codes_BK) == end_code)
-
-
-def all_finished(finished_BK: NDArray[np.bool_] | None, num_valid_B: NDArray[np.int64]) -> bool:
-    """Whether only end codes are left: every further round would change nothing, so that the model need not be asked."""
-    if finished_BK is None:
-        return False
-    return bool((finished_BK | (np.arange(finished_BK.shape[1]) >= num_valid_B[:, None])).all())
-
-
-def check_logits(
-    logits: Any, level: int, shape: tuple[int, int, int], finished_BK: NDArray[np.bool_] | None = None
-) -> NDArray[np.float32]:
-    """The model's answer as contiguous float32 [B, K, V], or a LogitsError that says what shape was expected.
-
-    A finished beam is certain of its only child, the end code again (the last one): whatever the model says, that row is 0
-    there and -inf elsewhere, whose log-probability is 0 under every scoring.
-    """
-    array = to_numpy(logits)
-    if level == 0 and array.ndim == 2:
-        array = array[:, None, :]
-    if array.shape != shape:
-        raise LogitsError(
-            f"step_fn returned logits of shape {tuple(array.shape)} at level {level}: expected {shape}, that is "
-            f"(requests, beams, codes of level {level})"
-        )
-    if array.dtype.kind not in "fiu":
-        raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {level}: expected floating point numbers")
-    if finished_BK is None or not finished_BK.any():
-        return np.ascontiguousarray(array, np.float32)
-    certain_BKV = np.array(array, np.float32, order="C")  # a copy: the array may be the caller's
-    certain_BKV[finished_BK] = -np.inf
-    certain_BKV[finished_BK, -1] = 0
-    return certain_BKV
 
 
 def collect_items(
@@ -169,7 +118,7 @@ def _places(
     if trie.items.leaf_indptr is None:  # a leaf is an item, and a legal leaf is an allowed one
         return rows, slots, leaves_BK[rows, slots]
     lists = [
-        filters[row].allowed_places(*trie.items.ordinals_of_leaf(int(leaves_BK[row, slot])))
+        filters[row].allowed_ordinals(*trie.items.ordinals_of_leaf(int(leaves_BK[row, slot])))
         for row, slot in zip(rows, slots, strict=True)
     ]
     sizes = [len(one) for one in lists]

@@ -6,39 +6,38 @@ Shapes: B requests, K samples, V codes of a level, R = B x K rows, C children of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.results import (
-    SearchResult,
-    StepFn,
-    all_finished,
-    check_batch,
-    check_logits,
-    collect_items,
-    finished_beams,
-    root_ranges,
-)
+from leafbeam.decode.beam_search import ItemSearch, Requests
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import TrieConstraint
+from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn
+from leafbeam.decode.results import SearchResult, check_batch
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.ops import backend as backends
+from leafbeam.ops.backend import BoundIndex, load, to_numpy
+from leafbeam.ops.constrain import Beams
 
 __all__ = ["Sampler"]
 
 
-class Sampler:
-    """Draw distinct legal items, each in proportion to its probability among those not drawn yet.
+class Sampler(ItemSearch):
+    """Draws distinct legal items, each in proportion to its probability among those not drawn yet.
 
-    Think of it as drawing items one by one, putting none back, and getting them in the order drawn; done for all draws at once
-    by giving every node of the trie its log-probability plus Gumbel noise, conditioned on its parent's, and keeping the best
-    (stochastic beam search: Kool, van Hoof and Welling, 2019).
+    Equal to drawing items one by one without replacement, in the order drawn, but done for all draws at once: every node of the
+    trie gets its log-probability plus Gumbel noise, conditioned on its parent's, and the largest are kept (stochastic beam
+    search: Kool, van Hoof and Welling, 2019).
 
     The distribution: at each level softmax(logits / temperature) over the legal codes, cut to the `top_k` most likely and to
     the smallest set that has `top_p` of the mass, then made to sum to 1. A result's scores are log-probabilities under it.
-    Cut codes are never drawn, so that an answer may be short. temperature 0 is greedy: use BeamSearch(index, num_beams=1).
+    Cut codes are never drawn, so an answer may be short. temperature 0 is greedy: use BeamSearch(index, num_beams=1).
+
+    backend: one that lists ragged children: "cpu" ("auto"), "reference" or "triton". The draws are made on the host.
 
     >>> Sampler(index, num_samples=10, temperature=0.7, top_p=0.9).run(step_fn, batch_size=2, rng=np.random.default_rng(0))
     """
@@ -60,19 +59,18 @@ class Sampler:
             raise ArgumentError(f"top_k is {top_k}: expected at least 1, or None")
         if top_p is not None and not 0 < top_p <= 1:
             raise ArgumentError(f"top_p is {top_p}: expected more than 0 and at most 1, or None")
-        self.index = index
-        self.version = Version.of(index)
-        self.num_samples = num_samples
-        self.temperature = temperature
-        self.top_k = top_k
-        self.top_p = top_p
-        self.backend, self._ops = backends.load(backend)
-        if not hasattr(self._ops, "children"):
+        name, ops = load(backend)
+        if not hasattr(ops, "children"):
             raise ArgumentError(
-                f"backend {self.backend!r} lists no ragged children, which sampling needs: use backend='cpu', 'reference' or "
-                f"'triton'"
+                f"backend {name!r} lists no ragged children, which sampling needs: use backend='cpu', 'reference' or 'triton'"
             )
-        self._arrays = self._ops.bind(self.version)
+        config = SearchConfig.of(Version.of(index), num_samples, "allowed")
+        super().__init__(index, config, num_samples, name, "auto")
+        self.num_samples, self.temperature, self.top_k, self.top_p = num_samples, temperature, top_k, top_p
+
+    def __repr__(self) -> str:
+        options = f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}"
+        return f"Sampler({self.version.num_items:,} items, num_samples={self.num_samples}, {options})"
 
     def run(
         self,
@@ -87,71 +85,102 @@ class Sampler:
 
         Items are in the order drawn, not by score. Cost: L calls of step_fn and a few reads of every legal child.
         """
+
+        def constraint_of(bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> _SampledChildren:
+            return _SampledChildren(self, bound, requests, hi_SB, rng)
+
         requests = check_batch(self.version, batch_size, filters, deny)
-        bound = self._ops.bind_filters(self._arrays, requests)
-        lo_SBK, hi_SBK = root_ranges(self.version, requests)
-        log_p_BK = np.zeros((batch_size, 1))  # log-probability of each prefix
-        noisy_BK = np.zeros((batch_size, 1))  # the same plus Gumbel noise: the order of the draws
-        num_valid_B = np.asarray((hi_SBK > lo_SBK).any(axis=(0, 2)), np.int64)
-        codes_BK = parents_BK = sample = None
-        for level in range(self.version.num_levels):
-            finished_BK = finished_beams(self.version, codes_BK)
-            if not num_valid_B.any() or all_finished(finished_BK, num_valid_B):
-                break
-            logits = step_fn(codes_BK, parents_BK)
-            sample = logits if sample is None else sample
-            shape = (batch_size, lo_SBK.shape[2], self.version.codebook_sizes[level])
-            logits_RV = check_logits(logits, level, shape, finished_BK).reshape(-1, shape[2])
-            lo, hi = lo_SBK, hi_SBK
-            if self.backend == "reference":
-                lo, hi = backends.to_torch(lo), backends.to_torch(hi)
-            ragged = self._ops.children(self._arrays, level, lo, hi, bound)
-            row_indptr, code_C, lo_SC, hi_SC = (backends.to_numpy(array) for array in ragged)
-            row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
-            log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, level)
-            log_p_C = log_p_C + log_p_BK.reshape(-1)[row_C]
-            noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
-            slots = self._best(noisy_C, row_C // shape[1], batch_size)
-            live = slots >= 0
-            num_valid_B = np.asarray(live.sum(axis=1), np.int64)
-            lo_SBK, hi_SBK = np.where(live, lo_SC[:, slots], 0), np.where(live, hi_SC[:, slots], 0)
-            log_p_BK, noisy_BK = np.where(live, log_p_C[slots], -np.inf), np.where(live, noisy_C[slots], -np.inf)
-            parent_BK = np.where(live, row_C[slots] % shape[1], 0)
-            code_BK = np.where(live, code_C[slots], 0)
-            codes_BK, parents_BK = (backends.to_kind_of(array, sample) for array in (code_BK, parent_BK))
-        return collect_items(
-            self.version, requests, (lo_SBK, hi_SBK), log_p_BK.astype(np.float32), num_valid_B, self.num_samples
+        return self._run(requests, ModelCalls(step_fn), constraint_of, watch=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SampledBeams(Beams[NDArray[Any]]):
+    """Beams whose scores are log-probabilities, float64. noisy: these plus Gumbel noise, the order of the draws."""
+
+    noisy: NDArray[np.float64]
+
+
+class _SampledChildren:
+    """The children of a trie, of which those with the most noisy score are kept."""
+
+    def __init__(
+        self, sampler: Sampler, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64], rng: np.random.Generator
+    ) -> None:
+        def not_launched(*arguments: Any) -> Any:
+            raise AssertionError("children are listed, not launched")
+
+        self._trie = TrieConstraint(sampler.config, hi_SB, not_launched)
+        self.config, self.bad_T = sampler.config, self._trie.bad_T
+        self._sampler, self._bound, self._rng = sampler, bound, rng
+        self._filters = bound.ops.bind_filters(bound.arrays, requests)
+
+    def root(self) -> _SampledBeams:
+        beams = self._trie.root()
+        noisy_B1 = beams.scores.astype(np.float64)
+        return _SampledBeams(**(vars(beams) | {"scores": noisy_B1}), noisy=noisy_B1)
+
+    def finished(self, beams: Beams[Any]) -> Any:
+        return self._trie.finished(beams)
+
+    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+        return None
+
+    def step(self, number: int, beams: Beams[Any], logits: Any) -> _SampledBeams:
+        assert isinstance(beams, _SampledBeams)
+        bound: Any = self._bound
+        batch_size, num_rows = beams.scores.shape
+        logits_BKV = self._trie.read(number, beams, logits)
+        logits_RV = logits_BKV.reshape(-1, logits_BKV.shape[2])
+        lo, hi = bound.to_device(beams.lo), bound.to_device(beams.hi)
+        ragged = bound.ops.children(bound.arrays, number, lo, hi, self._filters)
+        row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in ragged)
+        row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
+        log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, number)
+        log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
+        noisy_C = _conditional_gumbel(log_p_C, beams.noisy.reshape(-1), row_C, self._rng)
+        slots = self._best(noisy_C, row_C // num_rows, batch_size)
+        live = slots >= 0
+        return _SampledBeams(
+            scores=np.where(live, log_p_C[slots], -np.inf),
+            noisy=np.where(live, noisy_C[slots], -np.inf),
+            parent=np.where(live, row_C[slots] % num_rows, 0),
+            code=np.where(live, code_C[slots], 0),
+            lo=np.where(live, lo_SC[:, slots], 0),
+            hi=np.where(live, hi_SC[:, slots], 0),
+            num_valid=live.sum(axis=1),
         )
 
     def _log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], level: int) -> NDArray[np.float64]:
         """log-softmax over each row's children after temperature, top-k and top-p; -inf for what they cut."""
         if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
             raise LogitsError(f"the logits at level {level} hold NaN or +inf: expected finite numbers, or -inf")
-        scaled_C = _log_softmax(logits_C.astype(np.float64) / self.temperature, row_C)
-        if self.top_k is None and self.top_p is None:
+        temperature, top_k, top_p = self._sampler.temperature, self._sampler.top_k, self._sampler.top_p
+        scaled_C = _log_softmax(logits_C.astype(np.float64) / temperature, row_C)
+        if top_k is None and top_p is None:
             return scaled_C
         order = np.lexsort((-scaled_C, row_C))  # by row, most likely first, ties by code
         starts = np.flatnonzero(np.diff(row_C[order], prepend=-1))
         first_of = np.repeat(starts, np.diff(np.append(starts, len(order))))
         keep = np.ones(len(order), np.bool_)
-        if self.top_k is not None:
-            keep &= np.arange(len(order)) - first_of < self.top_k
-        if self.top_p is not None:
+        if top_k is not None:
+            keep &= np.arange(len(order)) - first_of < top_k
+        if top_p is not None:
             mass = np.cumsum(np.exp(scaled_C[order]))
             before = mass - np.exp(scaled_C[order])
-            keep &= (before - before[first_of] < self.top_p) | (np.arange(len(order)) == first_of)
+            keep &= (before - before[first_of] < top_p) | (np.arange(len(order)) == first_of)
         scaled_C[order[~keep]] = -np.inf
         return _log_softmax(scaled_C, row_C)
 
     def _best(self, noisy_C: NDArray[np.float64], request_C: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
         """The `num_samples` noisiest children of each request, -1 where there are fewer."""
-        slots = np.full((batch_size, self.num_samples), -1, np.int64)
+        num_samples = self._sampler.num_samples
+        slots = np.full((batch_size, num_samples), -1, np.int64)
         live = np.flatnonzero(noisy_C > -np.inf)
         order = live[np.lexsort((-noisy_C[live], request_C[live]))]
         starts = np.searchsorted(request_C[order], np.arange(batch_size + 1))
         for request in range(batch_size):
-            mine = order[starts[request] : starts[request + 1]][: self.num_samples]
-            slots[request, : len(mine)] = mine
+            best = order[starts[request] : starts[request + 1]][:num_samples]
+            slots[request, : len(best)] = best
         return slots
 
 

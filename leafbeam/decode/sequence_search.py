@@ -1,4 +1,4 @@
-"""Beam search over a regular language: every sequence that is found is in it, or can still be completed.
+"""Beam search over the token sequences of an automaton.
 
 Shapes: B requests, K beams, V codes of the model, D hidden, T tokens of a sequence.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import Automaton
-from leafbeam.decode.forced_suffix import SuffixFn
-from leafbeam.decode.jump_forward import Jump, ModelCalls
-from leafbeam.decode.results import StepFn
-from leafbeam.decode.sequence_rounds import HostRounds, _DeviceAutomata
+from leafbeam.decode.automaton_constraint import AutomatonConstraint, DeviceAutomata
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import Trace, decode, raise_if_bad
+from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.backend import to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams, Scoring
+from leafbeam.ops.backend import to_numpy
+from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.head import HeadCosts
 
@@ -32,8 +32,8 @@ class SequenceResult:
 
     tokens: for each request one int64 array for each beam, best first, `num_valid[b]` of them, without the end code. scores:
     float32 (B, K), summed log-probabilities, that of the end code included; -inf beyond num_valid. finished: bool (B, K),
-    whether the sequence came to its end; where not, max_tokens cut it off, and it can still be completed. rounds: calls of the
-    model. rounds_saved: how many more there would have been without jumps over forced chains.
+    whether the sequence ended; where not, max_tokens cut it off, and it can still be completed. rounds: calls of the model.
+    rounds_saved: how many calls were skipped because codes were forced.
     """
 
     tokens: list[list[NDArray[np.int64]]]
@@ -47,15 +47,16 @@ class SequenceResult:
 class SequenceSearch:
     """Beam search over the token sequences of an automaton; `BeamSearch` does the same for the items of an index.
 
-    Think of it as the usual beam search in which a code that the language does not allow is never looked at, and a beam may end
-    where the language may. There are no dead ends. A beam that has ended keeps its score and its place among the K.
+    Every sequence found is in the automaton's language, or can still be completed: there are no dead ends. A finished beam
+    keeps its score and competes with the others.
 
     automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. num_codes: V, the width of
     the model's logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or
     over the legal ones ("allowed").
 
-    backend: "cpu" (numba; "auto" is that) or "triton": states, scores and logits stay on `device`. The automata are copied
-    there once and must be over one vocabulary. Answers differ in the last bits of scores.
+    backend: "cpu" (numba; "auto" is that) or "triton": states, scores and logits stay on `device`, and each round waits once to
+    see whether every beam is finished. The automata are copied there once and must be over one vocabulary. Scores differ in
+    their last bits.
 
     >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
     >>> result = search.run(step_fn)
@@ -76,10 +77,11 @@ class SequenceSearch:
     ) -> None:
         if num_beams < 1 or max_tokens < 1:
             raise ArgumentError(f"num_beams is {num_beams} and max_tokens {max_tokens}: expected at least 1 of each")
-        if scoring not in get_args(Scoring):
-            raise ArgumentError(f"scoring is {scoring!r}: expected 'full' or 'allowed'")
+        self.config = SearchConfig(
+            num_beams=(num_beams,) * max_tokens, code_sizes=(num_codes,) * max_tokens, scoring=scoring, end_code=end_code
+        )
         self._automata = (automaton,) if isinstance(automaton, Automaton) else tuple(automaton)
-        languages = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # what does not fit is said here
+        batch = automata.bind(self._automata, end_code=end_code, num_codes=num_codes)  # raises for automata that do not fit
         if backend not in ("auto", "cpu", "triton"):
             raise ArgumentError(f"backend is {backend!r}: expected 'auto', 'cpu' or 'triton' for automata")
         if (backend == "triton") != (device is not None):
@@ -87,10 +89,13 @@ class SequenceSearch:
                 f"backend is {backend!r} and device {device!r}: expected a device, such as 'cuda', for 'triton' alone"
             )
         self.backend = "cpu" if backend == "auto" else backend
-        self._device = _DeviceAutomata(languages, device) if backend == "triton" else None
+        self._device = DeviceAutomata(batch, device) if backend == "triton" else None
         self.end_code, self.num_codes = end_code, num_codes
-        self.num_beams, self.max_tokens = num_beams, max_tokens
-        self.scoring: Scoring = scoring
+
+    def __repr__(self) -> str:
+        config = self.config
+        shape = f"num_beams={config.num_beams[0]}, max_tokens={config.num_rounds}"
+        return f"SequenceSearch({len(self._automata)} automata, {shape}, scoring={config.scoring!r})"
 
     def run(
         self,
@@ -110,80 +115,51 @@ class SequenceSearch:
         sees every code, but no table of B x K x V is written). costs: what `ops.head.cpu.calibrate` measured here.
 
         suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
-        with every beam as its own: given, the search jumps over forced chains (`Jump`), with the same answer. While all live
-        beams of the batch stand on chains, it asks once for the codes that they just took and those that follow, up to where
-        the first of them has a choice; step_fn then goes on from the beams of that pass. So unlike that of `BeamSearch`, it may
-        be called in the midst of a search. With scoring "allowed" chains are certain and only the last of the T is looked at;
-        where nothing is left to decide it is not even called, unless the model excludes forced codes by logits of -inf (then
-        do without suffix_fn).
+        with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams of
+        the batch are on chains, it calls suffix_fn once for the codes that they just took and those that follow, up to where
+        the first of them has a choice; step_fn then goes on from the beams of that call, so it may be called in the middle of
+        a search, unlike that of `BeamSearch`. With scoring "allowed" chains are certain and only the last of the T is
+        read; where nothing is left to decide it is not even called, unless the model excludes forced codes by logits of -inf
+        (then do without suffix_fn).
 
         Only automata that have `chains` are jumped over: sequences and choices by default, patterns and schemas after
-        `compress()`. Forced *tokens* cannot change what is found. Forced *text* (`Automaton.forced_bytes`) is another matter:
-        written down and tokenised again it makes the model go on from tokens that it might not have chosen, so that its answers
-        change; that is never done here.
+        `compress()`. Forced *tokens* cannot change what is found. Forced *text* (`Automaton.forced_bytes`), tokenised again,
+        could: the search never forces text.
 
         Cost: at most max_tokens calls of the model; fewer where all beams have ended. Raises ArgumentError, LogitsError.
         """
-        chosen = self._automata * batch_size if len(self._automata) == 1 else self._automata
-        if batch_size < 1 or len(chosen) != batch_size:
+        requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
+        if batch_size < 1 or len(requests) != batch_size:
             raise ArgumentError(
                 f"batch_size is {batch_size} with {len(self._automata)} automata: expected one for each request"
             )
-        languages = automata.bind(chosen, end_code=self.end_code, num_codes=self.num_codes)
         if head is not None and len(head) != self.num_codes:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
         if head is not None and self._device is not None:
             raise ArgumentError("head is multiplied on the CPU: with backend 'triton' let step_fn return logits")
-        if self._device is None:
-            rounds = HostRounds(languages, self.num_beams, self.scoring, head, costs)
-        else:
-            rounds = self._device.rounds(languages, self.num_beams, self.scoring)
-        beams: Beams[Any] = rounds.roots()
-        final_B1 = to_kind_of(np.array([one.num_states for one in chosen])[:, None], beams.lo)
-        taken: list[tuple[Any, Any]] = []  # codes and parents of each token
-        model = ModelCalls(step_fn, suffix_fn)
-        while len(taken) < self.max_tokens:
-            jump = Jump.of(languages, beams, self.max_tokens - len(taken)) if model.can_jump else None
-            if jump is not None and self.scoring == "allowed":
-                taken += jump.tokens
-                beams = jump.behind(beams)
-                if not jump.decides:
-                    break
-                answer = model.behind(jump, beams)
-            else:
-                answer = model.ask(beams, jump)
-            beams = rounds.step(len(taken), beams, answer)
-            taken.append((beams.code, beams.parent))
-            if bool(((beams.lo[0] == final_B1) | (beams.hi[0] == 0)).all()):
-                break
-        finished_BK = to_numpy((beams.lo[0] == final_B1) & (beams.hi[0] > 0))
-        num_valid_B = to_numpy(beams.num_valid)
+        batch = automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes)
+        constraint = AutomatonConstraint(self.config, batch, head=head, costs=costs, device=self._device)
+        trace = decode(constraint, ModelCalls(step_fn, suffix_fn), watch=True)
+        raise_if_bad(constraint, "in round")
+        scores_BK = to_numpy(trace.beams.scores)
+        finished_BK = to_numpy(constraint.finished(trace.beams)) & (scores_BK > -np.inf)
         return SequenceResult(
-            tokens=_tokens(taken, finished_BK, num_valid_B, self.end_code),
-            scores=to_numpy(beams.scores),
+            tokens=_tokens(trace, finished_BK, self.end_code),
+            scores=scores_BK,
             finished=finished_BK,
-            num_valid=num_valid_B,
-            rounds=model.calls,
-            rounds_saved=len(taken) - model.calls,
+            num_valid=trace.num_valid_B,
+            rounds=trace.calls,
+            rounds_saved=trace.rounds_saved,
         )
 
 
-def _tokens(
-    taken: Sequence[tuple[Any, Any]],
-    finished_BK: NDArray[np.bool_],
-    num_valid_B: NDArray[np.int64],
-    end_code: int,
-) -> list[list[NDArray[np.int64]]]:
-    """The codes of every beam, found by going back from beam to parent, without the end code."""
-    codes_TBK = np.empty((len(taken), *finished_BK.shape), np.int64)
-    beams_BK = np.tile(np.arange(finished_BK.shape[1]), (len(finished_BK), 1))
-    for t, (codes_BK, parents_BK) in reversed(list(enumerate(taken))):
-        codes_TBK[t] = np.take_along_axis(to_numpy(codes_BK), beams_BK, 1)
-        beams_BK = np.take_along_axis(to_numpy(parents_BK), beams_BK, 1)
+def _tokens(trace: Trace, finished_BK: NDArray[np.bool_], end_code: int) -> list[list[NDArray[np.int64]]]:
+    """The codes of every beam, without the end code."""
+    codes_BKT = trace.codes()
     return [
         [
             row[: np.flatnonzero(row == end_code)[0]] if ended else row
-            for row, ended in zip(codes_TBK[:, b, :count].T, finished_BK[b], strict=False)
+            for row, ended in zip(codes_BKT[b, :count], finished_BK[b], strict=False)
         ]
-        for b, count in enumerate(num_valid_B.tolist())
+        for b, count in enumerate(trace.num_valid_B.tolist())
     ]

@@ -155,7 +155,7 @@ class Decoder:
         before = self._clock()
         num_beams, scoring = first.size.num_beams, first.request.scoring
         last = graphs.search(
-            self._worker, first.version, tokens_BT, lengths_B, hi_SB, request_filters, width=num_beams, scoring=scoring
+            self._worker, first.version, tokens_BT, lengths_B, hi_SB, request_filters, num_beams=num_beams, scoring=scoring
         )
         if last is None:
             return None

@@ -1,18 +1,22 @@
-"""What can run the constrained step here: optional packages are imported in this file only.
+"""Chooses what runs the constrained step, and keeps an index where it reads it. Optional packages are imported here only.
 
 "cpu"        numba, on numpy arrays; no other package
 "jax"        XLA, any device of jax; compiled once for each size of a catalog
 "triton"     two kernels a round, on a GPU (or, to try it out, slowly under Triton's interpreter)
 "torch"      torch without loops, any device; clean for torch.compile
 "reference"  plain torch, any device; slow, and the truth
-"auto"       the fastest that is installed: today always "cpu"
+"auto"       decided by where the first logits are: "cpu" for numpy and for torch on a CPU, "triton" (or "torch" where Triton is
+             not installed) for torch elsewhere, "jax" for arrays of jax
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import numpy as np
@@ -23,11 +27,21 @@ from leafbeam.extras import require
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
-__all__ = ["BackendName", "ConstrainBackend", "available", "load", "to_kind_of", "to_numpy", "to_torch"]
+__all__ = [
+    "BackendName",
+    "BoundIndex",
+    "ConstrainBackend",
+    "IndexBindings",
+    "available",
+    "is_jax",
+    "load",
+    "namespace_of",
+    "to_kind_of",
+    "to_numpy",
+    "to_torch",
+]
 
 BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "reference"]
-# What each needs beyond the core, which is also its extra.
-_PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
 _MODULES = {
     "cpu": "cpu.step",
     "jax": "fixed_shape.jax",
@@ -35,16 +49,21 @@ _MODULES = {
     "torch": "fixed_shape.torch",
     "reference": "reference",
 }
+# The package that each needs beyond the core, which is also its extra.
+_PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
 
 
 class ConstrainBackend(Protocol):
-    """The verbs that every file of `ops.constrain` has, with the same names and arguments."""
+    """The functions that a backend's module has.
+
+    A backend on a device also has `launch`: arguments as `step`, result (beams, bad). It waits for nothing; bad is 0, or the
+    number + 1 of a live row that held NaN or +inf. Backends that can list ragged children, which sampling needs, have
+    `children`: (arrays, level, lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
+    """
 
     def bind(self, index: Trie | Version) -> Any: ...
 
     def bind_filters(self, arrays: Any, filters: Sequence[tuple[RequestFilter, ...]]) -> Any: ...
-
-    def children(self, arrays: Any, level: int, lo_SBK: Any, hi_SBK: Any, filters: Any) -> tuple[Any, Any, Any, Any]: ...
 
     def step(
         self,
@@ -61,30 +80,125 @@ class ConstrainBackend(Protocol):
     ) -> Beams[Any]: ...
 
 
+@cache
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 def available() -> tuple[str, ...]:
-    """The backends that can run on this machine, fastest first."""
-    return ("cpu", *(name for name, package in _PACKAGES.items() if importlib.util.find_spec(package)))
+    """The backends that can run on this machine."""
+    return tuple(name for name in _MODULES if name not in _PACKAGES or _is_installed(_PACKAGES[name]))
 
 
 def load(name: str) -> tuple[str, ConstrainBackend]:
-    """The backend of this name and the name it goes by ("auto" is resolved).
+    """The backend of this name and the name it goes by ("auto" without logits is "cpu").
 
     Raises ArgumentError for an unknown name, MissingExtraError where its package is not installed.
     """
-    resolved = available()[0] if name == "auto" else name
-    if resolved not in ("cpu", *_PACKAGES):
-        raise ArgumentError(f"backend is {name!r}: expected 'auto', 'cpu', 'jax', 'triton', 'torch' or 'reference'")
-    if resolved != "cpu":
+    resolved = "cpu" if name == "auto" else name
+    if resolved not in _MODULES:
+        names = [repr(one) for one in ("auto", *_MODULES)]
+        raise ArgumentError(f"backend is {name!r}: expected {', '.join(names[:-1])} or {names[-1]}")
+    if resolved in _PACKAGES:
         require(f"backend {resolved!r}", _PACKAGES[resolved])
     return resolved, cast(ConstrainBackend, importlib.import_module(f"leafbeam.ops.constrain.{_MODULES[resolved]}"))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BoundIndex:
+    """A version's arrays where one backend reads them."""
+
+    name: str
+    ops: ConstrainBackend
+    arrays: Any
+    device: Any
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step's results are on the host when it returns, so that a look at them costs nothing."""
+        return not hasattr(self.ops, "launch")
+
+    def to_device(self, array: NDArray[Any]) -> Any:
+        """A copy of a numpy array where the backend reads it; the array itself for "cpu"."""
+        if self.name == "cpu":
+            return array
+        if self.name == "jax":
+            return importlib.import_module("jax.numpy").asarray(array, np.int32, device=self.device)
+        return to_torch(array).to(self.device)
+
+
+class IndexBindings:
+    """A version, bound to a device when a search first runs there; the searches of a version may share one of these."""
+
+    def __init__(self, index: Trie | Version) -> None:
+        self.version = Version.of(index)
+        self._bound: dict[tuple[str, str], BoundIndex] = {}
+
+    def on(self, backend: str, device: Any = "auto", logits: Any = None) -> BoundIndex:
+        """The version on a backend and device; "auto" is decided by the logits.
+
+        Cost: nothing where it is bound already and on "cpu"; elsewhere a copy of the index. Raises ArgumentError,
+        MissingExtraError.
+        """
+        name, place = _place(backend, device, logits)
+        key = (name, str(place))
+        if key not in self._bound:
+            name, ops = load(name)
+            self._bound[key] = _bind(name, ops, self.version, place)
+        return self._bound[key]
+
+
+def _place(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
+    """(backend, device) where either is "auto"; device None is the backend's default."""
+    if backend == "auto":
+        known = getattr(logits, "device", "cpu") if device == "auto" else device
+        kind = "jax" if hasattr(known, "platform") or is_jax(logits) else str(known).split(":")[0]
+        on_gpu = "triton" if kind == "cuda" and _is_installed("triton") else "torch"
+        backend = {"cpu": "cpu", "jax": "jax"}.get(kind, on_gpu)
+    if device == "auto":
+        device = None
+        if is_jax(logits) == (backend == "jax") and getattr(getattr(logits, "device", None), "type", "cpu") != "cpu":
+            device = logits.device
+    if backend == "cpu" and device not in (None, "cpu"):
+        raise ArgumentError(f"backend 'cpu' runs on the CPU, device is {device!r}: expected 'auto', or another backend")
+    return backend, None if backend == "cpu" else device
+
+
+def _bind(name: str, ops: Any, version: Version, device: Any) -> BoundIndex:
+    try:
+        arrays = ops.bind(version) if device is None or name == "jax" else ops.bind(version, device)
+        if name == "jax" and device is not None:
+            arrays = arrays.placed(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
+        raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
+    return BoundIndex(
+        name=name, ops=ops, arrays=arrays, device=device if name == "jax" else getattr(arrays, "device", device or "cpu")
+    )
+
+
+def _is_tensor(array: Any) -> bool:
+    return hasattr(array, "detach")
+
+
+def is_jax(array: Any) -> bool:
+    """Whether an array is one of jax, traced or not; imports nothing."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def namespace_of(array: Any) -> Any:
+    """The module whose functions take this array: numpy, torch or jax.numpy."""
+    if isinstance(array, np.ndarray):
+        return np
+    return importlib.import_module("torch" if _is_tensor(array) else "jax.numpy")
+
+
 def to_numpy(array: Any) -> NDArray[Any]:
-    """A numpy view (or copy, from a device) of a numpy array or a torch tensor; half precisions become float32."""
+    """A numpy view (or copy, from a device) of a numpy, torch or jax array; half precisions of torch become float32."""
     # The type is quoted because to make it takes longer than the rest.
     if isinstance(array, np.ndarray):
         return cast("NDArray[Any]", array)
-    if hasattr(array, "detach"):
+    if _is_tensor(array):
         tensor = array.detach()
         return cast("NDArray[Any]", (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
     return np.asarray(array)
@@ -98,7 +212,10 @@ def to_torch(array: Any) -> Any:
 
 
 def to_kind_of(array: Any, sample: Any) -> Any:
-    """The array as numpy or as torch on the same device, as `sample` is."""
+    """The array as numpy, as torch on the same device or as jax, as `sample` is."""
     if isinstance(sample, np.ndarray):
         return to_numpy(array)
-    return to_torch(array).to(sample.device)
+    if is_jax(sample):
+        return array if is_jax(array) else importlib.import_module("jax.numpy").asarray(to_numpy(array))
+    tensor = array if _is_tensor(array) else to_torch(to_numpy(array))
+    return tensor if tensor.device == sample.device else tensor.to(sample.device)

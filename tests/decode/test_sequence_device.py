@@ -8,7 +8,7 @@ import torch
 
 from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceResult, SequenceSearch
-from leafbeam.decode.sequence_rounds import DeviceRounds
+from leafbeam.decode.automaton_constraint import AutomatonConstraint
 from leafbeam.errors import ArgumentError, LogitsError
 from tests.decode.test_automata import END, SIZE
 from tests.decode.test_jump_forward import SINGLES, Forecaster
@@ -81,18 +81,19 @@ def test_one_automaton_serves_a_batch_of_any_size_and_searches_side_by_side() ->
 def test_half_precision_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a round is turned into numpy, and logits keep their type."""
     seen: list[torch.dtype] = []
-    step = DeviceRounds.step
+    step = AutomatonConstraint.step
 
-    def watched(self: DeviceRounds, number: int, beams: Any, answer: Any) -> Any:
+    def watched(self: AutomatonConstraint, number: int, beams: Any, answer: Any) -> Any:
         assert all(isinstance(one, torch.Tensor) for one in (beams.lo, beams.hi, beams.scores, beams.code, beams.parent))
         seen.append(answer.dtype)
         return step(self, number, beams, answer)
 
-    monkeypatch.setattr(DeviceRounds, "step", watched)
     automaton = Automaton.from_regex("(a|b){4}", SINGLES)
     shape: dict[str, Any] = {"end_code": END, "num_codes": SIZE, "num_beams": 2, "max_tokens": 3}
     model, expected = TorchModel(1, torch.float16), TorchModel(1, torch.float16)
-    found = SequenceSearch(automaton, **shape, **DEVICE).run(model.step_fn)
+    with monkeypatch.context() as patch:
+        patch.setattr(AutomatonConstraint, "step", watched)
+        found = SequenceSearch(automaton, **shape, **DEVICE).run(model.step_fn)
     assert seen == [torch.float16] * 3
     assert_close(found, SequenceSearch(automaton, **shape).run(expected.step_fn))
 

@@ -63,7 +63,7 @@ class Rack:
         self.graphs = Graphs(
             StaticRunner(self.model),
             version,
-            buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, width=6, scoring="full"),
+            buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, num_beams=6, scoring="full"),
             bind=lambda version: index(version, "cpu"),
             capturer=lambda: Plain(self.captured, most),
             workers=workers,
@@ -71,17 +71,17 @@ class Rack:
             counts=self.counts,
         )
 
-    def search(self, version: Version, asked: Asked, width: int = 6, scoring: Any = "full", worker: int = 0) -> bool:
+    def search(self, version: Version, asked: Asked, num_beams: int = 6, scoring: Any = "full", worker: int = 0) -> bool:
         """Whether a graph ran it; then it was right."""
         requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         given = version, asked.tokens_BT, asked.lengths_B, hi_SB, requests
-        found = self.graphs.search(worker, *given, width=width, scoring=scoring)
+        found = self.graphs.search(worker, *given, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
         ranges = found.lo_SBK, found.hi_SBK
-        result = collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, width)
-        same(result, searched(self.model, version, asked, width, scoring))
+        result = collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, num_beams)
+        same(result, searched(self.model, version, asked, num_beams, scoring))
         return True
 
     def asked(self, version: Version, batch: int = 2, longest: int = 20, seed: int = 0) -> Asked:
@@ -94,16 +94,16 @@ def version() -> Version:
 
 
 def test_buckets_are_what_a_batch_may_hold() -> None:
-    found = buckets_of(batch=6, tokens=400, beam_rows=40, longest=200, width=10, scoring="allowed")
+    found = buckets_of(batch=6, tokens=400, beam_rows=40, longest=200, num_beams=10, scoring="allowed")
     assert {(one.batch, one.length) for one in found} == {
         *((1, length) for length in (32, 64, 128, 200)),
         *((2, length) for length in (32, 64, 128, 200)),
         *((4, length) for length in (32, 64)),
     }
-    assert all((one.width, one.scoring) == (10, "allowed") for one in found)
+    assert all((one.num_beams, one.scoring) == (10, "allowed") for one in found)
 
 
-def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_by_hand(version) -> None:
+def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_eagerly(version) -> None:
     rack = Rack(version, workers=2)
     assert [(one.batch, one.length) for one in rack.captured] == 2 * [(2, 30), (1, 30)]  # largest first; 3 x 30 > 64 tokens
     assert rack.graphs.captured == 4
@@ -112,12 +112,12 @@ def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_by_hand(v
         assert rack.search(version, rack.asked(version, 2), worker=worker)
     assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 0}
     assert not rack.search(version, rack.asked(version, 3))
-    assert not rack.search(version, rack.asked(version), width=7)
+    assert not rack.search(version, rack.asked(version), num_beams=7)
     assert not rack.search(version, rack.asked(version), scoring="allowed")
     assert rack.counts.of("graphs")["no_bucket"] == 3
 
 
-def test_more_denied_items_than_there_is_room_for_run_by_hand() -> None:
+def test_more_denied_items_than_there_is_room_for_run_eagerly() -> None:
     version = new_version(np.random.default_rng(3), 2000)
     rack = Rack(version)
     asked = rack.asked(version, 1)
@@ -153,11 +153,11 @@ def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> No
     new = shifted(version)
     assert rack.search(version, rack.asked(version))
     assert not rack.search(new, rack.asked(new))  # it is prepared beside the batches
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert rack.search(new, rack.asked(new))
     assert rack.search(new, rack.asked(new, seed=1))
     assert not rack.search(version, rack.asked(version))  # a request that still holds the old one
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert rack.search(new, rack.asked(new, seed=2))
     assert len(rack.captured) == before
     assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2}
@@ -178,7 +178,7 @@ def test_a_version_of_other_sizes_is_captured_again(version) -> None:
     before = list(rack.captured)
     larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
     assert not rack.search(larger, rack.asked(larger))
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert rack.captured == 2 * before
     assert rack.search(larger, rack.asked(larger))
     assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1}
@@ -188,20 +188,20 @@ def test_while_a_batch_runs_its_version_stays(version) -> None:
     rack = Rack(version)
     new = shifted(version)
     entered, go_on = threading.Event(), threading.Event()
-    decode, run = rack.graphs._generation.lanes[0].decodes[-1]
+    decode, run = rack.graphs._captured.workers[0].decodes[-1]
 
     def slow() -> None:
         entered.set()
         assert go_on.wait(20)
         run()
 
-    rack.graphs._generation.lanes[0].decodes[-1] = (decode, slow)
+    rack.graphs._captured.workers[0].decodes[-1] = (decode, slow)
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(rack.search(version, rack.asked(version))))
     thread.start()
     assert entered.wait(20)
     assert not rack.search(new, rack.asked(new))
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert not rack.search(new, rack.asked(new))  # it is ready, and waits for the batch
     go_on.set()
     thread.join(20)
@@ -209,17 +209,17 @@ def test_while_a_batch_runs_its_version_stays(version) -> None:
     assert rack.search(new, rack.asked(new))
 
 
-def test_a_version_that_cannot_be_prepared_is_run_by_hand(version, caplog) -> None:
+def test_a_version_that_cannot_be_prepared_is_run_eagerly(version, caplog) -> None:
     class Broken(TorchIndex):
-        def prepared(self, version: Version) -> Any:
+        def prepare(self, version: Version) -> Any:
             raise MemoryError("no room")
 
     rack = Rack(version, index=Broken)
     new = shifted(version)
     assert not rack.search(new, rack.asked(new))
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert not rack.search(new, rack.asked(new))  # once is enough
-    assert caplog.text.count("batches run without them") == 1
+    assert caplog.text.count("batches run eagerly") == 1
     assert rack.search(version, rack.asked(version))
 
 
@@ -237,12 +237,12 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
     larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
     for _ in range(2):
         assert not rack.search(larger, rack.asked(larger))
-        assert rack.graphs.settle()
-    assert caplog.text.count("cannot be brought to version 99") == 1
+        assert rack.graphs.wait_for_update()
+    assert caplog.text.count("cannot be updated to version 99") == 1
     assert rack.graphs.captured == 0
     after = Version(segments=larger.segments, number=100)
     assert not rack.search(after, rack.asked(after))
-    assert rack.graphs.settle()
+    assert rack.graphs.wait_for_update()
     assert rack.search(after, rack.asked(after))
     assert rack.search(larger, rack.asked(larger))  # of the same tries
 
@@ -323,7 +323,7 @@ def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> N
                 np.testing.assert_allclose(result.scores, same.scores, atol=5e-5)
                 assert (result.index_version, result.rules_generation) == (same.index_version, same.rules_generation)
                 assert drawn.graphs is not None
-                assert drawn.graphs.settle()
+                assert drawn.graphs.wait_for_update()
     counted = drawn.counts.of("graphs")
     assert counted["replayed"] >= 14
     assert 0 < counted["version"] <= 14

@@ -83,10 +83,10 @@ class Asked:
         return cls(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=filters, deny=deny)
 
 
-def searched(model: Transformer, version: Version, asked: Asked, width: int, scoring: Any) -> SearchResult:
+def searched(model: Transformer, version: Version, asked: Asked, num_beams: int, scoring: Any) -> SearchResult:
     """What BeamSearch and DecodeSession find."""
     rounds = model.start(torch.from_numpy(asked.tokens_BT), torch.from_numpy(asked.lengths_B))
-    search = BeamSearch(version, num_beams=width, scoring=scoring)
+    search = BeamSearch(version, num_beams=num_beams, scoring=scoring)
     return search.run(rounds.step_fn, batch_size=len(asked.lengths_B), filters=asked.filters, deny=asked.deny)
 
 
@@ -95,9 +95,9 @@ def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[
     requests = check_batch(version, len(asked.lengths_B), asked.filters, asked.deny)
     assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
     (run or decode.run)()
-    found = decode.found(len(requests), len(version.segments))
+    found = decode.result(len(requests), len(version.segments))
     ranges = found.lo_SBK, found.hi_SBK
-    return collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, decode.bucket.width)
+    return collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, decode.bucket.num_beams)
 
 
 def same(one: SearchResult, other: SearchResult) -> None:
@@ -134,12 +134,12 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
     model = new_model(seed, vocabulary)
     version = new_version(rng, num_delta=40 * (seed % 2))
     scoring: Any = ("full", "allowed")[seed // 2 % 2]
-    bucket = Bucket(batch=4, length=32, width=int(rng.choice([1, 7, 64])), scoring=scoring)
+    bucket = Bucket(batch=4, length=32, num_beams=int(rng.choice([1, 7, 64])), scoring=scoring)
     decode = new_decode(model, version, bucket, delta_leaves=64 * (seed % 4 == 0))
     for batch in (4, 1, 3):
         asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
         poison((*decode.inputs, *decode.outputs))
-        same(decoded(decode, version, asked), searched(model, version, asked, bucket.width, scoring))
+        same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
@@ -147,7 +147,7 @@ def test_replayed_with_other_inputs_it_is_a_fresh_run(scoring: Any) -> None:
     rng = np.random.default_rng(31)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(1, vocabulary), new_version(rng, num_delta=20)
-    bucket = Bucket(batch=3, length=20, width=9, scoring=scoring)
+    bucket = Bucket(batch=3, length=20, num_beams=9, scoring=scoring)
     decode = new_decode(model, version, bucket)
     for _ in range(3):
         asked = Asked.drawn(rng, version, vocabulary, int(rng.integers(1, 4)), 20)
@@ -163,7 +163,7 @@ def test_what_waits_in_the_trays_is_all_that_a_run_knows() -> None:
     rng = np.random.default_rng(8)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(2, vocabulary, num_hidden_layers=1), new_version(rng)
-    decode = new_decode(model, version, Bucket(batch=2, length=10, width=6, scoring="full"))
+    decode = new_decode(model, version, Bucket(batch=2, length=10, num_beams=6, scoring="full"))
     first, second = (Asked.drawn(rng, version, vocabulary, 2, 10) for _ in range(2))
     decoded(decode, version, first)
 
@@ -183,7 +183,7 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
     rng = np.random.default_rng(4)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(3, vocabulary), new_version(rng, num_delta=num_delta)
-    bucket = Bucket(batch=2, length=12, width=8, scoring=scoring)
+    bucket = Bucket(batch=2, length=12, num_beams=8, scoring=scoring)
     with FakeTensorMode(allow_non_fake_inputs=True):
         new_decode(model, version, bucket).run()
 
@@ -205,7 +205,7 @@ def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
     vocabulary = Vocabulary(codebook_sizes=sizes)
     model = new_model(8, vocabulary)
     index = TorchIndex(version, "cpu")
-    bucket = Bucket(batch=2, length=10, width=20, scoring=scoring)
+    bucket = Bucket(batch=2, length=10, num_beams=20, scoring=scoring)
     decode = StaticDecode(StaticRunner(model), index, bucket, index.filters(2), end_code=end)
     tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
     asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
@@ -248,7 +248,7 @@ def test_nothing_comes_from_the_host(scoring: Any) -> None:
     rng = np.random.default_rng(4)
     version = new_version(rng, num_delta=30)
     model = new_model(3, Vocabulary(codebook_sizes=SIZES))
-    decode = without_contents(new_decode(model, version, Bucket(batch=2, length=12, width=8, scoring=scoring)))
+    decode = without_contents(new_decode(model, version, Bucket(batch=2, length=12, num_beams=8, scoring=scoring)))
     with Touched() as touched:
         decode.run()
     assert len(touched.devices) > 500
@@ -261,11 +261,11 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     rng = np.random.default_rng(12)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(4, vocabulary, num_hidden_layers=1), new_version(rng, 60, num_delta=15)
-    bucket = Bucket(batch=2, length=8, width=4, scoring=scoring)
+    bucket = Bucket(batch=2, length=8, num_beams=4, scoring=scoring)
     decode = new_decode(model, version, bucket, TritonIndex, attention_kernels.attend)
     poison((*decode.inputs, *decode.outputs))
     asked = Asked.drawn(rng, version, vocabulary, 1, 8)
-    same(decoded(decode, version, asked), searched(model, version, asked, bucket.width, scoring))
+    same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
 @pytest.mark.parametrize("kind", [TorchIndex, TritonIndex])
@@ -276,21 +276,21 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     first = new_version(rng, 90, 12)
     second, other = shifted(first), Version(segments=first.segments[:1])
     index = kind(first, "cpu")
-    decode = StaticDecode(StaticRunner(model), index, Bucket(batch=2, length=8, width=3, scoring="full"), index.filters(2))
-    arrays = index.prepared(second)
+    decode = StaticDecode(StaticRunner(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2))
+    arrays = index.prepare(second)
     asked = Asked.drawn(rng, first, vocabulary, 2, 8)
     same(decoded(decode, first, asked), searched(model, first, asked, 3, "full"))
     assert index.fits(arrays)
-    index.take(arrays)
+    index.replace(arrays)
     asked = Asked.drawn(rng, second, vocabulary, 2, 8)
     same(decoded(decode, second, asked), searched(model, second, asked, 3, "full"))
     kept = Version(segments=(second.segments[0], shifted(second).segments[1]))  # the base stays, the delta does not
-    arrays = index.prepared(kept)
+    arrays = index.prepare(kept)
     assert index.fits(arrays)
-    index.take(arrays)
+    index.replace(arrays)
     same(decoded(decode, kept, asked := Asked.drawn(rng, kept, vocabulary, 2, 8)), searched(model, kept, asked, 3, "full"))
-    assert index.fits(index.prepared(other)) == (kind is TorchIndex)  # a room once made for a delta stays
-    assert not index.fits(index.prepared(new_version(rng, 3000, 12)))
+    assert index.fits(index.prepare(other)) == (kind is TorchIndex)  # a room once made for a delta stays
+    assert not index.fits(index.prepare(new_version(rng, 3000, 12)))
 
 
 def shifted(version: Version) -> Version:
@@ -306,7 +306,7 @@ def test_a_model_that_gives_no_numbers_is_named(poisoned: float) -> None:
     rng = np.random.default_rng(2)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(6, vocabulary), new_version(rng)
-    decode = new_decode(model, version, Bucket(batch=2, length=8, width=5, scoring="full"))
+    decode = new_decode(model, version, Bucket(batch=2, length=8, num_beams=5, scoring="full"))
     asked = dataclasses.replace(Asked.drawn(rng, version, vocabulary, 2, 8), filters=[None] * 2, deny=[None] * 2)
     decoded(decode, version, asked)
     before = model.lm_head.weight[vocabulary.offsets[1]].clone()
@@ -323,7 +323,7 @@ def test_more_denied_items_than_there_is_room_for_are_refused() -> None:
     rng = np.random.default_rng(2)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     version = new_version(rng, 2000)
-    decode = new_decode(new_model(6, vocabulary), version, Bucket(batch=2, length=8, width=5, scoring="full"))
+    decode = new_decode(new_model(6, vocabulary), version, Bucket(batch=2, length=8, num_beams=5, scoring="full"))
     requests = check_batch(version, 1, None, [np.arange(2000)])
     tokens_BT, lengths_B = vocabulary.prompts([[]])
     assert not decode.load(tokens_BT, lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)

@@ -103,7 +103,7 @@ def test_a_warm_search_allocates_no_keys_scores_or_activations(searched: Any):
     grown = workspace.growths
     for requests, tokens in ((6, 90), (2, 90), (6, 17), (1, 1)):
         taken = [size for size in allocations(lambda r=requests, t=tokens: run(r, t, workspace)) if size > 0]
-        rows = requests * search.widths[0]
+        rows = requests * search.config.num_beams[0]
         # What is left is integers of the beams: tokens, parents. Each is smaller than one row of floats a beam.
         assert max(taken, default=0) <= 8 * max(rows, requests * tokens), taken
         assert sum(taken) <= 8 * 8 * max(rows, requests * tokens) * 4

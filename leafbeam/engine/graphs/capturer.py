@@ -1,4 +1,4 @@
-"""What makes a replay of a decode: torch's CUDA graphs, or whatever a test brings in their place."""
+"""Captures a static decode for replay: torch's CUDA graphs, or a stand-in in tests."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,42 +12,44 @@ __all__ = ["Capturer", "CudaCapturer"]
 
 
 class Capturer(Protocol):
-    """How a decode becomes something to replay; one for each worker."""
+    """Captures decodes; one for each worker."""
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes that captures took so far, trays aside; None where nobody can tell (then they are estimated)."""
+        """Bytes that captures took so far, buffers aside; None if unknown (then they are estimated)."""
         ...
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Around all that a worker does with its decodes."""
+        """The stream of all of a worker's decodes, as a context."""
         ...
 
-    def capture(self, decode: StaticDecode) -> Callable[[], None]: ...
+    def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        """Returns a function that replays `decode.run()`."""
+        ...
 
     def wait(self) -> None:
-        """Until the device has done what it was told."""
+        """Wait for the device."""
         ...
 
 
 class CudaCapturer:
-    """torch.cuda's graphs, of one stream, which share their memory between them: one replay at a time."""
+    """torch.cuda's graphs on one stream. They share their memory, so one replays at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._taken = device, 0
+        self._device, self._nbytes = device, 0
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     @property
     def nbytes(self) -> int:
-        return self._taken
+        return self._nbytes
 
     def stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
 
     def capture(self, decode: StaticDecode) -> Callable[[], None]:
         """Run it once, so that kernels are compiled and libraries loaded; then once more, recorded."""
-        self.wait()  # what it reads was written on another stream
+        self.wait()  # its inputs were written on another stream
         with self.stream():
             decode.run()
         self.wait()
@@ -55,7 +57,7 @@ class CudaCapturer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             decode.run()
-        self._taken += max(0, torch.cuda.memory_reserved(self._device) - before)
+        self._nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
         return graph.replay
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The constrained step: one verb, `step`, one file per backend; `reference` is the truth."""
+"""The constrained step: `step`, one module per backend (`ops.backend`), all equal to `reference`."""
 
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, request_filters
 

@@ -130,7 +130,7 @@ def step(
     lo_SBK, hi_SBK: int64, a leaf range for each segment, all empty for a dead beam. scores_BK, logits_BKV: float32. A logit of
     -inf is a code that the model itself excludes. Raises LogitsError where a live row holds NaN or +inf.
     """
-    device = lo_SBK.device
+    device, logits_BKV = lo_SBK.device, logits_BKV.float()
     num_segments, batch_size, num_rows = lo_SBK.shape
     shape = (batch_size, num_beams)
     out = Beams(

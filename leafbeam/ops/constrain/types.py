@@ -1,4 +1,4 @@
-"""What goes into and comes out of a round of constrained search, the same for every backend.
+"""The inputs and outputs of a round of constrained search, the same for every backend.
 
 Shapes: S segments, B requests, K beams, M leaves, D denied leaves of a request.
 """
@@ -43,32 +43,32 @@ class Beams(Generic[Array]):
 class RequestFilter:
     """The leaves of one segment that one request may reach: those of a filter, less a few denied ones.
 
-    Think of it as `filter - denied` without the cost of a bitmap: a range is alive iff the filter's leaves in it outnumber
-    the denied ones.
+    Equal to `filter - denied` without a bitmap of its own: a range is alive if the filter's leaves in it outnumber the denied
+    ones.
 
     leaves: None where there is no filter. denied_D: int64, ascending leaves of the filter that have no allowed item left.
-    filter, denied_items: the same at the level of items (places), to list results.
+    filter, denied_ordinals: the same for items, to list results.
     """
 
     leaves: Bitmap | None
     denied_D: NDArray[np.int64]
     filter: Filter | None
-    denied_places: NDArray[np.int64]
+    denied_ordinals: NDArray[np.int64]
 
     @classmethod
     def of(cls, trie: Trie, allowed: Filter | None, deny: ItemIds | None = None) -> RequestFilter:
-        """Put a request's filter (of this trie) and deny list together. Cost: a few searches for each denied item.
+        """From a request's filter (of this trie) and deny list, of which unknown ids are ignored.
 
-        An unknown denied id changes nothing: an item that is not there cannot be shown.
+        Cost: a few searches for each denied item.
         """
         rows = np.empty(0, np.int64) if deny is None else trie.find(deny)
-        places = np.unique(trie.items.ordinal_N[rows[rows >= 0]].astype(np.int64)) if len(rows) else rows
-        if allowed is not None and len(places):
-            places = np.array([place for place in places if int(place) in allowed.ordinals], np.int64)
+        ordinals = np.unique(trie.items.ordinal_N[rows[rows >= 0]].astype(np.int64)) if len(rows) else rows
+        if allowed is not None and len(ordinals):
+            ordinals = np.array([one for one in ordinals if int(one) in allowed.ordinals], np.int64)
         leaf_indptr = trie.items.leaf_indptr
-        denied = places
-        if leaf_indptr is not None and len(places):
-            leaves, counts = np.unique(np.searchsorted(leaf_indptr, places, side="right") - 1, return_counts=True)
+        denied = ordinals
+        if leaf_indptr is not None and len(ordinals):
+            leaves, counts = np.unique(np.searchsorted(leaf_indptr, ordinals, side="right") - 1, return_counts=True)
             denied = np.array(
                 [
                     leaf
@@ -77,16 +77,23 @@ class RequestFilter:
                 ],
                 np.int64,
             )
-        return cls(leaves=None if allowed is None else allowed.leaves, denied_D=denied, filter=allowed, denied_places=places)
+        leaves = None if allowed is None else allowed.leaves
+        return cls(leaves=leaves, denied_D=denied, filter=allowed, denied_ordinals=ordinals)
+
+    @classmethod
+    def none(cls) -> RequestFilter:
+        """Everything is allowed."""
+        nothing = np.empty(0, np.int64)
+        return cls(leaves=None, denied_D=nothing, filter=None, denied_ordinals=nothing)
 
     def may_reach(self, num_leaves: int) -> bool:
-        """Whether any leaf at all is left."""
+        """Whether any leaf is left."""
         return (num_leaves if self.leaves is None else self.leaves.count) > len(self.denied_D)
 
     def sole_leaves(self, lo_n: NDArray[np.int64], hi_n: NDArray[np.int64]) -> NDArray[np.int64]:
         """The one leaf of each range that may be reached, -1 where there are several or none. Cost: two ranks a range.
 
-        A range whose other leaves are denied one by one counts as several: it will be down to one a level later at most.
+        A range whose other leaves are denied one by one counts as several.
         """
         if self.leaves is None:
             return np.where(hi_n - lo_n == 1, lo_n, -1)
@@ -94,16 +101,15 @@ class RequestFilter:
         ranks = np.empty((2, len(lo_n)), np.int64)
         bits.rank_many(words_W, before_W, lo_n, ranks[0])
         bits.rank_many(words_W, before_W, hi_n, ranks[1])
-        one = ranks[1] - ranks[0] == 1
-        return np.array(
-            [bits.next_set(words_W, lo, hi) if sole else -1 for lo, hi, sole in zip(lo_n, hi_n, one, strict=True)], np.int64
-        )
+        sole_n = ranks[1] - ranks[0] == 1
+        leaves = [bits.next_set(words_W, lo, hi) if sole else -1 for lo, hi, sole in zip(lo_n, hi_n, sole_n, strict=True)]
+        return np.array(leaves, np.int64)
 
-    def allowed_places(self, begin: int, end: int) -> list[int]:
-        """The allowed places among [begin, end)."""
-        denied = set(self.denied_places[(self.denied_places >= begin) & (self.denied_places < end)].tolist())
+    def allowed_ordinals(self, begin: int, end: int) -> list[int]:
+        """The allowed item ordinals in [begin, end)."""
+        denied = set(self.denied_ordinals[(self.denied_ordinals >= begin) & (self.denied_ordinals < end)].tolist())
         allowed = None if self.filter is None else self.filter.ordinals
-        return [place for place in range(begin, end) if place not in denied and (allowed is None or place in allowed)]
+        return [one for one in range(begin, end) if one not in denied and (allowed is None or one in allowed)]
 
 
 def _items_on(allowed: Filter | None, begin: int, end: int) -> int:

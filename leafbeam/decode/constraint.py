@@ -1,0 +1,228 @@
+"""The beam loop, and what it asks of a constraint. Every search of this package runs `decode`.
+
+    for each round: logits = model(codes, parents); beams = constraint.step(beams, logits)
+
+Shapes: S segments, B requests, K beams, V codes of a round, T rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.model_calls import JumpForward, ModelCalls
+from leafbeam.errors import LogitsError
+from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
+from leafbeam.ops.constrain import Beams
+
+__all__ = ["Constraint", "Launch", "Trace", "TrieConstraint", "check_logits", "decode", "raise_first_bad", "raise_if_bad"]
+
+Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
+
+
+class Constraint(Protocol):
+    """What a search may find, for one batch: the prefixes of a trie's items, or of an automaton's sequences.
+
+    bad_T: one scalar a round, 0 or the number + 1 of a live row that held NaN or +inf (such a row is dead); empty where `step`
+    raises LogitsError itself.
+    """
+
+    config: SearchConfig
+    bad_T: list[Any]
+
+    def root(self) -> Beams[Any]:
+        """The beams before the first round: one for each request."""
+        ...
+
+    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+        """Extend every live beam by every legal code and keep the best; waits for no device. Raises LogitsError."""
+        ...
+
+    def finished(self, beams: Beams[Any]) -> Any:
+        """Which beams are certain of the end code from here on, bool [B, K]; None where there is no end code."""
+        ...
+
+    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+        """The codes that round `number` and later ones have to take, None where a beam has a choice. Waits for a device."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps."""
+
+    beams: Beams[Any]
+    rounds: list[tuple[Any, Any]]
+    calls: int
+    max_beams: int | None
+
+    @property
+    def rounds_saved(self) -> int:
+        """How many calls of the model were skipped because the codes were forced."""
+        return len(self.rounds) - self.calls
+
+    def codes(self) -> Any:
+        """The codes of every beam, [B, K, T], found by going back from beam to parent; in jax if they are there, else numpy."""
+        on_jax = is_jax(self.beams.scores)
+        xp = namespace_of(self.beams.scores) if on_jax else np
+        beams_BK = xp.tile(xp.arange(self.beams.scores.shape[1]), (self.beams.scores.shape[0], 1))
+        codes: list[Any] = []
+        for codes_BK, parents_BK in reversed(self.rounds):
+            if not on_jax:
+                codes_BK, parents_BK = to_numpy(codes_BK), to_numpy(parents_BK)
+            codes.append(xp.take_along_axis(codes_BK, beams_BK, 1))
+            beams_BK = xp.take_along_axis(parents_BK, beams_BK, 1)
+        return xp.stack(codes[::-1], axis=2)
+
+    @property
+    def num_valid_B(self) -> NDArray[np.int64]:
+        num_valid_B = to_numpy(self.beams.num_valid).astype(np.int64)
+        return num_valid_B if self.max_beams is None else np.minimum(num_valid_B, self.max_beams)
+
+
+def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
+    """Run a search.
+
+    watch: end it once no beam has a choice, and jump over forced codes if the model has a suffix_fn; this looks at the beams
+    between rounds, which waits for a device. Without, no value is looked at, so that the loop can be traced and captured.
+    """
+    config = constraint.config
+    beams, rounds, max_beams = constraint.root(), [], None
+    while (number := len(rounds)) < config.num_rounds:
+        if watch and _is_over(constraint, beams):
+            max_beams = min(config.num_beams[number:])
+            break
+        jump = constraint.suffix(number, beams) if model.can_jump(number) else None
+        if jump is not None and config.scoring == "allowed":
+            rounds += jump.rounds
+            beams = jump.after(beams)
+            if not jump.decides:
+                max_beams = min(config.num_beams[number:])
+                break
+            logits = model.logits_after(jump, beams)
+        else:
+            logits = model.logits(number, beams, jump)
+        beams = constraint.step(len(rounds), beams, logits)
+        rounds.append((beams.code, beams.parent))
+    return Trace(beams=beams, rounds=rounds, calls=model.calls, max_beams=max_beams)
+
+
+def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:
+    """Whether every beam is dead or finished."""
+    live_BK = beams.scores > -np.inf
+    finished_BK = constraint.finished(beams)
+    return not (live_BK if finished_BK is None else live_BK & ~finished_BK).any()
+
+
+class TrieConstraint:
+    """The items of an index, for a batch's filters, on any device: `launch` does the rounds.
+
+    hi_SB: how many leaves of each segment a request starts from; the beams are arrays of its kind, on its device.
+    launch(number, beams, logits_BKV, num_beams) -> (beams, bad): bad as in `Constraint.bad_T`, None if it raises LogitsError.
+    suffix: finds forced codes, see `Constraint.suffix`.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        hi_SB: Any,
+        launch: Launch,
+        suffix: Callable[[int, Beams[Any]], JumpForward | None] | None = None,
+    ) -> None:
+        self.config, self.bad_T = config, []
+        self._hi_SB, self._launch, self._suffix = hi_SB, launch, suffix
+
+    def root(self) -> Beams[Any]:
+        xp, hi_SB = namespace_of(self._hi_SB), self._hi_SB
+        live_B = (hi_SB > 0).any(0)
+        zeros_B1 = xp.zeros_like(hi_SB[0])[:, None]
+        scores_B = xp.zeros_like(hi_SB[0], dtype=xp.float32)
+        return Beams(
+            scores=xp.where(live_B, scores_B, xp.full_like(scores_B, -np.inf))[:, None],
+            parent=zeros_B1,
+            code=zeros_B1,
+            lo=xp.zeros_like(hi_SB)[:, :, None],
+            hi=hi_SB[:, :, None],
+            num_valid=live_B * 1,
+        )
+
+    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+        beams, bad = self._launch(number, beams, self.read(number, beams, logits), self.config.num_beams[number])
+        if bad is not None:
+            self.bad_T.append(bad)
+        return beams
+
+    def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
+        """The model's logits, checked, where the beams are; a finished beam is certain of the end code."""
+        shape = (*beams.scores.shape, self.config.code_sizes[number])
+        logits_BKV = check_logits(logits, number, shape, beams.scores)
+        finished_BK = self.finished(beams) if number else None
+        return logits_BKV if finished_BK is None else _certain(logits_BKV, finished_BK)
+
+    def finished(self, beams: Beams[Any]) -> Any:
+        return None if self.config.end_code is None else beams.code == self.config.end_code
+
+    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
+        return None if self._suffix is None else self._suffix(number, beams)
+
+
+def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) -> Any:
+    """The model's logits as [B, K, V], of the kind and on the device of `like`; round 0 may leave out K.
+
+    float32 for numpy; on a device half precisions stay as they are. Raises LogitsError, which says what shape was expected.
+    """
+    array = logits if hasattr(logits, "ndim") else np.asarray(logits)
+    if number == 0 and array.ndim == 2:
+        array = array[:, None]
+    if tuple(array.shape) != shape:
+        raise LogitsError(
+            f"step_fn returned logits of shape {tuple(array.shape)} at level {number}: expected {shape}, that is "
+            f"(requests, beams, codes of level {number})"
+        )
+    if "float" not in (dtype := str(array.dtype)) and (is_jax(array) or "int" not in dtype):
+        raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {number}: expected floating point numbers")
+    if isinstance(like, np.ndarray):
+        return np.ascontiguousarray(to_numpy(array), np.float32)
+    array = to_kind_of(array, like)
+    if hasattr(array, "detach"):
+        # Kernels read float32 and half precisions, with a row's codes side by side.
+        array = (array if array.dtype.itemsize <= 4 and array.is_floating_point() else array.float()).contiguous()
+    return array
+
+
+def _certain(logits_BKV: Any, finished_BK: Any) -> Any:
+    """Logits of which finished beams have 0 for the end code, the last one, and -inf elsewhere: log p = 0 in every scoring."""
+    if isinstance(logits_BKV, np.ndarray):
+        if finished_BK.any():
+            logits_BKV = logits_BKV.copy()  # it may be the caller's
+            logits_BKV[finished_BK] = -np.inf
+            logits_BKV[finished_BK, -1] = 0
+        return logits_BKV
+    xp = namespace_of(logits_BKV)
+    row_V = logits_BKV[0, 0]
+    certain_V = xp.concatenate([xp.full_like(row_V[:-1], -np.inf), xp.zeros_like(row_V[-1:])])
+    return xp.where(finished_BK[:, :, None], certain_V, logits_BKV)
+
+
+def raise_if_bad(constraint: Constraint, where: str = "at level") -> None:
+    """Raise LogitsError for the first bad row of a search, if there is one. On a device this waits for it, once."""
+    if constraint.bad_T:
+        bad_T = to_numpy(namespace_of(constraint.bad_T[0]).stack(constraint.bad_T))
+        raise_first_bad(bad_T[None], constraint.config, where=where)
+
+
+def raise_first_bad(
+    bad_DT: NDArray[np.int64], config: SearchConfig, requests_per_device: int = 0, where: str = "at level"
+) -> None:
+    """The same for the marks of several devices D, each of which searched for its own requests."""
+    rounds = np.flatnonzero(bad_DT.any(axis=0))
+    if rounds.size:
+        number = int(rounds[0])
+        device = int(np.flatnonzero(bad_DT[:, number])[0])
+        request, beam = divmod(int(bad_DT[device, number]) - 1, config.num_rows(number))
+        raise LogitsError.not_finite(device * requests_per_device + request, beam, f"{where} {number}")

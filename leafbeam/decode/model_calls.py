@@ -1,0 +1,155 @@
+"""How a search calls its model: once a round, or once for a forced chain of codes.
+
+Shapes: B requests, K beams, T codes of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import LogitsError
+from leafbeam.ops.backend import to_kind_of, to_numpy
+from leafbeam.ops.constrain import Beams
+
+__all__ = ["JumpForward", "ModelCalls", "StepFn", "SuffixFn", "SuffixReplay"]
+
+StepFn = Callable[[Any, Any], Any]
+SuffixFn = Callable[[Any, Any], Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JumpForward:
+    """The codes that every live beam of a batch has to take next: as many as no beam has a choice about.
+
+    One call of the model serves all beams, so the jump ends where the first of them has a choice. No beam is dropped, so the
+    result is exact.
+
+    codes_BKT: int64, the end code for finished beams, 0 for dead ones. lo_SBK, hi_SBK: int64, the ranges after the jump.
+    decides: whether the round after the jump has something to decide: False where all beams finish, or no round is left.
+    """
+
+    codes_BKT: NDArray[np.int64]
+    lo_SBK: NDArray[np.int64]
+    hi_SBK: NDArray[np.int64]
+    decides: bool
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds one call of the model stands for: one for each code, and the one that decides."""
+        return self.codes_BKT.shape[2] + self.decides
+
+    @property
+    def rounds(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """(codes_BK, parents_BK) of each round: every beam extends itself."""
+        parents_BK = np.tile(np.arange(self.codes_BKT.shape[1]), (len(self.codes_BKT), 1))
+        return [(self.codes_BKT[:, :, t], parents_BK) for t in range(self.codes_BKT.shape[2])]
+
+    def after(self, beams: Beams[Any]) -> Beams[Any]:
+        """The same beams after the jump, where no score has changed; code and parent remain those of the last call."""
+        return replace(beams, lo=to_kind_of(self.lo_SBK, beams.lo), hi=to_kind_of(self.hi_SBK, beams.hi))
+
+    def inputs(self, codes_BK: Any) -> NDArray[np.int64]:
+        """What the model reads in that call: the codes that the beams just took, and the forced ones, less the last."""
+        return np.concatenate([to_numpy(codes_BK)[..., None], self.codes_BKT[..., : self.num_rounds - 1]], 2)
+
+
+class ModelCalls:
+    """Calls the model for one search and counts the calls.
+
+    step_fn, suffix_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on the device, of
+    its first logits.
+    """
+
+    def __init__(self, step_fn: StepFn, suffix_fn: SuffixFn | None = None) -> None:
+        self._step_fn, self._suffix_fn = step_fn, suffix_fn
+        self._replay: SuffixReplay | None = None
+        self._first: Any = None
+        self.calls = 0
+
+    @property
+    def first_logits(self) -> Any:
+        """The logits of round 0; calls the model if it has not been called yet."""
+        if self._first is None:
+            self.calls += 1
+            self._first = self._step_fn(None, None)
+        return self._first
+
+    def can_jump(self, number: int) -> bool:
+        """Whether round `number` may begin a jump: not the first, nor while one is replayed."""
+        return self._suffix_fn is not None and number > 0 and (self._replay is None or self._replay.is_over)
+
+    def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
+        """The logits of round `number`; given a jump, one call brings those of all its rounds."""
+        if number == 0:
+            return self.first_logits
+        if jump is not None and jump.num_rounds > 1:
+            self._replay = self._score(jump, beams)
+        if self._replay is not None and not self._replay.is_over:
+            return self._replay(beams.code, beams.parent)
+        self.calls += 1
+        parents_BK, self._replay = self._parents(beams), None
+        return self._step_fn(to_kind_of(beams.code, self._first), parents_BK)
+
+    def logits_after(self, jump: JumpForward, beams: Beams[Any]) -> Any:
+        """The logits of the round after a jump whose own rounds are certain."""
+        replay, self._replay = self._score(jump, beams), None
+        return replay.last
+
+    def _score(self, jump: JumpForward, beams: Beams[Any]) -> SuffixReplay:
+        assert self._suffix_fn is not None
+        self.calls += 1
+        codes_BKT = to_kind_of(jump.inputs(beams.code), self._first)
+        return SuffixReplay(self._suffix_fn(codes_BKT, self._parents(beams)), jump.num_rounds)
+
+    def _parents(self, beams: Beams[Any]) -> Any:
+        """As the model counts its beams: those of the last call, where that was a jump."""
+        parents_BK = beams.parent if self._replay is None else self._replay.origins(beams.parent)
+        return to_kind_of(parents_BK, self._first)
+
+
+class SuffixReplay:
+    """The logits of several rounds from one call of suffix_fn, given round by round, so that the search runs as always."""
+
+    def __init__(self, logits_T: Sequence[Any], num_rounds: int) -> None:
+        if len(logits_T) != num_rounds:
+            raise LogitsError(
+                f"suffix_fn returned the logits of {len(logits_T)} levels: expected {num_rounds}, one for each code"
+            )
+        self._logits_T = logits_T
+        self._round = 0
+        self._origin_BK: Any = None  # the beam of the call that each beam now descends from
+
+    def __call__(self, codes_BK: Any, parents_BK: Any) -> Any:
+        logits_BKV = self._logits_T[self._round]
+        self._round += 1
+        if self._round == 1:  # the call has followed these parents
+            return logits_BKV
+        self._origin_BK = self.origins(parents_BK)
+        return _of_beams(logits_BKV, self._origin_BK)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the logits of every round were given."""
+        return self._round == len(self._logits_T)
+
+    @property
+    def last(self) -> Any:
+        """The logits of the last round, if every beam of the call is still its own parent."""
+        return self._logits_T[-1]
+
+    def origins(self, parents_BK: Any) -> Any:
+        """The beams of the call that these beams of the newest round descend from."""
+        return parents_BK if self._origin_BK is None else _of_beams(self._origin_BK, parents_BK)
+
+
+def _of_beams(array_BK: Any, beams_BK: Any) -> Any:
+    """array_BK[b, beams_BK[b, k]] for every b and k."""
+    array_BK = array_BK if hasattr(array_BK, "dtype") else np.asarray(array_BK)
+    beams_BK = to_kind_of(beams_BK, array_BK)
+    requests_B1 = to_kind_of(np.arange(len(beams_BK))[:, None], array_BK)
+    return array_BK[requests_B1, beams_BK]
