@@ -14,27 +14,9 @@ from torch import Tensor
 
 from leafbeam.model.kv_cache import PromptCache
 from leafbeam.model.transformer import Transformer
-from leafbeam.ops.attention.reference import extend_ancestors, merge, prefix_attention, suffix_attention
+from leafbeam.ops.attention.reference import attend, extend_ancestors
 
-__all__ = ["Attention", "StaticRunner", "StaticSession", "attend"]
-
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def attend(
-    query_BKHE: Tensor,
-    key_BGET: Tensor,
-    value_BGTE: Tensor,
-    lengths_B: Tensor,
-    suffix_key_BKSGE: Tensor,
-    suffix_value_BKSGE: Tensor,
-    ancestors_BKS: Tensor,
-) -> Tensor:
-    """`leafbeam.ops.attention.triton.attend` in torch, on any device: one softmax over prompt and codes."""
-    return merge(
-        *prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B),
-        *suffix_attention(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS),
-    )
+__all__ = ["StaticRunner", "StaticSession"]
 
 
 class StaticRunner:
@@ -43,11 +25,11 @@ class StaticRunner:
     Tokens, codes and parents are not checked, because a check would synchronise the device. The logits equal a
     `DecodeSession`'s, up to the order of sums.
 
-    attend: attention of beams over prompt and codes; this file's, or a kernel with the same arguments. The head of a level
+    attend: `ops.attention.reference.attend`, or a kernel with the same arguments. The head of a level
     whose tokens are not consecutive is copied (V x D); after training make another runner.
     """
 
-    def __init__(self, model: Transformer, attend: Attention = attend) -> None:
+    def __init__(self, model: Transformer, attend: Callable[..., Tensor] = attend) -> None:
         self.body, self.attend = model.model, attend
         self.config, self.vocabulary, self.device = model.config, model.vocabulary, model.device
         weight, levels = model.head_weight.detach(), range(model.vocabulary.num_levels)

@@ -21,8 +21,9 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.static_runner import StaticRunner, attend
+from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.attention import triton as attention_kernels
+from leafbeam.ops.attention.reference import attend
 
 SIZES = (6, 40, 5)
 

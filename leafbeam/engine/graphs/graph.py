@@ -27,7 +27,8 @@ from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecod
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import Transformer
-from leafbeam.model.static_runner import StaticRunner, attend
+from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention.reference import attend
 from leafbeam.ops.constrain import RequestFilter, Scoring
 
 __all__ = ["Graphs", "buckets_of", "graphs_for"]

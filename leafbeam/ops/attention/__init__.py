@@ -1,7 +1,4 @@
-"""Attention of many beams over one shared prompt and over their own few codes.
-
-The functions here are plain torch (`reference`); `triton` has `attend`, the same on a GPU in two launches.
-"""
+"""Attention of many beams over one shared prompt and over their own few codes, in plain torch; `triton` has it for a GPU."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +6,7 @@ from leafbeam.extras import lazy_exports
 
 if TYPE_CHECKING:
     from leafbeam.ops.attention.reference import (
+        attend,
         causal_suffix_attention,
         extend_ancestors,
         merge,
@@ -16,6 +14,6 @@ if TYPE_CHECKING:
         suffix_attention,
     )
 
-__all__ = ["causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
+__all__ = ["attend", "causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
 
 __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, ".reference"))

@@ -10,7 +10,23 @@ R query heads per key head (H = G x R), E values of a head.
 import torch
 from torch import Tensor
 
-__all__ = ["causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
+__all__ = ["attend", "causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
+
+
+def attend(
+    query_BKHE: Tensor,
+    key_BGET: Tensor,
+    value_BGTE: Tensor,
+    lengths_B: Tensor,
+    suffix_key_BKSGE: Tensor,
+    suffix_value_BKSGE: Tensor,
+    ancestors_BKS: Tensor | None = None,
+) -> Tensor:
+    """One softmax over prompt and codes -> (B, K, H, E): see `prefix_attention` and `suffix_attention`."""
+    return merge(
+        *prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B),
+        *suffix_attention(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS),
+    )
 
 
 def prefix_attention(
