@@ -9,15 +9,13 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.catalog.expression import Expression
     from leafbeam.catalog.rule_config import LoadReport, Rule, RuleSource, RuleStatus, rules_from_text
     from leafbeam.catalog.rule_set import RuleSet
-    from leafbeam.catalog.sources import ItemSource, PostgresTable
-    from leafbeam.catalog.transaction import Attributes, CatalogTransaction
+    from leafbeam.catalog.sources import PostgresTable
+    from leafbeam.catalog.transaction import CatalogTransaction
 
 _EXPORTS = {
-    "Attributes": ".transaction",
     "Catalog": ".catalog",
     "CatalogTransaction": ".transaction",
     "Expression": ".expression",
-    "ItemSource": ".sources",
     "LoadReport": ".rule_config",
     "PostgresTable": ".sources",
     "Rule": ".rule_config",
@@ -27,11 +25,9 @@ _EXPORTS = {
     "rules_from_text": ".rule_config",
 }
 __all__ = [
-    "Attributes",
     "Catalog",
     "CatalogTransaction",
     "Expression",
-    "ItemSource",
     "LoadReport",
     "PostgresTable",
     "Rule",

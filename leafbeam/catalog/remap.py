@@ -1,4 +1,4 @@
-"""Item sets moved between numberings: rows of the table, positions in a trie, positions in the trie that replaces it.
+"""Sets of items moved between numberings: rows of the table, ordinals of a trie, ordinals of the trie that replaces it.
 
 Shapes: R row numbers of the table, N items of a trie, O items of an older one, n items of one call, W words of 64 positions.
 """
@@ -158,14 +158,12 @@ def _match_texts(ids_NC, old_ids_OC, begin, first, old_row_N):
 @njit(cache=True, nogil=True)
 def _equal(left, right):
     """Whether two texts are equal, the shorter one padded with zeros."""
-    width = min(left.size, right.size)
-    for at in range(width):
+    if left.size > right.size:
+        left, right = right, left
+    for at in range(left.size):
         if left[at] != right[at]:
             return False
-    for at in range(width, left.size):
-        if left[at] != 0:
-            return False
-    for at in range(width, right.size):  # noqa: SIM110 (compiled: no generators)
+    for at in range(left.size, right.size):  # noqa: SIM110 (compiled: no generators)
         if right[at] != 0:
             return False
     return True
