@@ -1,8 +1,8 @@
-"""Every error that a user of leafbeam can cause.
+"""Errors that users of leafbeam can cause: all are subclasses of `LeafbeamError`.
 
     LeafbeamError
     ├── ArgumentError            an argument is out of its range (num_beams=0, scoring="fulll")
-    ├── CodesError               a table of codes is not one: wrong width, negative, not below the codebook's size
+    ├── CodesError               a table of codes has the wrong width, or a code outside its codebook
     ├── ItemIdError              an item id is unknown, or given twice
     ├── FilterError              a mask or set of items cannot become a filter
     │   └── ForeignFilterError   the filter was made for another index
@@ -11,18 +11,18 @@
     ├── LogError                 the directory of a live index is damaged, or a change could not be written to it
     │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
-    ├── DataError                a table of items or interactions cannot be read as one
+    ├── DataError                a table of items or interactions cannot be read
     ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
-    ├── TrainingError            training cannot go on: the loss is no longer a number
+    ├── TrainingError            training stopped: the loss is not a finite number
     ├── RuleError                a rule's predicate cannot be evaluated
     │   └── UnknownRuleError     a request names a rule that the catalog does not have
-    ├── RequestError             a request is outside what the server accepts
-    │   └── OverloadedError      the server has no room for it now; try again later
-    │       └── UnavailableError the server takes no requests: it stops, or its device does not answer
+    ├── RequestError             a request exceeds the server's limits
+    │   └── OverloadedError      the server is overloaded; retry later
+    │       └── UnavailableError the server is starting, stopping, or its device does not respond
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
 
-Each message says what was expected, what came and how to mend it. Mistakes of ours are `AssertionError`s.
+Each message says what was expected, what came and how to fix it. Bugs of leafbeam are `AssertionError`s.
 """
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class LeafbeamError(Exception):
-    """The parent of every error that leafbeam raises on purpose."""
+    """The base class of every error that leafbeam raises deliberately."""
 
 
 class ArgumentError(LeafbeamError, ValueError):
@@ -95,7 +95,7 @@ class LogitsError(LeafbeamError, ValueError):
 
     @classmethod
     def not_finite(cls, request: int, beam: int, where: str) -> "LogitsError":
-        """What every backend says of the first such row. where: "at level 2", "in round 5", or nothing."""
+        """The error for the first such row, the same of every backend. where: "at level 2", "in round 5", or ""."""
         return cls(
             f"the logits of request {request}, beam {beam}{where and ' ' + where} hold NaN or +inf: expected finite numbers, "
             "or -inf for a code that must not be taken; look at the model's output"
@@ -103,7 +103,7 @@ class LogitsError(LeafbeamError, ValueError):
 
 
 class DataError(LeafbeamError, ValueError):
-    """A table of items or interactions cannot be read as one."""
+    """A table of items or interactions cannot be read."""
 
 
 class CheckpointError(LeafbeamError, ValueError):
@@ -111,7 +111,7 @@ class CheckpointError(LeafbeamError, ValueError):
 
 
 class TrainingError(LeafbeamError, ArithmeticError):
-    """Training cannot go on: the loss or its gradient is no longer a number."""
+    """Training stopped: the loss or its gradient is not a finite number."""
 
 
 class RuleError(LeafbeamError, ValueError):
@@ -123,7 +123,7 @@ class UnknownRuleError(RuleError):
 
 
 class RequestError(LeafbeamError, ValueError):
-    """A request is outside what the server accepts. reason: a word for why, as metrics count it."""
+    """A request exceeds the server's limits. reason: the label under which metrics count it."""
 
     def __init__(self, message: str = "", *, reason: str = "over_a_limit") -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class RequestError(LeafbeamError, ValueError):
 
 
 class OverloadedError(RequestError):
-    """The server has no room for a request now. retry_after_s: when it should have, as far as can be told."""
+    """The server is overloaded. retry_after_s: an estimate of the seconds until it can admit the request."""
 
     def __init__(self, message: str = "", *, reason: str = "overloaded", retry_after_s: float = 1.0) -> None:
         super().__init__(message, reason=reason)
@@ -139,7 +139,7 @@ class OverloadedError(RequestError):
 
 
 class UnavailableError(OverloadedError):
-    """The server takes no requests, whatever its load: it is starting, stopping, or its device does not answer."""
+    """The server is starting or stopping, or its device does not respond."""
 
 
 class MissingExtraError(LeafbeamError, ImportError):
