@@ -8,7 +8,6 @@
 from typing import TYPE_CHECKING
 
 from leafbeam.errors import LeafbeamError
-from leafbeam.extras import lazy_exports
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.decode import BeamSearch, Sampler, SearchResult
@@ -17,7 +16,10 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
 __all__ = ["BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"]
 __version__ = "0.1.0"
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {"BeamSearch": ".decode", "Filter": ".index", "Sampler": ".decode", "SearchResult": ".decode", "Trie": ".index"},
-)
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {"BeamSearch": ".decode", "Filter": ".index", "Sampler": ".decode", "SearchResult": ".decode", "Trie": ".index"},
+    )

@@ -84,10 +84,11 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[st
     its module's, because importing a module sets the package's attribute of that name.
     Where a module needs an optional package that is not installed, its names raise MissingExtraError.
 
-        if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` does the same when a name is used
+        if TYPE_CHECKING:
             from leafbeam.decode.beam_search import BeamSearch
         __all__ = ["BeamSearch"]
-        __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
+        if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+            __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
     """
 
     assert all(module != f".{name}" for name, module in exports.items()), "a public name is also its module's"

@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.automata.automaton import Automaton
     from leafbeam.automata.token_trie import TokenTrie
 
 __all__ = ["Automaton", "TokenTrie"]
 
-__getattr__, __dir__ = lazy_exports(__name__, {"Automaton": ".automaton", "TokenTrie": ".token_trie"})
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, {"Automaton": ".automaton", "TokenTrie": ".token_trie"})

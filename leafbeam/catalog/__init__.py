@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.catalog.catalog import Catalog
     from leafbeam.catalog.expression import Expression
@@ -36,4 +34,8 @@ __all__ = [
     "RuleStatus",
     "rules_from_text",
 ]
-__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

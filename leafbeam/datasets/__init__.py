@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.datasets.shop import Shop, make_shop
 
 __all__ = ["Shop", "make_shop"]
-__getattr__, __dir__ = lazy_exports(__name__, {"Shop": ".shop", "make_shop": ".shop"})
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, {"Shop": ".shop", "make_shop": ".shop"})

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.decode.beam_search import BeamSearch
     from leafbeam.decode.jax_search import JaxBeamSearch
@@ -33,4 +31,7 @@ __all__ = [
     "SuffixFn",
 ]
 
-__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.demo.pipeline import Demo
 
 __all__ = ["Demo"]
-__getattr__, __dir__ = lazy_exports(__name__, {"Demo": ".pipeline"})
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, {"Demo": ".pipeline"})

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.engine.batcher import Batch, Batcher, QueueEntry, RequestSize
     from leafbeam.engine.capacity import BatchSize, Capacity
@@ -43,31 +41,34 @@ __all__ = [
     "version_name",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "COUNTERS": ".counts",
-        "Batch": ".batcher",
-        "BatchSize": ".capacity",
-        "Batcher": ".batcher",
-        "Capacity": ".capacity",
-        "CatalogFiles": ".catalog_files",
-        "Counts": ".counts",
-        "Engine": ".engine",
-        "ItemId": ".request",
-        "LatencyFit": ".latency_model",
-        "LatencyModel": ".latency_model",
-        "Limits": ".request",
-        "Load": ".scheduler",
-        "Model": ".decoder",
-        "QueueEntry": ".batcher",
-        "Request": ".request",
-        "RequestSize": ".batcher",
-        "Result": ".request",
-        "Scoring": ".request",
-        "Settings": ".settings",
-        "Timings": ".request",
-        "UserId": ".request",
-        "version_name": ".results",
-    },
-)
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "COUNTERS": ".counts",
+            "Batch": ".batcher",
+            "BatchSize": ".capacity",
+            "Batcher": ".batcher",
+            "Capacity": ".capacity",
+            "CatalogFiles": ".catalog_files",
+            "Counts": ".counts",
+            "Engine": ".engine",
+            "ItemId": ".request",
+            "LatencyFit": ".latency_model",
+            "LatencyModel": ".latency_model",
+            "Limits": ".request",
+            "Load": ".scheduler",
+            "Model": ".decoder",
+            "QueueEntry": ".batcher",
+            "Request": ".request",
+            "RequestSize": ".batcher",
+            "Result": ".request",
+            "Scoring": ".request",
+            "Settings": ".settings",
+            "Timings": ".request",
+            "UserId": ".request",
+            "version_name": ".results",
+        },
+    )

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.index.bitmap import Bitmap
     from leafbeam.index.builder import TrieBuilder
@@ -24,4 +22,8 @@ _EXPORTS = {
     "Version": ".version",
     "VersionFilter": ".version",
 }
-__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

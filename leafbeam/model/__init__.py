@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.model.config import ModelConfig
     from leafbeam.model.encoder_decoder import EncoderDecoder
@@ -67,4 +65,8 @@ _EXPORTS = {
     "token_bytes": ".kv_cache",
     "vocabulary_from_dict": ".vocabulary",
 }
-__getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)

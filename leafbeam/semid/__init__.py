@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, RqVaeConfig
     from leafbeam.semid.embedding import Embedding, embed
@@ -51,4 +49,8 @@ _MODULES = {
     "text": ("text_columns", "text_vectors"),
     "vectors": ("VectorBlocks", "load_vectors"),
 }
-__getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.serve.app import create_app
     from leafbeam.serve.metrics import Metrics
@@ -11,6 +9,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
 
 __all__ = ["Metrics", "Server", "create_app", "serve"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__, {"Metrics": ".metrics", "Server": ".server", "create_app": ".app", "serve": ".server"}
-)
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(
+        __name__, {"Metrics": ".metrics", "Server": ".server", "create_app": ".app", "serve": ".server"}
+    )

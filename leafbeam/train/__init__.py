@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.train.amazon import load_amazon
     from leafbeam.train.checkpoint import Checkpoint
@@ -63,4 +61,8 @@ _MODULES = {
     "split": ("Split", "leave_one_out"),
     "trainer": ("TrainStats", "Trainer"),
 }
-__getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})

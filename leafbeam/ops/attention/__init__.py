@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:
     from leafbeam.ops.attention.reference import (
         attend,
@@ -16,4 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attend", "causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
 
-__getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, ".reference"))
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, ".reference"))
