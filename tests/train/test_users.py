@@ -243,7 +243,7 @@ def test_a_model_without_user_tokens_ignores_users():
 
 @pytest.mark.parametrize("user", [True, 1.5, ["ann"], b"ann", "\ud800"])
 def test_an_invalid_user_id_is_refused(user: object):
-    with pytest.raises(RequestError, match="user must be an id"):
+    with pytest.raises(RequestError, match="user must be"):
         Request(user=user)  # type: ignore[arg-type]
 
 
