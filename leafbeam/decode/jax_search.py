@@ -116,17 +116,16 @@ class JaxBeamSearch:
         self.num_items = self.config.num_beams[-1]
         self._mesh, self._axis = mesh, axis
         self._carry_specs = PartitionSpec(axis) if carry_specs is None else carry_specs
-        self._set_version(version, bind(version, delta_leaves=delta_leaves), None, max_filters)
+        device = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self._set_version(version, bind(version, device, delta_leaves=delta_leaves), None, max_filters)
 
     def __repr__(self) -> str:
         config = self.config
         return f"JaxBeamSearch({self.version.num_items:,} items, num_beams={config.num_beams}, scoring={config.scoring!r})"
 
     def _set_version(self, version: Version, arrays: VersionArrays, cache: FilterCache | None, max_filters: int) -> None:
-        sharding = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())
-        self.version = version
-        self.arrays = arrays if sharding is None else arrays.placed(sharding)
-        self._cache = FilterCache(self.arrays, max_filters + 1, sharding) if cache is None else cache.for_version(self.arrays)
+        self.version, self.arrays = version, arrays
+        self._cache = FilterCache(arrays, max_filters + 1) if cache is None else cache.for_version(arrays)
 
     def for_version(self, index: Trie | Version) -> JaxBeamSearch:
         """The same search on another version of the catalog; segments and filters that have not changed are not copied again.

@@ -20,6 +20,7 @@ from leafbeam.index import Segment, Version  # noqa: E402
 from leafbeam.ops.constrain import request_filters  # noqa: E402
 from leafbeam.ops.constrain.cpu import step as cpu  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape import jax as ops  # noqa: E402
+from leafbeam.ops.constrain.fixed_shape import step as fixed_step  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT, Capacity, bucket, narrow_limit  # noqa: E402
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout  # noqa: E402
 from tests.parity import test_grid as grid  # noqa: E402
@@ -104,7 +105,7 @@ def compare(
 
 def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     rng = np.random.default_rng(11)
-    compiled = ops._extend
+    compiled = ops._XP.compiled(fixed_step.run)
     compiled.clear_cache()
     largest = random_version(rng, 1000, 200)
     arrays = ops.bind(largest, delta_leaves=256)
@@ -171,7 +172,7 @@ def test_no_buffer_of_the_size_of_the_logits_is_written() -> None:
     for level, parents in enumerate((1, beams)):
         given = jnp.zeros((1, 2, parents), jnp.int32), jnp.ones((1, 2, parents), jnp.int32), jnp.zeros((2, parents))
         for scoring in ("full", "allowed"):
-            lowered = ops._extend.lower(
+            lowered = ops._XP.compiled(fixed_step.run).lower(
                 arrays.levels[level],
                 filters.levels[level],
                 *given,
@@ -198,7 +199,7 @@ def test_nan_and_infinity_are_named_with_request_and_beam(scoring: Any, poison: 
 
 def test_more_leaves_than_int32_counts_are_refused() -> None:
     trie = replace(Trie.build([[0, 1]], (2, 2)), num_leaves=2**31)
-    with pytest.raises(ArgumentError, match="2,147,483,648 leaves: this backend counts them in 32 bits"):
+    with pytest.raises(ArgumentError, match="2,147,483,648 leaves: this backend numbers them in 32 bits"):
         ops.bind(trie)
     with pytest.raises(ArgumentError, match="33,554,432 codes"):
         ops.bind(Trie.build([[0, 1]], (2, 2**25)))

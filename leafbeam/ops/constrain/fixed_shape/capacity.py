@@ -1,42 +1,42 @@
-"""How much space an index has on a device: sizes that a compiled search is made for, rounded up so that it is made seldom.
+"""Array sizes of an index on a device, rounded up to powers of two to avoid recompilation.
 
-A compiled step knows sizes and no contents. Every size here is a power of two, so that another version of a catalog, a new
-filter or a compaction finds the same step again, until something has doubled.
+A compiled step depends on sizes, not on contents: another version, filter or compaction runs the same code until a size
+doubles.
 
-Shapes: M leaves, V codes of a level.
+Shapes: V codes of a level.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
 
 __all__ = ["MAX_LEAVES", "SHORT", "Capacity", "LevelCapacity", "SegmentCapacity", "bucket", "check_size", "narrow_limit"]
 
-SHORT = 32  # the leaves of a short range: its boundaries and its filter fit into one 32-bit window
-MAX_LEAVES = 2**31 - 1 - 2 * SHORT  # devices count leaves in int32
+SHORT = 32  # leaves of a short range: its boundary bits and its filter bits fit into one 32-bit window
+MAX_LEAVES = 2**31 - 1 - 2 * SHORT  # leaf numbers are int32
 MAX_CODES = 2**24
 
 
-def bucket(number: int, least: int = 1) -> int:
-    """The smallest power of two that holds `number`, and at least `least`; 0 for 0."""
-    return 0 if number == 0 else max(least, 1 << (number - 1).bit_length())
+def bucket(number: int, minimum: int = 1) -> int:
+    """The smallest power of two that is at least `number` and `minimum`; 0 for 0."""
+    return 0 if number == 0 else max(minimum, 1 << (number - 1).bit_length())
 
 
 def narrow_limit(size: int) -> int:
-    """The most children that are enumerated one by one; beyond, a range has a mask of V bits (at most 4 bytes a child)."""
+    """The most children that a range lists without a mask of V bits; a mask then costs at most 4 bytes a child."""
     return max(64, 1 << (size // 32).bit_length() - 1) if size >= 32 else 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelCapacity:
-    """The sizes of one level of one segment; 0 where the level has nothing of the kind.
+    """Array sizes of one level of one segment; 0 where the level has no such range.
 
-    size: V. short: the leaves of the longest short range (at most SHORT). ranges: the long ranges, which are listed.
-    entries: their children. width: the most children of a listed range that has no mask. wide: the ranges with a mask.
+    size: V. short: leaves of the longest short range, at most SHORT. ranges: number of long ranges, which are listed.
+    entries: their children. width: the most children of a listed range without a mask. wide: number of ranges with a mask.
     """
 
     size: int
@@ -53,11 +53,11 @@ class LevelCapacity:
 
     @property
     def lanes(self) -> int:
-        """How many children of a range that has no mask are looked at."""
+        """The candidates of a row outside of masks."""
         return max(self.short, self.width)
 
     def rounded(self) -> LevelCapacity:
-        """The same, rounded up. Short ranges have 8 lanes, or as many as there can be."""
+        """Each size rounded up to a power of two. Short ranges have 8 or 32 lanes."""
         return LevelCapacity(
             size=self.size,
             short=0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT,
@@ -68,19 +68,12 @@ class LevelCapacity:
         )
 
     def union(self, other: LevelCapacity) -> LevelCapacity:
-        """Space for both."""
-        assert self.size == other.size
-        return LevelCapacity(
-            size=self.size,
-            short=max(self.short, other.short),
-            ranges=max(self.ranges, other.ranges),
-            entries=max(self.entries, other.entries),
-            width=max(self.width, other.width),
-            wide=max(self.wide, other.wide),
-        )
+        """The larger of each size."""
+        size, short, ranges, entries, width, wide = map(max, astuple(self), astuple(other))
+        return LevelCapacity(size=size, short=short, ranges=ranges, entries=entries, width=width, wide=wide)
 
     def of_delta(self, leaves: int) -> LevelCapacity:
-        """What a delta of so many leaves can need where the base is like this: the same kinds of ranges, as many as fit."""
+        """Sizes for a delta of so many leaves over a base of this capacity: the same kinds of ranges, as many as fit."""
         limit = narrow_limit(self.size)
         return LevelCapacity(
             size=self.size,
@@ -94,52 +87,53 @@ class LevelCapacity:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCapacity:
-    """The sizes of one segment. leaves: a multiple of 32."""
+    """Array sizes of one segment. leaves: a multiple of 32."""
 
     leaves: int
     levels: tuple[LevelCapacity, ...]
 
     def rounded(self) -> SegmentCapacity:
+        """Each size rounded up to a power of two."""
         return SegmentCapacity(leaves=bucket(max(1, self.leaves), 1024), levels=tuple(level.rounded() for level in self.levels))
 
     def union(self, other: SegmentCapacity) -> SegmentCapacity:
-        """Space for both."""
-        levels = tuple(mine.union(its) for mine, its in zip(self.levels, other.levels, strict=True))
+        """The larger of each size."""
+        levels = tuple(one.union(two) for one, two in zip(self.levels, other.levels, strict=True))
         return SegmentCapacity(leaves=max(self.leaves, other.leaves), levels=levels)
 
     def of_delta(self, leaves: int) -> SegmentCapacity:
-        """Space for a delta of this base."""
+        """Sizes for a delta of so many leaves over a base of this capacity."""
         leaves = bucket(leaves, 1024)
         return SegmentCapacity(leaves=leaves, levels=tuple(level.of_delta(leaves) for level in self.levels))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The sizes of all segments of a version."""
+    """Array sizes of all segments of a version."""
 
     segments: tuple[SegmentCapacity, ...]
 
     @classmethod
     def of(cls, needs: Sequence[SegmentCapacity], delta_leaves: int = 0, like: Capacity | None = None) -> Capacity:
-        """Space for segments of these exact sizes, for a delta of `delta_leaves`, and never less than `like` has."""
-        capacities = [need.rounded() for need in needs]
-        kept = () if like is None else like.segments
-        if len(capacities) == 2 or delta_leaves or len(kept) == 2:
-            spare = capacities[0].of_delta(max(delta_leaves, needs[-1].leaves if len(needs) == 2 else 1))
-            capacities = [capacities[0], spare if len(capacities) == 1 else spare.union(capacities[1])]
-        capacities = [capacity.union(kept[s]) if s < len(kept) else capacity for s, capacity in enumerate(capacities)]
-        return cls(segments=tuple(capacities))
+        """Sizes for segments that need exactly `needs`, for a delta of `delta_leaves`, and no size smaller than in `like`."""
+        segments = [need.rounded() for need in needs]
+        old = () if like is None else like.segments
+        if len(segments) == 2 or delta_leaves or len(old) == 2:
+            delta = segments[0].of_delta(max(delta_leaves, needs[-1].leaves if len(needs) == 2 else 1))
+            segments = [segments[0], delta if len(segments) == 1 else delta.union(segments[1])]
+        segments = [segment.union(old[s]) if s < len(old) else segment for s, segment in enumerate(segments)]
+        return cls(segments=tuple(segments))
 
 
 def check_size(version: Version) -> None:
-    """Raise ArgumentError where a segment has more leaves, or a level more codes, than a device can count."""
+    """Raise ArgumentError for a segment with more leaves, or a level with more codes, than the device arrays can number."""
     if max(version.codebook_sizes) > MAX_CODES:
         raise ArgumentError(
-            f"a level has {max(version.codebook_sizes):,} codes: this backend takes {MAX_CODES:,} at most; use backend='cpu'"
+            f"a level has {max(version.codebook_sizes):,} codes: this backend takes at most {MAX_CODES:,}; use backend='cpu'"
         )
     for segment in version.segments:
         if segment.trie.num_leaves > MAX_LEAVES:
             raise ArgumentError(
-                f"a segment has {segment.trie.num_leaves:,} leaves: this backend counts them in 32 bits, {MAX_LEAVES:,} at "
-                f"most; use backend='cpu', or split the catalog"
+                f"a segment has {segment.trie.num_leaves:,} leaves: this backend numbers them in 32 bits, at most "
+                f"{MAX_LEAVES:,}; use backend='cpu', or split the catalog"
             )

@@ -1,0 +1,133 @@
+"""A version and the filters of a batch on a device, in arrays of fixed sizes.
+
+The arrays are arguments of the compiled step, never constants in it, so that another version or filter of the same `Capacity`
+runs the code that is already compiled.
+
+Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H masks, D denied leaves of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from leafbeam.index import Trie, Version
+from leafbeam.ops.constrain.fixed_shape.capacity import Capacity, LevelCapacity, SegmentCapacity
+from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout, lay_out
+from leafbeam.ops.constrain.namespaces import ArrayNamespace
+
+__all__ = ["FilterArrays", "LevelArrays", "LevelFilters", "VersionArrays", "bind"]
+
+_PARTS = {
+    "columns": ("column_M",),
+    "boundaries": ("boundary_W",),
+    "directories": ("directory_M", "ranges_G3"),
+    "listings": ("codes_E", "firsts_E"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelArrays:
+    """One level of one segment: the arrays of `LevelLayout.arrays`, None where the capacity has no space for them."""
+
+    column_M: Any
+    boundary_W: Any
+    directory_M: Any
+    ranges_G3: Any
+    codes_E: Any
+    firsts_E: Any
+    capacity: LevelCapacity
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelFilters:
+    """A batch's filters at one level of one segment.
+
+    slot_B: int32, the row of each request's filter; row 0 allows everything. leaves_FW, listed_FW: words, a bit for each leaf
+    and for each listed child. masks_FHW: words, the codes of the wide ranges. denied_BD: int32 leaves. dead_BD3: int32
+    (entry, mask, code) of the listed children that are dead without them. Unused entries of the last two are -1.
+    """
+
+    slot_B: Any
+    leaves_FW: Any
+    listed_FW: Any
+    masks_FHW: Any
+    denied_BD: Any
+    dead_BD3: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VersionArrays:
+    """A version on a device: `levels[t][s]` is level t of segment s.
+
+    layouts: what filters are made from, on the host. device: a torch device; in JAX a device, a sharding, or None (default).
+    """
+
+    levels: tuple[tuple[LevelArrays, ...], ...]
+    layouts: tuple[SegmentLayout, ...]
+    capacity: Capacity
+    device: Any
+    xp: ArrayNamespace
+
+    def __repr__(self) -> str:
+        leaves = " + ".join(f"{layout.trie.num_leaves:,}" for layout in self.layouts)
+        return f"VersionArrays({leaves} leaves, {self.nbytes:,} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated on the device, padding included."""
+        return sum(self.parts.values())
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes without the padding to powers of two."""
+        return sum(layout.used_nbytes for layout in self.layouts)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes on the device by part: columns, boundaries, directories, listings."""
+        levels = [level for pair in self.levels for level in pair]
+        return {part: sum(_nbytes(level, name) for level in levels for name in names) for part, names in _PARTS.items()}
+
+
+def _nbytes(arrays: LevelArrays, name: str) -> int:
+    array = getattr(arrays, name)
+    return 0 if array is None else array.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FilterArrays:
+    """The filters of a batch: `levels[t][s]`."""
+
+    levels: tuple[tuple[LevelFilters, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, including those of other filters in the same cache."""
+        arrays = {id(array): array for pair in self.levels for level in pair for array in vars(level).values()}
+        return sum(array.nbytes for array in arrays.values() if array is not None)
+
+
+def bind(
+    xp: ArrayNamespace, index: Trie | Version, device: Any, delta_leaves: int, like: VersionArrays | None
+) -> VersionArrays:
+    """Copy a version to a device; see `fixed_shape.jax.bind`."""
+    known, minimum = ((), None) if like is None else (like.layouts, like.capacity)
+    device = device if like is None else like.device
+    layouts, capacity = lay_out(index, delta_leaves, known, minimum)
+    columns: list[tuple[LevelArrays, ...]] = []
+    for s, (layout, sizes) in enumerate(zip(layouts, capacity.segments, strict=True)):
+        if like and s < len(like.layouts) and like.layouts[s] is layout and like.capacity.segments[s] == sizes:
+            columns.append(tuple(pair[s] for pair in like.levels))
+        else:
+            columns.append(_copied(xp, layout, sizes, device))
+    return VersionArrays(levels=tuple(zip(*columns, strict=True)), layouts=layouts, capacity=capacity, device=device, xp=xp)
+
+
+def _copied(xp: ArrayNamespace, layout: SegmentLayout, capacity: SegmentCapacity, device: Any) -> tuple[LevelArrays, ...]:
+    levels: list[LevelArrays] = []
+    for level, sizes in zip(layout.levels, capacity.levels, strict=True):
+        arrays: dict[str, Any] = dict.fromkeys(name for names in _PARTS.values() for name in names)
+        arrays |= {name: xp.asarray(array, device) for name, array in level.arrays(sizes, capacity.leaves).items()}
+        levels.append(LevelArrays(**arrays, capacity=sizes))
+    return tuple(levels)

@@ -1,0 +1,203 @@
+"""The children of many leaf ranges at once, in arrays of fixed shapes: which they are, which are alive, where each lies.
+
+    short range: the boundaries of its 32 leaves and the filter's bits there are two windows; lane i is the leaf lo + i. With
+                 `own` the bits from lane i to the next boundary, the child at lane i is alive iff `filter & own` has a bit
+    long range:  lane i is entry begin + i of its listing, alive iff the filter's bit of that entry is set
+    wide range:  no lanes but a mask over the codes; the entry of a code is begin + the mask's bits before it
+
+Shapes: B requests, R rows (beams of all requests), W lanes, H words of 32 codes, D denied leaves, K selected beams.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelFilters
+from leafbeam.ops.constrain.fixed_shape.capacity import SHORT
+from leafbeam.ops.constrain.namespaces import ArrayNamespace
+
+__all__ = ["Children", "Lanes", "children_of", "code_words", "has_bit", "ranges_of"]
+
+
+class Lanes(NamedTuple):
+    """Candidates of each row: numbers code, start, end (the leaf range); legal: whether it is a child with an allowed leaf.
+
+    Codes ascend along a row; lanes beyond the range have code V.
+    """
+
+    code_RW: Any
+    start_RW: Any
+    end_RW: Any
+    legal_RW: Any
+
+
+class Children(NamedTuple):
+    """The children of R ranges in one segment; parts that the level has no ranges for are None.
+
+    lanes: of the short ranges and the listed ones. words_RH: the legal codes of a wide range, 0 in other rows. begin_R,
+    count_R, mask_R: first entry, number of entries and mask (-1 for none) of a long range.
+    """
+
+    lanes: Lanes | None
+    words_RH: Any = None
+    begin_R: Any = None
+    count_R: Any = None
+    mask_R: Any = None
+
+
+def _bits_below(xp: ArrayNamespace, position: Any) -> Any:
+    """Words whose bits before `position` (0 to 31) are set."""
+    return (1 << xp.word(position)) - 1
+
+
+def has_bit(xp: ArrayNamespace, words: Any, position: Any) -> Any:
+    """Whether bit `position % 32` of each word is set."""
+    return (words >> xp.word(position & 31)) & 1 != 0
+
+
+def children_of(
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, lo_R: Any, hi_R: Any
+) -> Children:
+    """The children of [lo, hi) in each row, under the filter of request `request_R`."""
+    capacity = level.capacity
+    slot_R = xp.take(filters.slot_B, request_R)
+    lanes = _short(xp, level, filters, request_R, slot_R, lo_R, hi_R) if capacity.short else None
+    if not capacity.ranges:
+        return Children(lanes)
+    is_long_R = hi_R - lo_R > SHORT
+    number_R = xp.where(is_long_R, xp.take(level.directory_M, lo_R >> 5), 0)
+    range_R3 = xp.take(level.ranges_G3, number_R)
+    begin_R, count_R, mask_R = range_R3[:, 0], range_R3[:, 1], xp.where(is_long_R, range_R3[:, 2], -1)
+    dead_RD3 = xp.take(filters.dead_BD3, request_R)
+    if capacity.width:
+        listed_R = xp.where(is_long_R & (mask_R < 0), count_R, 0)
+        listed = _listed(xp, level, filters, slot_R, hi_R, begin_R, listed_R, dead_RD3)
+        lanes = listed if lanes is None else _either(xp, is_long_R, listed, lanes, capacity.size)
+    words_RH = _mask(xp, filters, slot_R, mask_R, dead_RD3) if capacity.wide else None
+    return Children(lanes, words_RH, begin_R, count_R, mask_R)
+
+
+def _short(
+    xp: ArrayNamespace, level: LevelArrays, filters: LevelFilters, request_R: Any, slot_R: Any, lo_R: Any, hi_R: Any
+) -> Lanes:
+    """The leaves of each short range; a long range has none."""
+    length_R = xp.where(hi_R - lo_R > SHORT, 0, hi_R - lo_R)
+    inside_R = xp.where(length_R == SHORT, xp.full_word, _bits_below(xp, length_R & 31))
+    word_R, shift_R = lo_R >> 5, xp.word(lo_R & 31)
+
+    def window(low_R: Any, high_R: Any) -> Any:
+        # Two shifts, because a shift by 32 is not defined.
+        return ((low_R >> shift_R) | (high_R << 1 << (31 - shift_R))) & inside_R
+
+    leaves_FW, boundary_W = filters.leaves_FW, level.boundary_W
+    starts_R = window(xp.take_words(boundary_W, word_R), xp.take_words(boundary_W, word_R + 1))
+    alive_R = window(xp.take_words(leaves_FW, slot_R, word_R), xp.take_words(leaves_FW, slot_R, word_R + 1))
+    offset_RD = xp.take(filters.denied_BD, request_R) - lo_R[:, None]
+    here_RD = (offset_RD >= 0) & (offset_RD < SHORT)
+    denied_RD = xp.where(here_RD, 1 << xp.word(offset_RD & 31), 0)
+    alive_R = alive_R & ~xp.sum(denied_RD, 1)  # the bits differ: their sum is their union
+    starts_R, alive_R = xp.barrier(starts_R, alive_R)
+    lane_W = xp.arange(level.capacity.short, lo_R)
+    below_W = _bits_below(xp, lane_W)
+    later_RW = starts_R[:, None] & ~(below_W << 1 | 1)
+    next_RW = later_RW & (~later_RW + 1)  # the lowest bit: the next boundary; 0 if there is none
+    own_RW = (next_RW - 1) & ~below_W
+    start_RW = lo_R[:, None] + lane_W
+    end_RW = xp.where(next_RW == 0, hi_R[:, None], lo_R[:, None] + xp.popcount(next_RW - 1))
+    return Lanes(
+        code_RW=xp.where(lane_W < length_R[:, None], xp.take(level.column_M, start_RW), level.capacity.size),
+        start_RW=start_RW,
+        end_RW=end_RW,
+        legal_RW=has_bit(xp, starts_R[:, None], lane_W) & (alive_R[:, None] & own_RW != 0),
+    )
+
+
+def _listed(
+    xp: ArrayNamespace,
+    level: LevelArrays,
+    filters: LevelFilters,
+    slot_R: Any,
+    hi_R: Any,
+    begin_R: Any,
+    count_R: Any,
+    dead_RD3: Any,
+) -> Lanes:
+    """The entries of each listed range."""
+    width = level.capacity.width
+    lane_W = xp.arange(width, hi_R)
+    inside_RW = lane_W < count_R[:, None]
+    entry_RW = begin_R[:, None] + lane_W
+    alive_RW = has_bit(xp, xp.take_words(filters.listed_FW, slot_R[:, None], entry_RW >> 5), entry_RW)
+    dead_RD = dead_RD3[:, :, 0] - begin_R[:, None]
+    here_RD = (dead_RD3[:, :, 0] >= 0) & (dead_RD >= 0) & (dead_RD < width)
+    dead_RW = xp.scatter_sum(xp.where(here_RD, dead_RD, 0), xp.where(here_RD, 1, 0), width)
+    next_RW = xp.take(level.firsts_E, entry_RW + 1)
+    return Lanes(
+        code_RW=xp.where(inside_RW, xp.take(level.codes_E, entry_RW), level.capacity.size),
+        start_RW=xp.take(level.firsts_E, entry_RW),
+        end_RW=xp.where(lane_W + 1 < count_R[:, None], next_RW, hi_R[:, None]),
+        legal_RW=inside_RW & alive_RW & (dead_RW == 0),
+    )
+
+
+def _either(xp: ArrayNamespace, is_long_R: Any, listed: Lanes, short: Lanes, size: int) -> Lanes:
+    """Each row's lanes of its own kind of range."""
+    width = max(listed.code_RW.shape[1], short.code_RW.shape[1])
+    padding = (size, 0, 0, False)
+
+    def padded(lanes: Lanes) -> list[Any]:
+        return [xp.pad(lane, width - lane.shape[1], value) for lane, value in zip(lanes, padding, strict=True)]
+
+    pairs = zip(padded(listed), padded(short), strict=True)
+    return Lanes(*[xp.where(is_long_R[:, None], long_RW, short_RW) for long_RW, short_RW in pairs])
+
+
+def _mask(xp: ArrayNamespace, filters: LevelFilters, slot_R: Any, mask_R: Any, dead_RD3: Any) -> Any:
+    """The legal codes of each wide range; 0 in other rows."""
+    is_wide_R1 = (mask_R >= 0)[:, None]
+    words_RH = xp.where(is_wide_R1, xp.take_words(filters.masks_FHW, slot_R, xp.where(mask_R >= 0, mask_R, 0)), 0)
+    hit_RD = (dead_RD3[:, :, 1] == mask_R[:, None]) & is_wide_R1
+    return words_RH & ~code_words(xp, dead_RD3[:, :, 2], hit_RD, words_RH.shape[1])
+
+
+def code_words(xp: ArrayNamespace, code_RN: Any, chosen_RN: Any, num_words: int) -> Any:
+    """Masks over the codes with the bits of the chosen codes, which differ within a row."""
+    bit_RN = xp.where(chosen_RN, 1 << xp.word(code_RN & 31), 0)
+    return xp.scatter_sum(xp.where(chosen_RN, code_RN >> 5, 0), bit_RN, num_words)
+
+
+def ranges_of(
+    xp: ArrayNamespace,
+    level: LevelArrays,
+    filters: LevelFilters,
+    children: Children,
+    hi_R: Any,
+    row_BK: Any,
+    code_BK: Any,
+    live_BK: Any,
+) -> tuple[Any, Any]:
+    """(lo_BK, hi_BK) of the child of row `row` with this code; (0, 0) where the segment has none that is alive."""
+    lo_BK = hi_BK = xp.where(live_BK, 0, 0)
+    if children.lanes is not None:
+        lanes = children.lanes
+        match_BKW = xp.take(lanes.legal_RW, row_BK) & (xp.take(lanes.code_RW, row_BK) == code_BK[:, :, None])
+        lane_W = xp.arange(match_BKW.shape[2], row_BK)
+        lane_BK = xp.max(xp.where(match_BKW & live_BK[:, :, None], lane_W, -1), 2)  # at most one lane matches
+        found_BK, lane_BK = lane_BK >= 0, xp.where(lane_BK >= 0, lane_BK, 0)
+        lo_BK = xp.where(found_BK, xp.take(lanes.start_RW, row_BK, lane_BK), 0)
+        hi_BK = xp.where(found_BK, xp.take(lanes.end_RW, row_BK, lane_BK), 0)
+    if children.words_RH is not None:
+        mask_BK, word_BK = xp.take(children.mask_R, row_BK), code_BK >> 5
+        found_BK = live_BK & has_bit(xp, xp.take_words(children.words_RH, row_BK, word_BK), code_BK)
+        all_BKH = xp.take_words(filters.masks_FHW[0], xp.where(mask_BK >= 0, mask_BK, 0))
+        word_H = xp.arange(all_BKH.shape[2], row_BK)
+        here_BKH = all_BKH & _bits_below(xp, code_BK & 31)[:, :, None]
+        before_BKH = xp.where(word_H < word_BK[:, :, None], all_BKH, 0)
+        before_BKH = xp.where(word_H == word_BK[:, :, None], here_BKH, before_BKH)
+        position_BK = xp.sum(xp.popcount(before_BKH), 2)
+        entry_BK = xp.where(found_BK, xp.take(children.begin_R, row_BK) + position_BK, 0)
+        is_last_BK = position_BK + 1 >= xp.take(children.count_R, row_BK)
+        end_BK = xp.where(is_last_BK, xp.take(hi_R, row_BK), xp.take(level.firsts_E, entry_BK + 1))
+        lo_BK = xp.where(found_BK, xp.take(level.firsts_E, entry_BK), lo_BK)
+        hi_BK = xp.where(found_BK, end_BK, hi_BK)
+    return lo_BK, hi_BK

@@ -1,0 +1,254 @@
+"""The constrained step in arrays of fixed shapes: exact, without branches on values, run by `jax` and `torch`.
+
+A level takes one of two ways, by its capacity:
+
+    narrow: no range has many children. All of them, at most `lanes` a row and segment, are candidates: a gather of codes, a
+            gather of logits, one top-k.
+    dense:  some range is wide. Each row has a mask over the codes (gathered for a wide range, scattered for the few children of
+            another); the logits are read in order, through it, for the maximum of each chunk of 32 codes; the K best chunks of
+            a request hold its K best children, and only those are candidates.
+
+A compiled step writes nothing of shape [R, V]: only [R, V / 32] (masks, maxima), [R, lanes] and [K, 32].
+
+Shapes: S segments, B requests, K beams (P before the step), R = B x P rows, V codes, W lanes, H chunks of 32 codes,
+C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from leafbeam.errors import LogitsError
+from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays
+from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, has_bit, ranges_of
+from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
+from leafbeam.ops.constrain.types import Beams, Scoring
+
+__all__ = ["add_log_probs", "check_row", "extend", "first_bad_row", "launch", "run", "step"]
+
+CHUNK = 32
+
+
+class Candidates(NamedTuple):
+    """score_BC: float32, -inf for none, in (row, code) order. code_BC: numbers. row_BN: the row of every C / N candidates.
+
+    bad_R: rows that are live and hold NaN or +inf.
+    """
+
+    score_BC: Any
+    code_BC: Any
+    row_BN: Any
+    bad_R: Any
+
+
+def extend(
+    xp: ArrayNamespace,
+    levels: Sequence[LevelArrays],
+    filters: Sequence[LevelFilters],
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Any], Any]:
+    """One step: (beams, bool [B, P]: rows that were live and held NaN or +inf). Such a row is treated as dead.
+
+    levels, filters: of one level, one for each segment.
+    """
+    num_segments, batch_size, num_parents = lo_SBK.shape
+    assert len(levels) == num_segments
+    size = levels[0].capacity.size
+    request_R = xp.arange(batch_size * num_parents, lo_SBK) // num_parents
+    lo_SR, hi_SR = lo_SBK.reshape(num_segments, -1), hi_SBK.reshape(num_segments, -1)
+    children = [children_of(xp, levels[s], filters[s], request_R, lo_SR[s], hi_SR[s]) for s in range(num_segments)]
+    logits_RV = xp.float32(logits_BKV.reshape(-1, size))
+    find = _dense_candidates if any(level.capacity.wide for level in levels) else _narrow_candidates
+    candidates = find(xp, children, logits_RV, scores_BK.reshape(-1), batch_size, num_beams, scoring == "full")
+    count = min(num_beams, candidates.score_BC.shape[1])
+    best_BK, position_BK = xp.top_k(candidates.score_BC, count)
+    live_BK = best_BK > NEG_INF
+    per_row = candidates.score_BC.shape[1] // candidates.row_BN.shape[1]
+    row_BK = xp.where(live_BK, xp.take_along(candidates.row_BN, position_BK // per_row), 0)
+    code_BK = xp.where(live_BK, xp.take_along(candidates.code_BC, position_BK), 0)
+    ranges = [
+        ranges_of(xp, levels[s], filters[s], children[s], hi_SR[s], row_BK, code_BK, live_BK) for s in range(num_segments)
+    ]
+    missing = num_beams - count
+    beams = Beams(
+        scores=xp.pad(best_BK, missing, NEG_INF),
+        parent=xp.pad(xp.where(live_BK, row_BK % num_parents, 0), missing, 0),
+        code=xp.pad(code_BK, missing, 0),
+        lo=xp.pad(xp.concat([lo_BK[None] for lo_BK, _ in ranges], 0), missing, 0),
+        hi=xp.pad(xp.concat([hi_BK[None] for _, hi_BK in ranges], 0), missing, 0),
+        num_valid=xp.sum(live_BK, 1),
+    )
+    return beams, candidates.bad_R.reshape(batch_size, num_parents)
+
+
+def first_bad_row(xp: ArrayNamespace, bad_BP: Any) -> Any:
+    """1 + the first bad row (request x P + beam), 0 for none; a scalar that stays on the device."""
+    bad_R = bad_BP.reshape(-1)
+    rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
+    return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
+
+
+def run(xp: ArrayNamespace, levels: Any, filters: Any, *state: Any, num_beams: int, scoring: Scoring) -> tuple[Beams[Any], Any]:
+    """`extend` of (lo_SBK, hi_SBK, scores_BK, logits_BKV), with the first bad row instead of all of them."""
+    beams, bad_BP = extend(xp, levels, filters, *state, num_beams=num_beams, scoring=scoring)
+    return beams, first_bad_row(xp, bad_BP)
+
+
+def launch(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Any], Any]:
+    """One step without waiting for the device: (beams, 1 + the first live row that held NaN or +inf, 0 for none).
+
+    JAX compiles it once for each capacity of a level, batch size, number of beams and scoring.
+    """
+    given = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
+    compiled = arrays.xp.compiled(run)
+    return compiled(arrays.levels[level], filters.levels[level], *given, num_beams=num_beams, scoring=scoring)
+
+
+def step(
+    arrays: VersionArrays,
+    level: int,
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    filters: FilterArrays,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[Any]:
+    """One step of constrained beam search: equals `leafbeam.ops.constrain.reference.step`; in JAX, integers are int32.
+
+    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
+    """
+    state = lo_SBK, hi_SBK, scores_BK, logits_BKV
+    beams, bad_row = launch(arrays, level, *state, filters, num_beams=num_beams, scoring=scoring)
+    check_row(bad_row.item(), scores_BK.shape[1], level)  # not int(): it costs 8 µs more in JAX
+    return beams
+
+
+def check_row(bad_row: int, num_parents: int, level: int) -> None:
+    """Raise LogitsError if `first_bad_row` found one."""
+    if bad_row:
+        request, beam = divmod(bad_row - 1, num_parents)
+        raise LogitsError.not_finite(request, beam, f"at level {level}")
+
+
+def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: Any) -> Any:
+    """base + (value - lse) where legal; -inf elsewhere, and where that is not a finite number."""
+    scores = base + (values - lse)
+    return xp.where(legal & (scores > NEG_INF) & (scores < -NEG_INF), scores, NEG_INF)
+
+
+def _is_bad(lse_R: Any) -> Any:
+    return ~(lse_R < -NEG_INF)  # +inf or NaN
+
+
+def _narrow_candidates(
+    xp: ArrayNamespace,
+    children: Sequence[Children],
+    logits_RV: Any,
+    base_R: Any,
+    batch_size: int,
+    num_beams: int,
+    full: bool,
+) -> Candidates:
+    """Every child, [B, P x W]."""
+    lanes = [one.lanes for one in children if one.lanes is not None]
+    code_RW, legal_RW = (lanes[0].code_RW, lanes[0].legal_RW) if len(lanes) == 1 else _merged(xp, *lanes)
+    legal_RW = legal_RW & (base_R > NEG_INF)[:, None]
+    code_RW = xp.where(legal_RW, code_RW, 0)
+    values_RW = xp.where(legal_RW, xp.take_along(logits_RV, code_RW), NEG_INF)
+    lse_R = xp.log_sum_exp(logits_RV if full else values_RW)
+    scores_RW = add_log_probs(xp, base_R[:, None], values_RW, lse_R[:, None], legal_RW)
+    return Candidates(
+        score_BC=scores_RW.reshape(batch_size, -1),
+        code_BC=code_RW.reshape(batch_size, -1),
+        row_BN=xp.arange(len(base_R), code_RW).reshape(batch_size, -1),
+        bad_R=_is_bad(lse_R) & legal_RW.any(1),
+    )
+
+
+def _merged(xp: ArrayNamespace, base: Lanes, delta: Lanes) -> tuple[Any, Any]:
+    """(codes, legal) of both segments' lanes, ascending by code; a child of both is legal once.
+
+    A lane's position is its own plus the number of the other's lanes before it: two sorted lists merged without a loop.
+    """
+    code_RW, code_RX = base.code_RW, delta.code_RW
+    same_RWX = (code_RW[:, :, None] == code_RX[:, None, :]) & base.legal_RW[:, :, None]
+    legal_RX = delta.legal_RW & ~same_RWX.any(1)
+    before_RWX = code_RX[:, None, :] < code_RW[:, :, None]
+    position_RW = xp.arange(code_RW.shape[1], code_RW) + xp.sum(before_RWX, 2)
+    position_RX = xp.arange(code_RX.shape[1], code_RW) + xp.sum(~before_RWX, 1)
+    position_RN = xp.concat([position_RW, position_RX], 1)
+    lane_RN = xp.concat([code_RW * 2 + base.legal_RW, code_RX * 2 + legal_RX], 1)  # a code, and whether it is legal
+    merged_RN = xp.scatter(position_RN, lane_RN, lane_RN.shape[1], 0)
+    return merged_RN >> 1, merged_RN & 1 == 1
+
+
+def _dense_candidates(
+    xp: ArrayNamespace,
+    children: Sequence[Children],
+    logits_RV: Any,
+    base_R: Any,
+    batch_size: int,
+    num_beams: int,
+    full: bool,
+) -> Candidates:
+    """The children in each request's best chunks, [B, K x 32].
+
+    The K best chunks by (maximum desc, row, chunk) hold the K best children by (score desc, row, code): a child outside them
+    has K chunks before its own, and the largest of each of these comes before it.
+    """
+    num_rows, size = logits_RV.shape
+    num_chunks = -(-size // CHUNK)
+    parts = [one.words_RH for one in children if one.words_RH is not None]
+    lanes = [one.lanes for one in children if one.lanes is not None]
+    parts += [code_words(xp, lane.code_RW, lane.legal_RW, num_chunks) for lane in lanes]
+    words_RH = parts[0]
+    for part_RH in parts[1:]:
+        words_RH = words_RH | part_RH
+    words_RH = xp.where((base_R > NEG_INF)[:, None], words_RH, 0)
+    lane_C = xp.arange(CHUNK, base_R)
+    tail = num_chunks * CHUNK - size
+    whole_RV = xp.pad(logits_RV, tail, NEG_INF) if tail else logits_RV
+    legal_RHC = has_bit(xp, words_RH[:, :, None], lane_C)
+    masked_RHC = xp.where(legal_RHC, whole_RV.reshape(num_rows, num_chunks, CHUNK), NEG_INF)
+    top_RH = xp.max(masked_RHC, 2)
+    lse_R = xp.log_sum_exp(logits_RV if full else masked_RHC.reshape(num_rows, -1))
+
+    chunk_scores_RH = add_log_probs(xp, base_R[:, None], top_RH, lse_R[:, None], words_RH != 0)
+    chunk_scores_BN = chunk_scores_RH.reshape(batch_size, -1)
+    _, chunk_BK = xp.top_k(chunk_scores_BN, min(num_beams, chunk_scores_BN.shape[1]))
+    chunk_BK = xp.sort(chunk_BK)  # candidates in (row, code) order
+    first_B1 = (xp.arange(batch_size, base_R) * (num_rows // batch_size))[:, None]
+    row_BK, chunk_BK = chunk_BK // num_chunks + first_B1, chunk_BK % num_chunks
+    code_BKC = chunk_BK[:, :, None] * CHUNK + lane_C
+    legal_BKC = has_bit(xp, xp.take_words(words_RH, row_BK, chunk_BK)[:, :, None], lane_C)
+    code_BKC = xp.where(legal_BKC, code_BKC, 0)
+    row_BK1 = row_BK[:, :, None]
+    values_BKC = xp.take(logits_RV, row_BK1, code_BKC)
+    scores_BKC = add_log_probs(xp, xp.take(base_R, row_BK1), values_BKC, xp.take(lse_R, row_BK1), legal_BKC)
+    return Candidates(
+        score_BC=scores_BKC.reshape(batch_size, -1),
+        code_BC=code_BKC.reshape(batch_size, -1),
+        row_BN=row_BK,
+        bad_R=_is_bad(lse_R) & (words_RH != 0).any(1),
+    )

@@ -1,0 +1,102 @@
+"""Array operations that `fixed_shape` and `static` are written in; `namespaces.jax` and `namespaces.torch` implement them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+__all__ = ["NEG_INF", "ArrayNamespace"]
+
+NEG_INF = -float("inf")
+
+
+class ArrayNamespace(Protocol):
+    """Array operations with the same meaning in JAX and in torch.
+
+    A number (code, leaf, node, position) is int32 in JAX, int64 in torch. A word is 32 bits: uint32 in JAX; int64 in torch,
+    which has no unsigned arithmetic. Indices must be inside their array; axes are positional.
+    """
+
+    full_word: Any  # all 32 bits set
+
+    def at(self, array: Any, *indices: Any) -> Any:
+        """array[indices], in the array's dtype."""
+
+    def number(self, array: Any) -> Any:
+        """Stored integers (int32, uint8, uint16, uint32) as numbers; other dtypes as they are."""
+
+    def take(self, array: Any, *indices: Any) -> Any:
+        """number(array[indices])."""
+
+    def take_words(self, array: Any, *indices: Any) -> Any:
+        """array[indices] of stored or computed words."""
+
+    def take_along(self, array_RN: Any, index_RM: Any) -> Any:
+        """array_RN[row, index_RM], in the array's dtype."""
+
+    def arange(self, size: int, like: Any) -> Any:
+        """The numbers 0 to size - 1 on the device of `like`."""
+
+    def word(self, numbers: Any) -> Any:
+        """Non-negative numbers as words."""
+
+    def popcount(self, words: Any) -> Any:
+        """The set bits of each word, a number."""
+
+    def unpack_bits(self, bytes_RH: Any) -> Any:
+        """Each row's bits as booleans [R, 8 H], the lowest bit of each uint8 first."""
+
+    def where(self, condition: Any, chosen: Any, other: Any) -> Any: ...
+
+    def sum(self, array: Any, axis: int) -> Any:
+        """Sums of words, numbers or booleans (which count as numbers)."""
+
+    def max(self, array: Any, axis: int) -> Any:
+        """Maxima of numbers or float32; NaN is the largest."""
+
+    def log_sum_exp(self, values_RN: Any) -> Any:
+        """Of each row: -inf if all are -inf, NaN or +inf if one is NaN or +inf."""
+
+    def top_k(self, values_RN: Any, count: int) -> tuple[Any, Any]:
+        """(values, positions) of each row's largest, descending; equal values in order of position."""
+        ...
+
+    def sort(self, numbers_RN: Any) -> Any:
+        """Each row, ascending."""
+
+    def search_sorted(self, sorted_N: Any, numbers: Any) -> Any:
+        """The first position whose stored integer is not smaller than the number."""
+
+    def scatter(self, index_RN: Any, values_RN: Any, size: int, fill: float) -> Any:
+        """[R, size] of `fill` with the values at their indices, which differ within a row."""
+
+    def scatter_sum(self, index_RN: Any, values_RN: Any, size: int) -> Any:
+        """[R, size] of 0 with the values added at their indices."""
+
+    def pad(self, array: Any, count: int, value: float) -> Any:
+        """Append `count` times `value` along the last axis."""
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any: ...
+
+    def float32(self, array: Any) -> Any: ...
+
+    def barrier(self, *arrays: Any) -> tuple[Any, ...]:
+        """The same arrays; a compiler computes each once instead of again for every use."""
+        ...
+
+    def asarray(self, array: NDArray[Any], device: Any) -> Any:
+        """A copy of a numpy array on a device."""
+
+    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> tuple[Any, ...]:
+        """(*numbers, scores, logits) as a compiled function takes them: on the device, as numbers and float32."""
+        ...
+
+    def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> dict[str, Any]:
+        """Copies of the stacks with some rows replaced, the same rows in all."""
+        ...
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` of (namespace, arrays..., num_beams=, scoring=) as a function of the rest, compiled where that pays."""
+        ...
