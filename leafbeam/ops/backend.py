@@ -4,6 +4,7 @@
 "jax"        XLA, any device of jax; compiled once for each size of a catalog
 "triton"     two kernels a round, on a GPU (or, to try it out, slowly under Triton's interpreter)
 "torch"      torch without loops, any device; clean for torch.compile
+"static"     STATIC's own transition matrix and masks, in torch, any device; without filters
 "reference"  plain torch, any device; slow, and the truth
 "auto"       decided by where the first logits are: "cpu" for numpy and for torch on a CPU, "triton" (or "torch" where Triton is
              not installed) for torch elsewhere, "jax" for arrays of jax
@@ -41,16 +42,17 @@ __all__ = [
     "to_torch",
 ]
 
-BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "reference"]
+BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "static", "reference"]
 _MODULES = {
     "cpu": "cpu.step",
     "jax": "fixed_shape.jax",
     "triton": "triton.step",
     "torch": "fixed_shape.torch",
+    "static": "static.torch",
     "reference": "reference",
 }
 # The package that each needs beyond the core, which is also its extra.
-_PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "reference": "torch"}
+_PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "static": "torch", "reference": "torch"}
 
 
 class ConstrainBackend(Protocol):
@@ -166,9 +168,7 @@ def _place(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
 
 def _bind(name: str, ops: Any, version: Version, device: Any) -> BoundIndex:
     try:
-        arrays = ops.bind(version) if device is None or name == "jax" else ops.bind(version, device)
-        if name == "jax" and device is not None:
-            arrays = arrays.placed(device)
+        arrays = ops.bind(version) if device is None else ops.bind(version, device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
         raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
     return BoundIndex(

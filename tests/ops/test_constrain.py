@@ -155,5 +155,5 @@ def test_a_very_wide_level_with_very_many_beams(  # the scan, the compaction and
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="expected 'auto', 'cpu', 'jax', 'triton', 'torch' or 'reference'"):
+    with pytest.raises(ArgumentError, match="expected 'auto', 'cpu', 'jax', 'triton', 'torch', 'static' or 'reference'"):
         backends.load("cuda-fast")

@@ -23,6 +23,7 @@ __all__ = [
     "bind",
     "bind_filters",
     "extend",
+    "first_bad_row",
     "launch",
     "num_compiled",
     "step",
@@ -66,6 +67,11 @@ def extend(
     """
     state = lo_SBK, hi_SBK, scores_BK
     return fixed_step.extend(_XP, levels, filters, *state, logits_BKV, num_beams=num_beams, scoring=scoring)
+
+
+def first_bad_row(bad_BP: Any) -> Any:
+    """What `launch` returns for the bad rows of `extend`: 1 + the first, 0 for none; may be traced."""
+    return fixed_step.first_bad_row(_XP, bad_BP)
 
 
 def num_compiled() -> int:

@@ -1,0 +1,316 @@
+"""STATIC's decoding step (Algorithms 1 and 2, Appendix E) over an array namespace, run by `static.torch` and `static.jax`.
+
+    while depth < d: a mask over the codes is read by prefix              (`dense_lookup`)
+    then:            a slice of the level's largest branch factor is read from each node's first edge, whatever its number of
+                     children (`transition`, Algorithm 2), and projected onto the codes of the level (`project`)
+    both:            log-softmax, mask, top-k over all codes of all beams, the next node of each selected beam
+
+A beam is a node. `launch` and `step` take and return leaf ranges, as every backend does; `extend` works on nodes.
+
+Shapes: B requests, K beams (P before the step), R = B x P rows, V codes, F the largest branch factor of the level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie, Version
+from leafbeam.index.level import code_dtype
+from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, check_row, first_bad_row
+from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
+
+__all__ = [
+    "LevelTables",
+    "NodeBeams",
+    "StaticArrays",
+    "Transitions",
+    "bind",
+    "bind_filters",
+    "copy_matrix",
+    "dense_lookup",
+    "extend",
+    "launch",
+    "next_nodes",
+    "project",
+    "step",
+    "transition",
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LevelTables:
+    """What the step reads at one level; None where the level has no such part. Levels share edges_E2 and indptr_S1.
+
+    mask_PH, node_of_P: the level is dense, and the last dense one. edges_E2, indptr_S1: the level is sparse.
+    leaves_in, leaves_out: the first leaf of each node before and after the level; prefixes_in, prefixes_out: their prefixes if
+    nodes are prefixes; first_in, first_out: else the first node.
+    """
+
+    mask_PH: Any
+    node_of_P: Any
+    edges_E2: Any
+    indptr_S1: Any
+    leaves_in: Any
+    prefixes_in: Any
+    leaves_out: Any
+    prefixes_out: Any
+    size: int
+    max_branch: int
+    first_in: int
+    first_out: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StaticArrays:
+    """A transition matrix on a device: `levels[t]` for level t.
+
+    nbytes: STATIC's own arrays. mapping_nbytes: the arrays that turn nodes into leaf ranges and back.
+    """
+
+    levels: tuple[LevelTables, ...]
+    nbytes: int
+    mapping_nbytes: int
+    device: Any
+    xp: ArrayNamespace
+
+    def __repr__(self) -> str:
+        return f"StaticArrays({len(self.levels)} levels, {self.nbytes:,} + {self.mapping_nbytes:,} bytes)"
+
+
+class NodeBeams(NamedTuple):
+    """Beams after a step, best first: float32 scores, numbers otherwise; a dead slot has score -inf and everything else 0."""
+
+    scores_BK: Any
+    parent_BK: Any
+    code_BK: Any
+    node_BK: Any
+
+
+class Transitions(NamedTuple):
+    """The slice of each row: codes, next nodes (int32 as stored), and which slots belong to the node."""
+
+    code_RF: Any
+    next_RF: Any
+    legal_RF: Any
+
+
+def bind(xp: ArrayNamespace, index: Trie | Version, device: Any, dense_levels: int) -> StaticArrays:
+    """Build the matrix of an index and copy it to a device; see `static.torch.bind`."""
+    version = Version.of(index)
+    segment, *deltas = version.segments
+    if deltas or segment.live is not None:
+        raise ArgumentError(
+            "the index has a delta segment or deleted items: backend 'static' takes one trie without them; compact the index, "
+            "or use another backend"
+        )
+    trie = segment.trie
+    codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(code_dtype(level.size)) for level in trie.levels])
+    return copy_matrix(xp, TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels), device)
+
+
+def copy_matrix(xp: ArrayNamespace, matrix: TransitionMatrix, device: Any) -> StaticArrays:
+    """Copy a matrix to a device."""
+    levels, d = len(matrix.codebook_sizes), matrix.dense_levels
+    edges, indptr, node_of_P = (
+        None if array is None else xp.asarray(array, device) for array in (matrix.edges_E2, matrix.indptr_S1, matrix.node_of_P)
+    )
+    leaves: list[Any] = [None] * (levels + 1)  # by depth
+    prefixes: list[Any] = [None] * (levels + 1)
+    mapping_nbytes = 0
+    for depth in range(1, levels):
+        leaves[depth] = xp.asarray(matrix.first_leaves[depth], device)
+        mapping_nbytes += leaves[depth].nbytes
+        if depth < d:
+            prefixes[depth] = xp.asarray(matrix.prefixes[depth], device)
+            mapping_nbytes += prefixes[depth].nbytes
+    tables = tuple(
+        LevelTables(
+            mask_PH=xp.asarray(matrix.masks[level], device) if level < d else None,
+            node_of_P=node_of_P if level == d - 1 else None,
+            edges_E2=None if level < d else edges,
+            indptr_S1=None if level < d else indptr,
+            leaves_in=leaves[level],
+            prefixes_in=prefixes[level],
+            leaves_out=leaves[level + 1],
+            prefixes_out=prefixes[level + 1],
+            size=size,
+            max_branch=matrix.max_branches[level],
+            first_in=matrix.first_node[level],
+            first_out=matrix.first_node[level + 1],
+        )
+        for level, size in enumerate(matrix.codebook_sizes)
+    )
+    return StaticArrays(levels=tables, nbytes=matrix.nbytes, mapping_nbytes=mapping_nbytes, device=device, xp=xp)
+
+
+def bind_filters(arrays: StaticArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
+    """Check that no request is filtered, because STATIC has no filters. Raises ArgumentError for a filter or a denied item."""
+    for number, (part,) in enumerate(filters):
+        if part.leaves is not None or len(part.denied_D):
+            raise ArgumentError(
+                f"request {number} has a filter or denied items: backend 'static' cannot filter per request; build an index of "
+                f"the allowed items, or use another backend"
+            )
+
+
+def dense_lookup(xp: ArrayNamespace, tables: LevelTables, node_R: Any) -> Any:
+    """bool [R, V]: the legal codes of each row at a dense level."""
+    return xp.unpack_bits(xp.at(tables.mask_PH, node_R))[:, : tables.size]
+
+
+def transition(xp: ArrayNamespace, tables: LevelTables, node_R: Any, width: int | None = None) -> Transitions:
+    """Algorithm 2, phases 1 to 3: a slice of F edges (or `width`) from each node's first."""
+    lane_F = xp.arange(width or tables.max_branch, node_R)
+    begin_R = xp.take(tables.indptr_S1, node_R)
+    count_R = xp.take(tables.indptr_S1, node_R + 1) - begin_R
+    edges_RF2 = xp.at(tables.edges_E2, begin_R[:, None] + lane_F)
+    return Transitions(xp.number(edges_RF2[:, :, 0]), edges_RF2[:, :, 1], lane_F < count_R[:, None])
+
+
+def project(xp: ArrayNamespace, moves: Transitions, values_RF: Any, size: int) -> Any:
+    """Algorithm 2, phase 4, as in Appendix E: [R, V] with the values of the legal slots at their codes, -inf elsewhere."""
+    width = moves.code_RF.shape[1]
+    column_RF = xp.where(moves.legal_RF, moves.code_RF, size + xp.arange(width, moves.code_RF))  # others: dropped columns
+    return xp.scatter(column_RF, values_RF, size + width, NEG_INF)[:, :size]
+
+
+def next_nodes(
+    xp: ArrayNamespace, tables: LevelTables, node_R: Any, moves: Transitions | None, row_BK: Any, code_BK: Any
+) -> Any:
+    """The node that each selected (row, code) leads to; moves: what `transition` gave at a sparse level."""
+    if moves is None:
+        prefix_BK = xp.take(node_R, row_BK) * tables.size + code_BK
+        return prefix_BK if tables.node_of_P is None else xp.take(tables.node_of_P, prefix_BK)
+    match_BKF = xp.at(moves.legal_RF, row_BK) & (xp.at(moves.code_RF, row_BK) == code_BK[:, :, None])
+    lane_BK = xp.max(xp.where(match_BKF, xp.arange(match_BKF.shape[2], row_BK), 0), 2)
+    return xp.take(moves.next_RF, row_BK, lane_BK)
+
+
+def extend(
+    xp: ArrayNamespace,
+    tables: LevelTables,
+    node_BP: Any,
+    scores_BP: Any,
+    logits_BPV: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[NodeBeams, Any]:
+    """Algorithm 1: (beams, bool [B, P]: rows that were live and held NaN or +inf, treated as dead).
+
+    node_BP: before the first level 0 if it is dense, else 1. Ties are broken by (parent, code). scoring "allowed" normalises
+    over the legal codes, which the paper does not.
+    """
+    batch_size, num_parents = scores_BP.shape
+    node_R, base_R1 = node_BP.reshape(-1), scores_BP.reshape(-1, 1)
+    logits_RV, is_live_R1 = xp.float32(logits_BPV.reshape(-1, tables.size)), base_R1 > NEG_INF
+    moves = None
+    if tables.mask_PH is not None:
+        legal = dense_lookup(xp, tables, node_R) & is_live_R1
+        legal_values = masked_RV = xp.where(legal, logits_RV, NEG_INF)
+    else:
+        moves = transition(xp, tables, node_R)
+        legal = moves.legal_RF & is_live_R1
+        code_RF = xp.where(legal, moves.code_RF, 0)
+        legal_values = xp.where(legal, xp.take_along(logits_RV, code_RF), NEG_INF)
+        masked_RV = project(xp, moves, legal_values, tables.size)
+    lse_R = xp.log_sum_exp(logits_RV if scoring == "full" else legal_values)
+    bad_R = ~(lse_R < -NEG_INF) & legal.any(1)
+    scores_BN = add_log_probs(xp, base_R1, masked_RV, lse_R[:, None], is_live_R1).reshape(batch_size, -1)
+    count = min(num_beams, scores_BN.shape[1])
+    best_BK, position_BK = xp.top_k(scores_BN, count)
+    is_live_BK = best_BK > NEG_INF
+    parent_BK = xp.where(is_live_BK, position_BK // tables.size, 0)
+    code_BK = xp.where(is_live_BK, position_BK % tables.size, 0)
+    row_BK = parent_BK + (xp.arange(batch_size, node_R) * num_parents)[:, None]
+    node_BK = xp.where(is_live_BK, next_nodes(xp, tables, node_R, moves, row_BK, code_BK), 0)
+    missing = num_beams - count
+    beams = NodeBeams(
+        xp.pad(best_BK, missing, NEG_INF), *(xp.pad(numbers, missing, 0) for numbers in (parent_BK, code_BK, node_BK))
+    )
+    return beams, bad_R.reshape(batch_size, num_parents)
+
+
+def run(
+    xp: ArrayNamespace,
+    tables: LevelTables,
+    lo_1BP: Any,
+    hi_1BP: Any,
+    scores_BP: Any,
+    logits_BPV: Any,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Any], Any]:
+    """`extend` between leaf ranges, with the first bad row instead of all of them."""
+    is_live_BP = (hi_1BP > lo_1BP)[0]
+    node_BP = tables.first_in  # of the root: the first node, or prefix 0
+    if tables.leaves_in is not None:
+        ordinal_BP = xp.where(is_live_BP, xp.search_sorted(tables.leaves_in, lo_1BP[0]), 0)
+        node_BP = tables.first_in + ordinal_BP if tables.prefixes_in is None else xp.take(tables.prefixes_in, ordinal_BP)
+    node_BP = xp.where(is_live_BP, node_BP, 0)
+    base_BP = xp.where(is_live_BP, scores_BP, NEG_INF)
+    beams, bad_BP = extend(xp, tables, node_BP, base_BP, logits_BPV, num_beams=num_beams, scoring=scoring)
+    is_live_BK = beams.scores_BK > NEG_INF
+    prefixes = tables.prefixes_out
+    ordinal_BK = beams.node_BK - tables.first_out if prefixes is None else xp.search_sorted(prefixes, beams.node_BK)
+    ordinal_BK = xp.where(is_live_BK, ordinal_BK, 0)
+    if tables.leaves_out is None:  # the last level: a node is a leaf
+        lo_BK, hi_BK = ordinal_BK, ordinal_BK + 1
+    else:
+        lo_BK, hi_BK = xp.take(tables.leaves_out, ordinal_BK), xp.take(tables.leaves_out, ordinal_BK + 1)
+    ranges = Beams(
+        scores=beams.scores_BK,
+        parent=beams.parent_BK,
+        code=beams.code_BK,
+        lo=xp.where(is_live_BK, lo_BK, 0)[None],
+        hi=xp.where(is_live_BK, hi_BK, 0)[None],
+        num_valid=xp.sum(is_live_BK, 1),
+    )
+    return ranges, first_bad_row(xp, bad_BP)
+
+
+def launch(
+    arrays: StaticArrays,
+    level: int,
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    filters: None,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> tuple[Beams[Any], Any]:
+    """One step without waiting for the device: (beams, 1 + the first live row that held NaN or +inf, 0 for none)."""
+    given = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
+    return arrays.xp.compiled(run)(arrays.levels[level], *given, num_beams=num_beams, scoring=scoring)
+
+
+def step(
+    arrays: StaticArrays,
+    level: int,
+    lo_SBK: Any,
+    hi_SBK: Any,
+    scores_BK: Any,
+    logits_BKV: Any,
+    filters: None,
+    *,
+    num_beams: int,
+    scoring: Scoring,
+) -> Beams[Any]:
+    """One step of constrained beam search: equals `leafbeam.ops.constrain.reference.step` without filters.
+
+    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
+    """
+    state = lo_SBK, hi_SBK, scores_BK, logits_BKV
+    beams, bad_row = launch(arrays, level, *state, filters, num_beams=num_beams, scoring=scoring)
+    check_row(bad_row.item(), scores_BK.shape[1], level)
+    return beams
