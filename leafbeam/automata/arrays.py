@@ -42,7 +42,7 @@ class AutomatonLimits:
 
 
 class TransitionTable(NamedTuple):
-    """The legal tokens of each state, as numba kernels read them.
+    """The legal tokens of each state.
 
     row_indptr: int64; code_E, next_E: int32: the legal tokens of state s, ascending, and their next states are the entries
     row_indptr[s] to row_indptr[s + 1] - 1; none in states with a mask.
@@ -58,33 +58,26 @@ class TransitionTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AutomatonArrays:
-    """The arrays of an automaton: those of `TransitionTable`, and what walks bytes under masks.
+    """The arrays of an automaton: legal tokens, and what walks bytes under masks.
 
     dfa: the byte automaton, whose states below S are those of the automaton; without states where there is none.
     bytes_T, token_indptr: token v is bytes_T[token_indptr[v] : token_indptr[v + 1]]; only where there are masks.
     """
 
     vocabulary_size: int
-    row_indptr: NDArray[np.int64]
-    code_E: NDArray[np.int32]
-    next_E: NDArray[np.int32]
+    table: TransitionTable
     accepting: Bitmap
-    mask_S: NDArray[np.int32]
-    mask_MW: NDArray[np.uint64]
     dfa: ByteDFA
     bytes_T: NDArray[np.uint8]
     token_indptr: NDArray[np.int32]
 
     @property
-    def table(self) -> TransitionTable:
-        return TransitionTable(self.row_indptr, self.code_E, self.next_E, self.mask_S, self.mask_MW)
-
-    @property
     def parts(self) -> dict[str, int]:
         """Bytes by part."""
+        table = self.table
         return {
-            "rows": self.row_indptr.nbytes + self.code_E.nbytes + self.next_E.nbytes,
-            "masks": self.mask_S.nbytes + self.mask_MW.nbytes,
+            "rows": table.row_indptr.nbytes + table.code_E.nbytes + table.next_E.nbytes,
+            "masks": table.mask_S.nbytes + table.mask_MW.nbytes,
             "accepting": self.accepting.nbytes,
             "walk": self.dfa.nbytes + self.bytes_T.nbytes + self.token_indptr.nbytes,
         }
@@ -92,17 +85,10 @@ class AutomatonArrays:
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All arrays by their names in a file."""
         return {
-            "row_ptr": self.row_indptr,
-            "code": self.code_E,
-            "next": self.next_E,
-            "accepting": self.accepting.words_W,
-            "mask_of": self.mask_S,
-            "masks": self.mask_MW,
-            "dfa.class": self.dfa.class_256,
-            "dfa.first": self.dfa.edge_indptr,
-            "dfa.label": self.dfa.label_E,
-            "dfa.next": self.dfa.next_E,
+            **dict(zip(("row_ptr", "code", "next", "mask_of", "masks"), self.table, strict=True)),
+            **dict(zip(("dfa.class", "dfa.first", "dfa.label", "dfa.next"), self.dfa.edges, strict=True)),
             "dfa.accepting": self.dfa.accepting_X.view(np.uint8),
+            "accepting": self.accepting.words_W,
             "token.bytes": self.bytes_T,
             "token.start": self.token_indptr,
         }

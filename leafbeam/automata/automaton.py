@@ -216,7 +216,7 @@ class Automaton:
 
     @property
     def num_states(self) -> int:
-        return len(self.arrays.mask_S)
+        return len(self.arrays.table.mask_S)
 
     @property
     def vocabulary_size(self) -> int:
@@ -243,7 +243,7 @@ class Automaton:
 
     @cached_property
     def _count_M(self) -> NDArray[np.int64]:
-        return np.bitwise_count(self.arrays.mask_MW).sum(axis=1, dtype=np.int64)
+        return np.bitwise_count(self.arrays.table.mask_MW).sum(axis=1, dtype=np.int64)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, replacing an old one atomically."""

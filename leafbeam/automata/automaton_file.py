@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.arrays import AutomatonArrays
-from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.arrays import AutomatonArrays, TransitionTable
+from leafbeam.automata.byte_dfa import ByteDFA, DfaEdges
 from leafbeam.errors import IndexFileError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
@@ -28,7 +28,7 @@ def save(path: Path, arrays: AutomatonArrays, *, compressed: bool) -> None:
     header = {
         "format_version": KIND.newest,
         "vocabulary_size": arrays.vocabulary_size,
-        "num_states": len(arrays.mask_S),
+        "num_states": len(arrays.table.mask_S),
         "compressed": compressed,
     }
     write(path, KIND, header, arrays.tensors())
@@ -50,13 +50,13 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
     if mask_MW.dtype != np.uint64 or mask_MW.ndim != 2 or mask_MW.shape[1] != vocabulary_size // 64 + 1:
         raise ValueError(f"masks are {mask_MW.dtype} {mask_MW.shape}")
     num_entries, num_edges, num_dfa_states = len(tensors["code"]), len(tensors["dfa.label"]), len(tensors["dfa.accepting"])
-    dfa = ByteDFA(
+    edges = DfaEdges(
         class_256=expect(tensors, "dfa.class", np.uint8, 256),
         edge_indptr=_indptr(tensors, "dfa.first", np.int32, num_dfa_states, num_edges),
         label_E=expect(tensors, "dfa.label", np.uint8, num_edges),
         next_E=_bounded(tensors, "dfa.next", np.int32, num_edges, 0, num_dfa_states),
-        accepting_X=_bounded(tensors, "dfa.accepting", np.uint8, num_dfa_states, 0, 2).view(np.bool_),
     )
+    accepting_X = _bounded(tensors, "dfa.accepting", np.uint8, num_dfa_states, 0, 2).view(np.bool_)
     row_indptr = _indptr(tensors, "row_ptr", np.int64, num_states, num_entries)
     code_E = _bounded(tensors, "code", np.int32, num_entries, 0, vocabulary_size)
     is_first_E = np.zeros(num_entries + 1, np.bool_)
@@ -73,13 +73,15 @@ def _arrays_of(tensors: Tensors, vocabulary_size: int, num_states: int) -> Autom
         raise ValueError(f"the byte automaton has {num_dfa_states} states, the automaton {num_states}")
     return AutomatonArrays(
         vocabulary_size=vocabulary_size,
-        row_indptr=row_indptr,
-        code_E=code_E,
-        next_E=_bounded(tensors, "next", np.int32, num_entries, 0, num_states),
+        table=TransitionTable(
+            row_indptr=row_indptr,
+            code_E=code_E,
+            next_E=_bounded(tensors, "next", np.int32, num_entries, 0, num_states),
+            mask_S=_bounded(tensors, "mask_of", np.int32, num_states, -1, len(mask_MW)),
+            mask_MW=mask_MW,
+        ),
         accepting=Bitmap.from_words(np.ascontiguousarray(words_W), num_states),
-        mask_S=_bounded(tensors, "mask_of", np.int32, num_states, -1, len(mask_MW)),
-        mask_MW=mask_MW,
-        dfa=dfa,
+        dfa=ByteDFA(edges=edges, accepting_X=accepting_X),
         bytes_T=bytes_T,
         token_indptr=_indptr(tensors, "token.start", np.int32, vocabulary_size if len(mask_MW) else 0, len(bytes_T)),
     )

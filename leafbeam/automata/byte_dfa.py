@@ -20,7 +20,11 @@ __all__ = ["ByteDFA", "DfaEdges", "indptr_of", "prefix_tree", "run"]
 
 
 class DfaEdges(NamedTuple):
-    """The edges of a `ByteDFA`, as numba kernels read them."""
+    """The edges of a `ByteDFA`.
+
+    class_256: the class of each byte; bytes of one class lead to the same state from every state. The edges of state x,
+    ascending by class, are edge_indptr[x] to edge_indptr[x + 1] - 1.
+    """
 
     class_256: NDArray[np.uint8]
     edge_indptr: NDArray[np.int32]
@@ -32,20 +36,14 @@ class DfaEdges(NamedTuple):
 class ByteDFA:
     """The smallest DFA of a regular language of byte strings: state 0 is the start, the others follow breadth first.
 
-    class_256: uint8, the class of each byte; bytes of one class lead to the same state from every state.
-    edge_indptr, label_E, next_E: the edges of state x, ascending by class, are edge_indptr[x] to edge_indptr[x + 1] - 1.
-    accepting_X: where a string may end.
-
-    A language without strings has no states. Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
+    accepting_X: where a string may end. A language without strings has no states.
+    Cost: 5 bytes an edge and 5 a state; a transition is a binary search.
 
     >>> [ByteDFA.from_strings([b"ab", b"b"]).accepts(text) for text in (b"ab", b"b", b"a")]
     [True, True, False]
     """
 
-    class_256: NDArray[np.uint8]
-    edge_indptr: NDArray[np.int32]
-    label_E: NDArray[np.uint8]
-    next_E: NDArray[np.int32]
+    edges: DfaEdges
     accepting_X: NDArray[np.bool_]
 
     @classmethod
@@ -69,13 +67,8 @@ class ByteDFA:
         num_blocks = int(block_X.max(initial=-1)) + 1
         accepting_Y = np.zeros(num_blocks, np.bool_)
         accepting_Y[block_X[accepting_X & (block_X >= 0)]] = True
-        return cls(
-            class_256=class_256,
-            edge_indptr=np.searchsorted(edges.from_E, np.arange(num_blocks + 1)).astype(np.int32),
-            label_E=edges.label_E.astype(np.uint8),
-            next_E=edges.to_E,
-            accepting_X=accepting_Y,
-        )
+        indptr = np.searchsorted(edges.from_E, np.arange(num_blocks + 1)).astype(np.int32)
+        return cls(edges=DfaEdges(class_256, indptr, edges.label_E.astype(np.uint8), edges.to_E), accepting_X=accepting_Y)
 
     @classmethod
     def from_strings(cls, strings: Sequence[bytes]) -> ByteDFA:
@@ -85,10 +78,6 @@ class ByteDFA:
         edge_indptr = np.concatenate([[0], np.cumsum(np.bincount(parent_E, minlength=len(accepting_X)))])
         order = np.argsort(parent_E, kind="stable")
         return cls.from_edges(edge_indptr, byte_E[order], (order + 1).astype(np.int32), accepting_X, 0)
-
-    @property
-    def edges(self) -> DfaEdges:
-        return DfaEdges(self.class_256, self.edge_indptr, self.label_E, self.next_E)
 
     @property
     def num_states(self) -> int:
@@ -101,7 +90,7 @@ class ByteDFA:
     @property
     def used_256(self) -> NDArray[np.bool_]:
         """Which bytes appear in some string of the language."""
-        return np.isin(self.class_256, self.label_E)
+        return np.isin(self.edges.class_256, self.edges.label_E)
 
     def accepts(self, text: bytes) -> bool:
         """Whether the whole text is a string of the language."""
@@ -112,32 +101,26 @@ class ByteDFA:
 
     def forced_bytes(self, state: int) -> bytes:
         """The bytes that every string from a state on begins with: those before the first state with a choice or an end."""
+        class_256, edge_indptr, label_E, next_E = self.edges
         forced = bytearray()
-        size_256 = np.bincount(self.class_256, minlength=256)
         while len(forced) < self.num_states and state >= 0 and not self.accepting_X[state]:
-            edge = int(self.edge_indptr[state])
-            if self.edge_indptr[state + 1] - edge != 1 or size_256[self.label_E[edge]] != 1:
+            edge = int(edge_indptr[state])
+            candidates = np.flatnonzero(class_256 == label_E[edge]) if edge_indptr[state + 1] - edge == 1 else ()
+            if len(candidates) != 1:
                 break
-            forced.append(int(np.flatnonzero(self.class_256 == self.label_E[edge])[0]))
-            state = int(self.next_E[edge])
+            forced.append(int(candidates[0]))
+            state = int(next_E[edge])
         return bytes(forced)
 
     def renumbered(self, number_X: NDArray[np.int32]) -> ByteDFA:
         """The same automaton under other state numbers (a permutation)."""
+        class_256, edge_indptr, label_E, next_E = self.edges
         old_X = np.argsort(number_X)
-        counts_X = np.diff(self.edge_indptr)[old_X]
-        edge_indptr = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts_X, dtype=np.int32)])
-        edges_E = np.repeat(self.edge_indptr[:-1][old_X] - edge_indptr[:-1], counts_X) + np.arange(len(self.next_E))
-        return ByteDFA(
-            class_256=self.class_256,
-            edge_indptr=edge_indptr,
-            label_E=self.label_E[edges_E],
-            next_E=number_X[self.next_E[edges_E]],
-            accepting_X=self.accepting_X[old_X],
-        )
-
-    def __repr__(self) -> str:
-        return f"ByteDFA({self.num_states:,} states, {len(self.label_E):,} edges)"
+        counts_X = np.diff(edge_indptr)[old_X]
+        indptr = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts_X, dtype=np.int32)])
+        order_E = np.repeat(edge_indptr[:-1][old_X] - indptr[:-1], counts_X) + np.arange(len(next_E))
+        edges = DfaEdges(class_256, indptr, label_E[order_E], number_X[next_E[order_E]])
+        return ByteDFA(edges=edges, accepting_X=self.accepting_X[old_X])
 
 
 def indptr_of(strings: Sequence[bytes]) -> NDArray[np.int64]:
@@ -145,7 +128,7 @@ def indptr_of(strings: Sequence[bytes]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)))])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def run(edges, bytes_T, begin, end, state):
     """The state after bytes_T[begin:end], -1 where they lead nowhere."""
     for index in range(begin, end):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits
+from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.live_children import buffers_of, live_children, moves_of
 from leafbeam.automata.minimize import useful_states
@@ -49,12 +49,8 @@ def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> Automat
     has_masks = len(mask_MW) > 0
     return AutomatonArrays(
         vocabulary_size=tokens.vocabulary_size,
-        row_indptr=row_indptr,
-        code_E=code_E,
-        next_E=next_E,
+        table=TransitionTable(row_indptr, code_E, next_E, mask_S, mask_MW),
         accepting=Bitmap.from_mask(dfa.accepting_X[:num_states]),
-        mask_S=mask_S,
-        mask_MW=mask_MW,
         dfa=dfa,
         bytes_T=tokens.spelling.bytes_T if has_masks else np.empty(0, np.uint8),
         token_indptr=tokens.spelling.token_indptr if has_masks else np.zeros(1, np.int32),
@@ -95,6 +91,9 @@ def _sparse_rows(
 @njit(cache=True)
 def _token_edges(num_states, moves, nodes, buffers):
     """(from, to): the distinct pairs of states that some token joins, from every state that tokens reach from state 0."""
+    class_256, indptr, byte_F, next_F, row_X, table_TC = moves
+    child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
+    node_Z, state_Z, child_256, target_256 = buffers
     from_e, to_e = [np.int32(0) for _ in range(0)], [np.int32(0) for _ in range(0)]
     queue_X, seen_X = np.zeros(num_states, np.int32), np.zeros(num_states, np.bool_)
     origin_X = np.full(num_states, -1, np.int32)  # the last origin that a state was reached from
@@ -103,15 +102,17 @@ def _token_edges(num_states, moves, nodes, buffers):
     while head < count:
         origin = queue_X[head]
         head += 1
-        buffers.node_Z[0], buffers.state_Z[0] = 0, origin
+        node_Z[0], state_Z[0] = 0, origin
         depth = 1
         while depth:
             depth -= 1
-            node, state = buffers.node_Z[depth], buffers.state_Z[depth]
-            num_live = live_children(node, state, moves, nodes, buffers)
+            node, state = node_Z[depth], state_Z[depth]
+            num_live = live_children(
+                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, child_256, target_256
+            )
             for index in range(num_live):
-                child, target = buffers.child_256[index], buffers.target_256[index]
-                if nodes.own_end_P[child] > nodes.lo_P[child] and origin_X[target] != origin:
+                child, target = child_256[index], target_256[index]
+                if own_end_P[child] > lo_P[child] and origin_X[target] != origin:
                     origin_X[target] = origin
                     from_e.append(origin)
                     to_e.append(target)
@@ -119,8 +120,8 @@ def _token_edges(num_states, moves, nodes, buffers):
                         seen_X[target] = True
                         queue_X[count] = target
                         count += 1
-                if nodes.hi_P[child] > nodes.own_end_P[child]:
-                    buffers.node_Z[depth], buffers.state_Z[depth] = child, target
+                if hi_P[child] > own_end_P[child]:
+                    node_Z[depth], state_Z[depth] = child, target
                     depth += 1
     return np.array(from_e, np.int32), np.array(to_e, np.int32)
 
@@ -128,29 +129,34 @@ def _token_edges(num_states, moves, nodes, buffers):
 @njit(cache=True)
 def _fill_rows(start, num_states, max_row, moves, nodes, buffers, id_R, row_indptr, dense_S, code_E, next_E):
     """Write rows from state `start` on, until all are done or the next might not fit; returns the first state not done."""
+    class_256, indptr, byte_F, next_F, row_X, table_TC = moves
+    child_P, end_P, byte_P, lo_P, own_end_P, hi_P, _ = nodes
+    node_Z, state_Z, child_256, target_256 = buffers
     for origin in range(start, num_states):
         begin = row_indptr[origin]
         entry, limit = begin, begin + max_row
         if limit > len(code_E):
             return origin
-        buffers.node_Z[0], buffers.state_Z[0] = 0, origin
+        node_Z[0], state_Z[0] = 0, origin
         depth = 1
         while depth and entry <= limit:
             depth -= 1
-            node, state = buffers.node_Z[depth], buffers.state_Z[depth]
-            num_live = live_children(node, state, moves, nodes, buffers)
+            node, state = node_Z[depth], state_Z[depth]
+            num_live = live_children(
+                node, state, class_256, indptr, byte_F, next_F, row_X, table_TC, child_P, end_P, byte_P, child_256, target_256
+            )
             for index in range(num_live):
-                child, target = buffers.child_256[index], buffers.target_256[index]
-                own_end = nodes.own_end_P[child]
+                child, target = child_256[index], target_256[index]
+                own_end = own_end_P[child]
                 if target < num_states:
-                    if entry + own_end - nodes.lo_P[child] > limit:
+                    if entry + own_end - lo_P[child] > limit:
                         entry = limit + 1
                         break
-                    for rank in range(nodes.lo_P[child], own_end):
+                    for rank in range(lo_P[child], own_end):
                         code_E[entry], next_E[entry] = id_R[rank], target
                         entry += 1
-                if nodes.hi_P[child] > own_end:
-                    buffers.node_Z[depth], buffers.state_Z[depth] = child, target
+                if hi_P[child] > own_end:
+                    node_Z[depth], state_Z[depth] = child, target
                     depth += 1
         if entry > limit:
             dense_S[origin] = True

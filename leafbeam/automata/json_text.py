@@ -1,4 +1,4 @@
-"""Patterns for pieces of JSON: integers between bounds, dates and times, given values, lists.
+"""Patterns for parts of JSON: integers between bounds, dates and times, values, lists.
 
 A space may follow each comma and colon; strings are written without `\\u` escapes.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from leafbeam.errors import AutomatonError
 
-__all__ = ["CHARACTER", "FORMATS", "NUMBER", "any_of", "integers", "listed", "literal", "times"]
+__all__ = ["CHARACTER", "FORMATS", "NUMBER", "any_of", "comma_list", "integers", "literal", "repeat"]
 
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
@@ -32,34 +32,34 @@ FORMATS = {
 
 
 def any_of(patterns: Sequence[str]) -> str:
-    """One of these."""
+    """An alternation."""
     return f"(?:{'|'.join(patterns)})"
 
 
-def times(least: int, most: int | None) -> str:
-    """A repetition; None is no bound."""
-    return f"{{{least},{'' if most is None else most}}}"
+def repeat(low: int, high: int | None) -> str:
+    """The suffix of a repetition; None is no bound."""
+    return f"{{{low},{'' if high is None else high}}}"
 
 
-def listed(pattern: str, most: int | None) -> str:
-    """At most so many, with commas between them."""
-    if most == 0:
+def comma_list(pattern: str, max_count: int | None) -> str:
+    """At most `max_count` items with commas between them."""
+    if max_count == 0:
         return ""
-    return f"(?:{pattern}(?:, ?{pattern}){times(0, None if most is None else most - 1)})?"
+    return f"(?:{pattern}(?:, ?{pattern}){repeat(0, None if max_count is None else max_count - 1)})?"
 
 
-def literal(value: Any, where: str) -> str:
-    """A pattern for a given JSON value."""
+def literal(value: Any, path: str) -> str:
+    """A pattern for one JSON value."""
     if isinstance(value, Mapping):
-        pairs = [f"{literal(str(name), where)}: ?{literal(part, where)}" for name, part in value.items()]
+        pairs = [f"{literal(str(name), path)}: ?{literal(part, path)}" for name, part in value.items()]
         return rf"\{{{', ?'.join(pairs)}\}}"
     if isinstance(value, list):
-        return rf"\[{', ?'.join(literal(part, where) for part in value)}\]"
+        return rf"\[{', ?'.join(literal(part, path) for part in value)}\]"
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (TypeError, ValueError) as error:
-        raise AutomatonError(f"{where}: the value {value!r} has no JSON text: {error}") from error
+        raise AutomatonError(f"{path}: the value {value!r} has no JSON text: {error}") from error
     return re.escape(text)
 
 

@@ -29,7 +29,7 @@ def legal_indptr(states_R, table, count_M):
     return indptr
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def fill_legal(states_R, indptr, table, code_C):
     """Write the legal tokens of each state, ascending."""
     for row in range(len(states_R)):
@@ -50,7 +50,7 @@ def fill_legal(states_R, indptr, table, code_C):
                 bits &= bits - np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def fill_masks(states_R, table, mask_MU, out_RU):
     """Write a mask of 32-bit words for each state: token v is bit v % 32 of word v // 32."""
     for row in range(len(states_R)):
@@ -66,7 +66,7 @@ def fill_masks(states_R, table, mask_MU, out_RU):
                 out_RU[row, code >> 5] |= np.uint32(1) << np.uint32(code & 31)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def step_states(states_R, codes_R, table, edges, bytes_T, token_indptr, out_R):
     """The state after each token, -1 where it is not legal: found in the row, or by walking the token's bytes."""
     for row in range(len(states_R)):

@@ -45,17 +45,18 @@ class WalkBuffers(NamedTuple):
 
 def moves_of(dfa: ByteDFA) -> DfaMoves:
     """Cost: a pass over the edges, and 4 bytes for each class of a wide state."""
-    size_256 = np.bincount(dfa.class_256, minlength=256)
+    class_256, edge_indptr, label_E, next_E = dfa.edges
+    size_256 = np.bincount(class_256, minlength=256)
     byte_256 = np.zeros(256, np.uint8)
-    byte_256[dfa.class_256[::-1]] = np.arange(255, -1, -1)
-    counts_X = np.diff(dfa.edge_indptr)
+    byte_256[class_256[::-1]] = np.arange(255, -1, -1)
+    counts_X = np.diff(edge_indptr)
     wide_X = counts_X > _NARROW
-    wide_X[np.repeat(np.arange(dfa.num_states), counts_X)[size_256[dfa.label_E] > 1]] = True
+    wide_X[np.repeat(np.arange(dfa.num_states), counts_X)[size_256[label_E] > 1]] = True
     row_X = np.where(wide_X, np.cumsum(wide_X) - 1, -1).astype(np.int32)
-    table_TC = np.full((max(1, int(wide_X.sum())), int(dfa.class_256.max()) + 1), -1, np.int32)
+    table_TC = np.full((max(1, int(wide_X.sum())), int(class_256.max()) + 1), -1, np.int32)
     row_E = np.repeat(row_X, counts_X)
-    table_TC[row_E[row_E >= 0], dfa.label_E[row_E >= 0]] = dfa.next_E[row_E >= 0]
-    return DfaMoves(dfa.class_256, dfa.edge_indptr, byte_256[dfa.label_E], dfa.next_E, row_X, table_TC)
+    table_TC[row_E[row_E >= 0], label_E[row_E >= 0]] = next_E[row_E >= 0]
+    return DfaMoves(class_256, edge_indptr, byte_256[label_E], next_E, row_X, table_TC)
 
 
 def buffers_of(tokens: TokenTrie) -> WalkBuffers:
@@ -65,43 +66,48 @@ def buffers_of(tokens: TokenTrie) -> WalkBuffers:
 
 
 @njit(cache=True, inline="always")
-def live_children(node, state, moves, nodes, buffers):
-    """Write the children of a trie node that the automaton can follow from a state, and their states; returns how many."""
-    begin, end = nodes.child_P[node], nodes.child_end_P[node]
+def live_children(
+    node, state, class_256, edge_indptr, byte_E, next_E, row_X, table_TC, child_P, child_end_P, byte_P, child_256, target_256
+):
+    """Write the children of a trie node that the automaton can follow from a state, and their states; returns how many.
+
+    The fields of `DfaMoves`, `TokenNodes` and `WalkBuffers` one by one: reading them from the tuples in the loop is slower.
+    """
+    begin, end = child_P[node], child_end_P[node]
     count = 0
-    row = moves.row_X[state]
+    row = row_X[state]
     if row >= 0:
         for child in range(begin, end):
-            target = moves.table_TC[row, moves.class_256[nodes.byte_P[child]]]
-            buffers.child_256[count] = child
-            buffers.target_256[count] = target
+            target = table_TC[row, class_256[byte_P[child]]]
+            child_256[count] = child
+            target_256[count] = target
             count += target >= 0
     else:
-        for edge in range(moves.edge_indptr[state], moves.edge_indptr[state + 1]):
-            byte, low, high = moves.byte_E[edge], begin, end
+        for edge in range(edge_indptr[state], edge_indptr[state + 1]):
+            byte, low, high = byte_E[edge], begin, end
             while low < high:
                 middle = (low + high) >> 1
-                if nodes.byte_P[middle] < byte:
+                if byte_P[middle] < byte:
                     low = middle + 1
                 else:
                     high = middle
-            if low < end and nodes.byte_P[low] == byte:
-                buffers.child_256[count] = low
-                buffers.target_256[count] = moves.next_E[edge]
+            if low < end and byte_P[low] == byte:
+                child_256[count] = low
+                target_256[count] = next_E[edge]
                 count += 1
     return count
 
 
 @njit(cache=True, inline="always")
-def move(state, byte, moves):
+def move(state, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC):
     """The state after a byte, -1 where it leads nowhere or the state is -1."""
     target = np.int32(-1)
     if state >= 0:
-        row = moves.row_X[state]
+        row = row_X[state]
         if row >= 0:
-            target = moves.table_TC[row, moves.class_256[byte]]
+            target = table_TC[row, class_256[byte]]
         else:
-            for edge in range(moves.edge_indptr[state], moves.edge_indptr[state + 1]):
-                if moves.byte_E[edge] == byte:
-                    target = moves.next_E[edge]
+            for edge in range(edge_indptr[state], edge_indptr[state + 1]):
+                if byte_E[edge] == byte:
+                    target = next_E[edge]
     return target

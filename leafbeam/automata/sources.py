@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits
+from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, TransitionTable
 from leafbeam.automata.byte_dfa import ByteDFA, indptr_of, prefix_tree
 from leafbeam.automata.compose import compose
 from leafbeam.automata.json_schema import schema_pattern
@@ -72,14 +72,12 @@ def from_sequences(
     accepting_S = np.zeros(num_states, np.bool_)
     accepting_S[block_X[accepting_X]] = True
     limits.check_states(num_states)
+    no_masks = np.empty((0, vocabulary_size // 64 + 1), np.uint64)
+    row_indptr = np.searchsorted(edges.from_E, np.arange(num_states + 1))
     arrays = AutomatonArrays(
         vocabulary_size=vocabulary_size,
-        row_indptr=np.searchsorted(edges.from_E, np.arange(num_states + 1)),
-        code_E=edges.label_E,
-        next_E=edges.to_E,
+        table=TransitionTable(row_indptr, edges.label_E, edges.to_E, np.full(num_states, -1, np.int32), no_masks),
         accepting=Bitmap.from_mask(accepting_S),
-        mask_S=np.full(num_states, -1, np.int32),
-        mask_MW=np.empty((0, vocabulary_size // 64 + 1), np.uint64),
         dfa=ByteDFA.from_strings([]),
         bytes_T=np.empty(0, np.uint8),
         token_indptr=np.zeros(1, np.int32),

@@ -119,10 +119,12 @@ def _copy_bits(source_W, target_W, low, high):
 @njit(cache=True)
 def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words, max_masks):
     """(the mask of each state, the distinct masks over ranks); stops with the first mask above `max_masks`."""
+    class_256, edge_indptr, byte_E, next_E, row_X, table_TC = moves
+    child_P, child_end_P, byte_P, lo_P, own_end_P, hi_P, height_P = nodes
     id_R, bytes_T, token_indptr = spelling
     max_depth = len(depth_HX) - 1
     settled = max_depth < _DEPTHS  # one byte more changes nothing
-    size = len(nodes.byte_P)
+    size = len(byte_P)
     mask_D = np.full(len(dense_D), -1, np.int32)
     ranked_MW, hash_M = np.empty((16, num_words), np.uint64), np.empty(16, np.uint64)
     done_HX = np.full(depth_HX.shape, -1, np.int32)  # the index of the last state done, by depth and class
@@ -146,12 +148,14 @@ def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words
         while depth:
             depth -= 1
             node, state, similar = node_Z[depth], state_Z[depth], similar_Z[depth]
-            begin = nodes.lo_P[node]  # ranks from here to where the next child begins are as in the source mask
-            if nodes.child_P[node] < nodes.child_end_P[node]:
-                begin = nodes.lo_P[nodes.child_P[node]]
-            for child in range(nodes.child_P[node], nodes.child_end_P[node]):
-                target, similar_target = move(state, nodes.byte_P[child], moves), move(similar, nodes.byte_P[child], moves)
-                lo, own_end, hi, height = nodes.lo_P[child], nodes.own_end_P[child], nodes.hi_P[child], nodes.height_P[child]
+            begin = lo_P[node]  # ranks from here to where the next child begins are as in the source mask
+            if child_P[node] < child_end_P[node]:
+                begin = lo_P[child_P[node]]
+            for child in range(child_P[node], child_end_P[node]):
+                byte = byte_P[child]
+                target = move(state, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
+                similar_target = move(similar, byte, class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
+                lo, own_end, hi, height = lo_P[child], own_end_P[child], hi_P[child], height_P[child]
                 same = target == similar_target
                 if not same and target >= 0 and similar_target >= 0 and (settled or height <= max_depth):
                     height = min(height, max_depth)
@@ -167,15 +171,15 @@ def _fill_masks(dense_D, num_states, moves, nodes, spelling, depth_HX, num_words
                             mask_W[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
                     if hi - own_end == 1:  # one token below: its last bytes, without the nodes
                         end = token_indptr[id_R[own_end] + 1]
-                        for position in range(end - nodes.height_P[child], end):
-                            target = move(target, bytes_T[position], moves)
+                        for position in range(end - height_P[child], end):
+                            target = move(target, bytes_T[position], class_256, edge_indptr, byte_E, next_E, row_X, table_TC)
                         if 0 <= target < num_states:
                             mask_W[own_end >> 6] |= np.uint64(1) << np.uint64(own_end & 63)
                     elif hi > own_end:
                         node_Z[depth], state_Z[depth], similar_Z[depth] = child, target, similar_target
                         depth += 1
-            if nodes.hi_P[node] > begin and similar >= 0:
-                _copy_bits(source_W, mask_W, begin, nodes.hi_P[node])
+            if hi_P[node] > begin and similar >= 0:
+                _copy_bits(source_W, mask_W, begin, hi_P[node])
         hashed = np.uint64(0)
         for word in range(num_words):
             hashed = (hashed ^ mask_W[word]) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,8 +1,4 @@
-"""Reading and writing bits inside compiled loops: the numba half of `Bitmap`.
-
-    rank(i)       = how many set bits lie before position i
-    next_set(i)   = the first set bit at or after i
-    prev_set(i)   = the last set bit at or before i
+"""Numba kernels that read and write bits: rank, neighbours of a position, packing.
 
 Words are uint64, bit `i % 64` of word `i // 64` is position i. Every bitmap of N positions has `N // 64 + 1` words, so
 that `rank(N)` needs no special case. Shapes: W words, N positions.
@@ -22,15 +18,15 @@ from leafbeam.jit import njit
 
 __all__ = [
     "any_by_group",
+    "bits_at",
     "bits_float",
-    "bits_from",
     "float32_at",
     "float_bits",
     "int64_at",
     "leading_zeros",
     "next_set",
     "pack_bits",
-    "pack_bits_ordered",
+    "pack_code_bits",
     "popcount",
     "positions_of",
     "prefetch",
@@ -45,59 +41,31 @@ __all__ = [
 ]
 
 
-@intrinsic
-def popcount(typing_context, word):
-    """How many bits of a uint64 are set (one instruction)."""
+def _instruction(result, argument, emit):
+    """An intrinsic that is one LLVM instruction, `emit(context, builder, value)`."""
 
-    def codegen(context, builder, signature, args):
-        return builder.ctpop(args[0])
+    @intrinsic
+    def instruction(typing_context, value):
+        def codegen(context, builder, signature, args):
+            return emit(context, builder, args[0])
 
-    return types.uint64(types.uint64), codegen
+        return result(argument), codegen
 
-
-@intrinsic
-def trailing_zeros(typing_context, word):
-    """The position of the lowest set bit of a non-zero uint64 (one instruction)."""
-
-    def codegen(context, builder, signature, args):
-        return builder.cttz(args[0], cgutils.true_bit)
-
-    return types.uint64(types.uint64), codegen
+    return instruction
 
 
-@intrinsic
-def leading_zeros(typing_context, word):
-    """How many zeros stand above the highest set bit of a non-zero uint64 (one instruction)."""
-
-    def codegen(context, builder, signature, args):
-        return builder.ctlz(args[0], cgutils.true_bit)
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def float_bits(typing_context, value):
-    """The bits of a float32 as an int32."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(types.int32))
-
-    return types.int32(types.float32), codegen
-
-
-@intrinsic
-def bits_float(typing_context, bits):
-    """The float32 that has these int32 bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], context.get_value_type(types.float32))
-
-    return types.float32(types.int32), codegen
+# The number of set bits, and the zeros below the lowest and above the highest set bit, of a non-zero uint64.
+popcount = _instruction(types.uint64, types.uint64, lambda context, builder, word: builder.ctpop(word))
+trailing_zeros = _instruction(types.uint64, types.uint64, lambda context, builder, word: builder.cttz(word, cgutils.true_bit))
+leading_zeros = _instruction(types.uint64, types.uint64, lambda context, builder, word: builder.ctlz(word, cgutils.true_bit))
+# The bits of a float32 as an int32, and back.
+float_bits = _instruction(types.int32, types.float32, lambda context, builder, x: builder.bitcast(x, ir.IntType(32)))
+bits_float = _instruction(types.float32, types.int32, lambda context, builder, x: builder.bitcast(x, ir.FloatType()))
 
 
 @intrinsic
 def prefetch(typing_context, array, position):
-    """Ask for the cache line of array[position], which may lie beyond its end; a hint that never fails."""
+    """Prefetch the cache line of array[position], which may lie beyond its end."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -105,7 +73,7 @@ def prefetch(typing_context, array, position):
         flag = ir.IntType(32)
         hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
         hint = cgutils.get_or_insert_function(builder.module, hint_type, "llvm.prefetch.p0")
-        builder.call(hint, [line, flag(0), flag(3), flag(1)])  # for reading, to stay in all caches, data
+        builder.call(hint, [line, flag(0), flag(3), flag(1)])  # read, keep in all caches, data
         return context.get_dummy_value()
 
     return types.none(array, types.int64), codegen
@@ -144,8 +112,8 @@ def _array_at(dtype):
     return array_at
 
 
-# The array of `length` words at an address; whoever passes the address keeps the memory alive. (numba's own `carray` needs
-# the reference counting that these loops do without.)
+# The array of `length` words at an address, whose memory the caller keeps alive. (numba's own `carray` needs the reference
+# counting that these loops do without.)
 uint64_at = _array_at(types.uint64)
 uint32_at = _array_at(types.uint32)
 int64_at = _array_at(types.int64)
@@ -205,20 +173,7 @@ def rank_directory(words_W, before_W):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def pack_bits(mask_N, words_W):
-    """Set bit i of `words_W` iff `mask_N[i]`; every word is written."""
-    size = mask_N.size
-    for word in range(words_W.size):
-        bits = np.uint64(0)
-        start = word << 6
-        for bit in range(min(64, size - start)):
-            if mask_N[start + bit]:
-                bits |= np.uint64(1) << np.uint64(bit)
-        words_W[word] = bits
-
-
-@njit(cache=True, nogil=True, _nrt=False)
-def pack_bits_ordered(mask_N, order_N, words_W):
+def pack_bits(mask_N, order_N, words_W):
     """Set bit i of `words_W` iff `mask_N[order_N[i]]`; every word is written."""
     size = order_N.size
     for word in range(words_W.size):
@@ -231,20 +186,19 @@ def pack_bits_ordered(mask_N, order_N, words_W):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def pack_code_bits(codes_M, width, words_W):
-    """Write the codes one behind the other, `width` bits each, from the lowest bit of the first word on."""
-    filled, word = 0, np.uint64(0)
-    at = 0
-    for place in range(codes_M.size):
-        code = np.uint64(codes_M[place])
+    """Write the codes side by side, `width` bits each, from the lowest bit of the first word on."""
+    filled, word, out = 0, np.uint64(0), 0
+    for index in range(codes_M.size):
+        code = np.uint64(codes_M[index])
         word |= code << np.uint64(filled)
         filled += width
         if filled >= 64:
-            words_W[at] = word
-            at += 1
+            words_W[out] = word
+            out += 1
             filled -= 64
             word = code >> np.uint64(width - filled)  # the bits that did not fit; none of them where filled is 0
-    words_W[at:] = np.uint64(0)
-    words_W[at] = word
+    words_W[out:] = np.uint64(0)
+    words_W[out] = word
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -268,7 +222,7 @@ def rank_many(words_W, before_W, positions_M, out_M):
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def bits_from(words_W, position):
+def _bits_from(words_W, position):
     """The 64 bits that begin at `position` (below N); beyond the last word they are 0."""
     word, shift = position >> 6, np.uint64(position & 63)
     bits = words_W[word] >> shift
@@ -290,15 +244,15 @@ def any_by_group(words_W, indptr, out_W, before_W):
         end = min(group + 64, count)
         bits = np.uint64(0)
         if end == group + 64 and indptr[end] - indptr[group] == 64:
-            bits = bits_from(words_W, np.int64(indptr[group]))
+            bits = _bits_from(words_W, np.int64(indptr[group]))
         else:
             start = np.int64(indptr[group])
             for g in range(group, end):
                 stop = np.int64(indptr[g + 1])
-                found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                found = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
                 while stop - start > 64 and found == np.uint64(0):
                     start += 64
-                    found = bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
+                    found = _bits_from(words_W, start) & (~np.uint64(0) >> np.uint64(64 - min(stop - start, 64)))
                 bits |= np.uint64(found != np.uint64(0)) << np.uint64(g - group)
                 start = stop
         before_W[word] = total

@@ -44,8 +44,8 @@ class Bitmap:
     @classmethod
     def from_mask(cls, mask_N: NDArray[np.bool_]) -> Bitmap:
         """The positions where a boolean array is true."""
-        words_W = np.empty(mask_N.size // 64 + 1, np.uint64)
-        bits.pack_bits(mask_N, words_W)
+        words_W = np.zeros(mask_N.size // 64 + 1, np.uint64)
+        words_W.view(np.uint8)[: -(-mask_N.size // 8)] = np.packbits(mask_N, bitorder="little")
         return cls.from_words(words_W, mask_N.size)
 
     @classmethod

@@ -1,9 +1,6 @@
-"""From a table of codes to the arrays of a trie: check, sort, one pass.
+"""From a table of codes to the arrays of a trie: check the codes, sort the SIDs, lay out the levels.
 
-    sort the SIDs; a leaf is a place in the sorted, de-duplicated table
-    read the sorted rows once and lay out the levels (`assemble`)
-
-(DESIGN §1.1 to §1.3.) Shapes: N rows, M leaves, L levels, P words a row.
+Shapes: N rows, L levels, P words a row.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import CodesError
 from leafbeam.index.level_builder import LevelBuilder, SortedTable
-from leafbeam.index.radix_sort import Table, WordLayout, pack_sort_keys, sort_rows, threads_for
+from leafbeam.index.radix_sort import CodeTable, WordLayout, pack_sort_keys, sort_rows, threads_for
 
 __all__ = [
     "MAX_CODEBOOK",
@@ -34,7 +31,7 @@ MAX_ITEMS = 2**32 - 1
 
 
 def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
-    """The codebook sizes as ints, or a CodesError that says what is wrong."""
+    """The codebook sizes as ints; CodesError where they are not 1 to 65 sizes of 1 to 2^31 codes."""
     try:
         sizes = tuple(index(size) for size in codebook_sizes)
     except TypeError:
@@ -50,7 +47,7 @@ def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
 def check_codes(
     codes: NDArray[np.integer] | Sequence[Sequence[int]], codebook_sizes: Sequence[int]
 ) -> tuple[NDArray[np.integer], tuple[int, ...]]:
-    """The table as a 2-D integer array and the codebook sizes as ints, or a CodesError that says what is wrong."""
+    """The table as a 2-D integer array and the codebook sizes as ints; CodesError where they are not. Codes are not read."""
     sizes = check_sizes(codebook_sizes)
     try:
         table = np.asarray(codes)
@@ -70,7 +67,7 @@ def check_codes(
     return table, sizes
 
 
-def build_levels(codes_NL: Table, sizes: tuple[int, ...], num_threads: int | None = None) -> SortedTable:
+def build_levels(codes_NL: CodeTable, sizes: tuple[int, ...], num_threads: int | None = None) -> SortedTable:
     """Sort a checked table and lay out its levels. Cost: O(N), about 37 bytes a row at 8 x 2,048, the result included."""
     threads = threads_for(len(codes_NL), num_threads)
     layout = WordLayout.of(sizes)
@@ -78,9 +75,9 @@ def build_levels(codes_NL: Table, sizes: tuple[int, ...], num_threads: int | Non
 
 
 def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, sizes: Sequence[int], threads: int) -> SortedTable:
-    """The same for rows that are packed already; word 0 is sorted in place."""
+    """The same for packed rows; word 0 is sorted in place."""
     order_N = sort_rows(words_PN, threads)
-    assembly = LevelBuilder(layout, sizes, len(order_N), threads)
-    assembly.append(words_PN, order_N)
+    builder = LevelBuilder(layout, sizes, len(order_N), threads)
+    builder.append(words_PN, order_N)
     words_PN.clear()
-    return assembly.finish(order_N)
+    return builder.finish(order_N)

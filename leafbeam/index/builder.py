@@ -1,7 +1,7 @@
-"""Building an index from chunks: more items than fit into memory as a table, or at all.
+"""Building a trie from chunks in bounded memory.
 
-    add: check and pack a chunk of rows; when they fill the memory limit, sort them and write them to disk as a run
-    finish: merge the runs piece by piece (`runs`) straight into the final arrays (`assemble`)
+Chunks are checked and packed; when they fill the memory limit, they are sorted and spilled to disk as a run. At the end the
+runs are merged block by block (`external_sort`) straight into the final arrays (`level_builder`).
 
 Shapes: N items in all, n of a chunk, P words a row.
 """
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, ItemIdError
 from leafbeam.index.build import MAX_ITEMS, build_from_words, check_codes, check_sizes
-from leafbeam.index.external_sort import Runs
+from leafbeam.index.external_sort import ExternalSort
 from leafbeam.index.id_hash import check_unique
 from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
 from leafbeam.index.level import code_dtype
 from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable
 from leafbeam.index.radix_sort import WordLayout, pack_sort_keys, sort_rows, threads_for
 from leafbeam.index.sequences import check_end_codes
-from leafbeam.index.spill_file import SpillFile
-from leafbeam.index.trie import Trie, fingerprint
+from leafbeam.index.spill_file import SpilledArray, SpillFile
+from leafbeam.index.trie import Trie
 
 __all__ = ["TrieBuilder"]
 
@@ -33,14 +33,11 @@ Progress = Callable[[str, float], None]
 
 
 class TrieBuilder:
-    """Builds the trie that `Trie.build` would build of all chunks together, to the last bit, in bounded memory.
+    """Builds the trie that `Trie.build` would build of all chunks together, bit for bit, in bounded memory.
 
-    Think of it as a sorter with a desk of `memory_limit` bytes: a full desk is sorted and put away on disk (in `folder`, by
-    default the system's for temporary files), and in the end the sorted stacks are dealt together. While everything fits on the
-    desk, nothing touches the disk. Beside the desk stands the index itself, about 19 bytes an item and the ids; where that is
-    more than `memory_limit` too, its arrays are mapped from temporary files, and memory holds what is being read of them.
-
-    Nothing is left on the disk, whatever ends the process: the files have no names.
+    At most `memory_limit` bytes of rows are in memory; the rest is in an unlinked temporary file in `folder` (default: the
+    system's folder for temporary files), which disappears however the process ends. The index itself takes about 19 bytes an
+    item besides, plus the ids; where that is more than `memory_limit` too, its arrays are mapped from temporary files.
 
     >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
     ...     for codes, item_ids in chunks:
@@ -66,21 +63,21 @@ class TrieBuilder:
         self.memory_limit = memory_limit
         self.num_items = 0
         self._folder = None if folder is None else Path(folder)
-        self._threads = num_threads
+        self._num_threads = num_threads
         self._layout = WordLayout.of(self.sizes)
         # The words of a row, its key a second time, its number twice, and what long ties need.
-        self._most = max(1, memory_limit // (8 * self._layout.num_words + 24))
-        self._chunks: list[list[NDArray[np.uint64]]] = []
-        self._waiting = 0
+        self._max_rows = max(1, memory_limit // (8 * self._layout.num_words + 24))
+        self._chunks: list[list[NDArray[np.uint64]]] = []  # the words of the rows that are in memory
+        self._num_rows = 0
         self._ids = _IdColumn()
-        self._scratch: SpillFile | None = None
-        self._runs: Runs | None = None
+        self._file: SpillFile | None = None
+        self._runs: ExternalSort | None = None
 
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
         """The next rows, in the caller's order; with ids for all chunks or for none.
 
-        Cost: one read of the codes, and a sort whenever the memory is full. Raises CodesError and ItemIdError, after which the
-        chunk is as if it had not been given (whether ids are distinct is found by `finish`), and IndexFileError (a full disk).
+        Cost: one read of the codes, and a sort whenever the memory limit is reached. Raises CodesError and ItemIdError, which
+        leave the builder as it was (duplicate ids are found by `finish`), and IndexFileError for a full disk.
         """
         table_nL, sizes = check_codes(codes, self.sizes)
         size = len(table_nL)
@@ -90,53 +87,51 @@ class TrieBuilder:
             raise CodesError(f"{self.num_items + size:,} rows: one index holds at most {MAX_ITEMS:,} items")
         ids = None if item_ids is None else check_item_ids(item_ids, size)
         self._ids.check(ids, size, self.num_items)
-        words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._threads), self.num_items)
-        self._ids.add(ids, size, self.num_items, self._scratch)
+        words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._num_threads), self.num_items)
+        self._ids.add(ids, size, self.num_items, self._file)
         begin = 0
         while begin < size:
-            end = min(size, begin + self._most - self._waiting)
+            end = min(size, begin + self._max_rows - self._num_rows)
             self._chunks.append([word_n[begin:end] for word_n in words_Pn])
-            self._waiting += end - begin
+            self._num_rows += end - begin
             begin = end
-            if self._waiting == self._most:
+            if self._num_rows == self._max_rows:
                 self._spill(self.num_items + end)
         self.num_items += size
 
     def finish(self, progress: Progress | None = None) -> Trie:
-        """The index of all rows added; the builder is empty afterwards and may be used again.
+        """The index of all rows added; the builder is empty afterwards and can be used again.
 
-        progress(what, share done) is called from time to time. Raises ItemIdError where an id occurs twice.
+        progress(step, share done) is called from time to time. Raises ItemIdError where an id occurs twice.
         """
-        tell = progress or _silent
-        num_items = self.num_items
-        threads = threads_for(num_items, self._threads)
-        tell("checking item ids", 0.0)
+        report = progress or _ignore
+        threads = threads_for(self.num_items, self._num_threads)
+        report("checking item ids", 0.0)
         allocate = self._allocator()
-        ids = self._ids.whole(num_items, self._scratch, allocate)
+        ids = self._ids.joined(self.num_items, allocate)
         if ids is not None:
             check_unique(ids, self.memory_limit)
         if self._runs is None:
-            tell("sorting", 0.1)
+            report("sorting", 0.1)
             table = build_from_words(self._take_chunks(), self._layout, self.sizes, threads)
         else:
-            if self._waiting:
-                self._spill(num_items)
-            table = self._merge(allocate, threads, tell)
-        tell("computing the version", 0.9)
+            if self._num_rows:
+                self._spill(self.num_items)
+            table = self._merge(self._runs, allocate, threads, report)
+        report("computing the version", 0.9)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
-        levels = tuple(level.packed() for level in table.levels) if self.packed else table.levels
-        version = fingerprint(levels, items, self.end_code)
+        trie = Trie.from_levels(table.levels, items, table.num_leaves, end_code=self.end_code, packed=self.packed)
         self.close()
-        tell("done", 1.0)
-        return Trie(levels=levels, items=items, num_leaves=table.num_leaves, version=version, end_code=self.end_code)
+        report("done", 1.0)
+        return trie
 
     def close(self) -> None:
-        """Forget all rows and give their memory and disk space back."""
-        if self._scratch is not None:
-            self._scratch.close()
-        self._scratch = self._runs = None
+        """Drop all rows and free their memory and disk space."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._runs = None
         self._chunks.clear()
-        self._waiting = self.num_items = 0
+        self._num_rows = self.num_items = 0
         self._ids = _IdColumn()
 
     def __enter__(self) -> Self:
@@ -145,53 +140,51 @@ class TrieBuilder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"TrieBuilder({self.num_items:,} items, {len(self._runs or ()):,} runs on disk)"
+
     def _spill(self, end: int) -> None:
-        """Sort the waiting rows, the last of which is row `end - 1`, and write them down."""
-        if self._scratch is None or self._runs is None:
-            self._scratch = SpillFile(self._folder)
-            self._runs = Runs(self._scratch, self._layout.num_words)
-            self._ids.move(self._scratch)
-        first = end - self._waiting
+        """Sort the rows in memory, the last of which is row `end - 1`, and write them to disk."""
+        if self._file is None or self._runs is None:
+            self._file = SpillFile(self._folder)
+            self._runs = ExternalSort(self._file, self._layout.num_words)
+            self._ids.spill(self._file)
+        first = end - self._num_rows
         words_Pn = self._take_chunks()
-        order_n = sort_rows(words_Pn, threads_for(len(words_Pn[0]), self._threads))
+        order_n = sort_rows(words_Pn, threads_for(len(words_Pn[0]), self._num_threads))
         for word in range(1, len(words_Pn)):
             words_Pn[word] = words_Pn[word][order_n]
         order_n += np.uint32(first)
-        self._runs.put(words_Pn, order_n)
+        self._runs.spill(words_Pn, order_n)
 
     def _take_chunks(self) -> list[NDArray[np.uint64]]:
-        """The waiting rows as one array a word; a chunk's memory is freed as it is copied."""
+        """The rows in memory as one array a word; a chunk's memory is freed as it is copied."""
         words_Pn: list[NDArray[np.uint64]] = []
-        none = np.empty(0, np.uint64)
+        empty = np.empty(0, np.uint64)
         for word in range(self._layout.num_words):
-            words_Pn.append(np.concatenate([none, *(chunk[word] for chunk in self._chunks)]))
+            words_Pn.append(np.concatenate([empty, *(chunk[word] for chunk in self._chunks)]))
             for chunk in self._chunks:
-                chunk[word] = none
+                chunk[word] = empty
         self._chunks.clear()
-        self._waiting = 0
+        self._num_rows = 0
         return words_Pn
 
-    def _merge(self, allocate: Allocate, threads: int, tell: Progress) -> SortedTable:
-        assert self._runs is not None
-        num_items = self.num_items
-        order_N = allocate(num_items, np.uint32)
-        assembly = LevelBuilder(self._layout, self.sizes, num_items, threads, allocate)
-        for piece in self._runs.pieces(self._most):
-            at = assembly.num_rows
-            order_n = sort_rows(piece.words_Pn, threads_for(len(piece.rows_n), self._threads))
-            assembly.append(piece.words_Pn, order_n)
-            order_N[at : assembly.num_rows] = piece.rows_n[order_n]
-            tell(
-                f"merging {len(self._runs)} run{'s' if len(self._runs) > 1 else ''}", 0.1 + 0.8 * assembly.num_rows / num_items
-            )
-        return assembly.finish(order_N)
+    def _merge(self, runs: ExternalSort, allocate: Allocate, threads: int, report: Progress) -> SortedTable:
+        order_N = allocate(self.num_items, np.uint32)
+        builder = LevelBuilder(self._layout, self.sizes, self.num_items, threads, allocate)
+        step = f"merging {len(runs)} run{'s' if len(runs) > 1 else ''}"
+        for words_Pn, rows_n in runs.blocks(self._max_rows):
+            begin = builder.num_rows
+            order_n = sort_rows(words_Pn, threads_for(len(rows_n), self._num_threads))
+            builder.append(words_Pn, order_n)
+            order_N[begin : builder.num_rows] = rows_n[order_n]
+            report(step, 0.1 + 0.8 * builder.num_rows / self.num_items)
+        return builder.finish(order_N)
 
     def _allocator(self) -> Allocate:
         """Memory, or the disk where the index is larger than the limit."""
         nbytes = self.num_items * (5 + sum(np.dtype(code_dtype(size)).itemsize for size in self.sizes) + self._ids.width)
-        if self._scratch is None or nbytes <= self.memory_limit:
-            return np.empty
-        return self._scratch.allocate
+        return np.empty if self._file is None or nbytes <= self.memory_limit else self._file.allocate
 
 
 class _IdColumn:
@@ -199,8 +192,7 @@ class _IdColumn:
 
     def __init__(self) -> None:
         self._dtype: np.dtype[Any] | None = None
-        self._parts: list[NDArray[np.generic]] = []
-        self._spilled: list[tuple[int, int, np.dtype[Any]]] = []
+        self._parts: list[NDArray[np.generic] | SpilledArray] = []
 
     @property
     def width(self) -> int:
@@ -208,7 +200,7 @@ class _IdColumn:
         return 0 if self._dtype is None else self._dtype.itemsize
 
     def check(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
-        """Raise ItemIdError where a chunk's ids are not like those of the chunks before (empty chunks are like any)."""
+        """Raise ItemIdError where the ids differ in kind from those of earlier chunks (empty chunks have no kind)."""
         if size == 0 or before == 0:
             return
         if (ids is None) != (self._dtype is None):
@@ -220,7 +212,7 @@ class _IdColumn:
                 f"expected all integers or all strings"
             )
 
-    def add(self, ids: NDArray[np.generic] | None, size: int, before: int, scratch: SpillFile | None) -> None:
+    def add(self, ids: NDArray[np.generic] | None, size: int, before: int, file: SpillFile | None) -> None:
         """The ids of a chunk of `size` rows that follows `before` others, after `check`."""
         if before == 0:
             self._dtype = None if ids is None else ids.dtype
@@ -228,33 +220,26 @@ class _IdColumn:
             return
         if self._dtype.itemsize < ids.dtype.itemsize:
             self._dtype = ids.dtype
-        if scratch is None:
-            self._parts.append(ids.copy())
-        else:
-            self._spilled.append((scratch.put(ids), size, ids.dtype))
+        self._parts.append(ids.copy() if file is None else file.append(ids))
 
-    def move(self, scratch: SpillFile) -> None:
-        """Put what is in memory on disk."""
-        self._spilled = [(scratch.put(ids), len(ids), ids.dtype) for ids in self._parts]
-        self._parts.clear()
+    def spill(self, file: SpillFile) -> None:
+        """Move the ids in memory to disk."""
+        self._parts = [file.append(part) if isinstance(part, np.ndarray) else part for part in self._parts]
 
-    def whole(self, num_items: int, scratch: SpillFile | None, allocate: Allocate) -> NDArray[np.generic] | None:
+    def joined(self, num_items: int, allocate: Allocate) -> NDArray[np.generic] | None:
         """All ids as one array; the parts are freed as they are copied."""
         if self._dtype is None:
             return None
         ids_N = allocate(num_items, self._dtype)
-        at = 0
-        for number, ids in enumerate(self._parts):
-            ids_N[at : at + len(ids)] = ids
-            at += len(ids)
+        begin = 0
+        for number, part in enumerate(self._parts):
+            ids = part if isinstance(part, np.ndarray) else part.read(0, np.empty(len(part), part.dtype))
+            ids_N[begin : begin + len(ids)] = ids
+            begin += len(ids)
             self._parts[number] = ids_N[:0]
-        for offset, size, dtype in self._spilled:
-            assert scratch is not None
-            ids_N[at : at + size] = scratch.take(offset, size * dtype.itemsize, np.uint8).view(dtype)
-            at += size
-        assert at == num_items
+        assert begin == num_items
         return ids_N
 
 
-def _silent(what: str, share: float) -> None:
+def _ignore(step: str, share: float) -> None:
     pass

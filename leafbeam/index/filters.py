@@ -51,7 +51,7 @@ class Filter:
                 )
             mask_N = mask_N.astype(np.bool_)
         words_W = np.empty(mask_N.size // 64 + 1, np.uint64)
-        bits.pack_bits_ordered(np.ascontiguousarray(mask_N), items.order_N, words_W)
+        bits.pack_bits(np.ascontiguousarray(mask_N), items.order_N, words_W)
         return cls(ordinals=Bitmap.from_words(words_W, mask_N.size), items=items, index_version=index_version)
 
     @classmethod

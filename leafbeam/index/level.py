@@ -1,4 +1,4 @@
-"""One level of a trie: the codes that extend a prefix, found by leaf range.
+"""One level of a trie: the codes that extend prefixes, found by leaf range.
 
 Shapes: M leaves, S nodes of this level (prefixes that end here), W words of 64 leaves.
 """
@@ -28,20 +28,20 @@ def code_width(codebook_size: int) -> int:
 
 
 def packed_words(num_codes: int, width: int) -> int:
-    """The uint64 words of so many packed codes, and one more that a read of the last may touch."""
+    """The uint64 words of packed codes, and one more that a read of the last code may touch."""
     return (num_codes * width + 63) // 64 + 1
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Level:
-    """The nodes of one level, in one of three layouts; the children of a range are the nodes that start inside it.
+    """The nodes of one level, in one of three layouts; the children of a leaf range are the nodes that start inside it.
 
-    listing (few nodes): `codes` and `firsts` have one entry for each node; a range's first child is `boundary.rank(lo)`.
-    column (many nodes): `codes` has one entry for each leaf, read where `boundary` has a bit; `firsts` is None.
-    column, every leaf a node: as above with `boundary` None.
+    "listing" (few nodes): `codes` and `firsts` have an entry for each node; a range's first child is `boundary.rank(lo)`.
+    "column" (many nodes): `codes` has an entry for each leaf, read where `boundary` has a bit; `firsts` is None.
+    "leaves" (every leaf a node): a column with `boundary` None.
 
-    codes: uint8, uint16 or uint32; or packed, `width` bits each, in uint64 words (width 0: not packed), about 11 instead of 16
-    bits for 2,048 codes. firsts: uint32, the first leaf of each node.
+    codes: uint8, uint16 or uint32; or packed, `width` bits each, in uint64 words (width 0: not packed).
+    firsts: uint32, the first leaf of each node.
     """
 
     size: int
@@ -60,7 +60,7 @@ class Level:
 
     @property
     def layout(self) -> str:
-        """ "listing", "column" or "leaves" (a column in which every leaf is a node)."""
+        """ "listing", "column" or "leaves"."""
         return "listing" if self.firsts is not None else "leaves" if self.boundary is None else "column"
 
     @property
@@ -70,13 +70,13 @@ class Level:
 
     @property
     def plain_codes(self) -> NDArray[np.unsignedinteger]:
-        """The codes one by one; unpacked where they are packed. Cost: nothing, or a copy."""
+        """The codes, unpacked where they are packed. Cost: none, or a copy."""
         return self._entries(np.arange(self.num_codes)).astype(code_dtype(self.size)) if self.width else self.codes
 
     def codes_at(self, leaves: NDArray[np.int64]) -> NDArray[np.int64]:
         """The code of this level on the path to each leaf. Cost: one or two reads a leaf."""
-        places = leaves if self.firsts is None else np.searchsorted(self.firsts, leaves, side="right") - 1
-        return self._entries(places).astype(np.int64)
+        entries = leaves if self.firsts is None else np.searchsorted(self.firsts, leaves, side="right") - 1
+        return self._entries(entries).astype(np.int64)
 
     def find(self, lo: int, hi: int, code: int) -> tuple[int, int]:
         """The range of the child of [lo, hi) that has this code; an empty range where there is none. Cost: two searches."""
@@ -91,13 +91,13 @@ class Level:
 
     def _first_at_least(self, begin: int, end: int, code: int) -> int:
         if self.width:
-            return bisect_left(range(end), code, begin, end, key=lambda place: int(self._entries(np.array([place]))[0]))
+            return bisect_left(range(end), code, begin, end, key=lambda entry: int(self._entries(np.array([entry]))[0]))
         return begin + int(np.searchsorted(self.codes[begin:end], code))
 
-    def _entries(self, places_n: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
+    def _entries(self, entries_n: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
         if not self.width:
-            return self.codes[places_n]
-        bits_n = places_n.astype(np.uint64) * np.uint64(self.width)
+            return self.codes[entries_n]
+        bits_n = entries_n.astype(np.uint64) * np.uint64(self.width)
         words, shifts = bits_n >> np.uint64(6), bits_n & np.uint64(63)
         # Two shifts, because a shift by 64 is not defined; the word after the last code is there to be read.
         values = (self.codes[words] >> shifts) | (self.codes[words + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shifts))
@@ -115,5 +115,7 @@ class Level:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, first leaves and boundary."""
-        firsts = 0 if self.firsts is None else self.firsts.nbytes
-        return self.codes.nbytes + firsts + (0 if self.boundary is None else self.boundary.nbytes)
+        return sum(part.nbytes for part in (self.codes, self.firsts, self.boundary) if part is not None)
+
+    def __repr__(self) -> str:
+        return f"Level({self.num_nodes:,} nodes of {self.size:,} codes, {self.layout}, {self.nbytes:,} bytes)"

@@ -1,11 +1,11 @@
-"""From sorted rows to the levels of a trie, one pass over them, in as many pieces as they come.
+"""From sorted rows to the levels of a trie, in one pass over any number of pieces.
 
-    for each row: the first level at which it differs from the row before; every deeper level starts a node there
-    for each leaf, that is for each row that differs at all: its code at every level, appended to the level's column
+    for each row: the length of the longest common prefix (LCP) with the row before; every level from there on starts a node
+    for each leaf, that is for each row that differs from the row before: its code at every level, appended to a column
     at the end, for each level: its column, with the bitmap of node starts, or a listing of its nodes where they are few
 
-A piece is read in blocks that stay in the cache: words gathered, compared and cut into codes before the next block.
-(DESIGN §1.1 to §1.3.) Shapes: N rows, M leaves, L levels, P words a row, n rows of a piece, S nodes of a level.
+A piece is read in blocks that stay in the cache. Shapes: N rows, M leaves, L levels, P words a row, n rows of a piece, B of a
+block, S nodes of a level.
 """
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
@@ -31,11 +31,7 @@ Allocate = Callable[[int, Any], NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class SortedTable:
-    """What the sort leaves behind: the levels, and which of the caller's rows stand on which leaf.
-
-    order_N: uint32, the caller's row at each place of the sorted table.
-    leaf_indptr: uint32, the place of each leaf's first item and, last, N; None where every SID occurs once.
-    """
+    """The levels of a sorted table, and the caller's rows on each leaf; `order_N`, `leaf_indptr`: see `ItemTable`."""
 
     levels: tuple[Level, ...]
     num_leaves: int
@@ -44,17 +40,15 @@ class SortedTable:
 
 
 def layout_of(num_nodes: int, num_leaves: int) -> str:
-    """The layout that a level gets (see `Level`): a column without a boundary, a listing of few nodes, or a column."""
+    """The layout of a level (see `Level`): "leaves", a "listing" of few nodes, or a "column"."""
     return "leaves" if num_nodes == num_leaves else "listing" if num_nodes * 4 <= num_leaves else "column"
 
 
 class LevelBuilder:
-    """The arrays of a trie while its sorted rows arrive.
+    """Builds the levels of a trie from rows that arrive in ascending order: `append` each piece, then `finish`.
 
-    Think of it as L growing columns. `append` takes the next rows in ascending order, `finish` makes the levels. The arrays are
-    as long as all rows together from the start, by `allocate(length, dtype)`: memory, or a file that is mapped.
-
-    Cost: one read of the words, one random read a row and word after the first, one write of the columns; 1 byte a row beside.
+    The columns are allocated for all rows at the start, by `allocate(length, dtype)`: in memory, or as a mapped file.
+    Cost: one read of the words, one random read a row and word after the first, one write of the columns; 1 more byte a row.
     """
 
     def __init__(self, layout: WordLayout, sizes: Sequence[int], num_rows: int, threads: int, allocate: Allocate = np.empty):
@@ -62,35 +56,34 @@ class LevelBuilder:
         self.sizes = tuple(sizes)
         self.threads = threads
         self.columns = [allocate(num_rows, code_dtype(size)) for size in sizes]
-        self.differs_N = allocate(num_rows, np.uint8)
+        self.lcp_N = allocate(num_rows, np.uint8)
         self.num_rows = 0
         self.num_leaves = 0
         self._allocate = allocate
         self._last_P = np.zeros(layout.num_words, np.uint64)
-        self._count_L1 = np.zeros(len(sizes) + 1, np.int64)
+        self._count_L1 = np.zeros(len(sizes) + 1, np.int64)  # rows by their LCP
         self._level_of_bit = np.full((layout.num_words, 64), len(sizes), np.uint8)
         for level in range(len(sizes)):
             top = 64 - int(layout.shift_L[level])
             self._level_of_bit[layout.word_L[level], top - int(layout.mask_L[level]).bit_length() : top] = level
 
     def append(self, words_Pn: Sequence[NDArray[np.uint64]], order_n: NDArray[np.uint32]) -> None:
-        """The next rows: word 0 of each in ascending order, the other words where `order_n` says that the row stands."""
+        """The next rows: word 0 of each in ascending order, the other words at `order_n`."""
         size = len(order_n)
         if size == 0:
             return
         addresses_P = addresses_of(words_Pn)
         counts: dict[int, NDArray[np.int64]] = {}
 
-        def take(begin: int, end: int) -> int:
-            counts[begin] = self._take(addresses_P, order_n, begin, end)
-            return begin
+        def extract(begin: int, end: int) -> None:
+            counts[begin] = self._extract(addresses_P, order_n, begin, end)
 
-        begins = in_threads(take, size, 1 if size < 50_000 else self.threads)
+        in_threads(extract, size, 1 if size < 50_000 else self.threads)
         # Each thread wrote its leaves as if no row before its first were equal to another: close the gaps.
         base, leaves = self.num_leaves, 0
-        for begin in begins:
-            self._count_L1 += counts[begin]
-            kept = int(counts[begin][:-1].sum())
+        for begin, count_L1 in sorted(counts.items()):
+            self._count_L1 += count_L1
+            kept = int(count_L1[:-1].sum())
             if leaves < begin:
                 for column in self.columns:
                     column[base + leaves : base + leaves + kept] = column[base + begin : base + begin + kept]
@@ -100,8 +93,8 @@ class LevelBuilder:
         self.num_rows += size
         self.num_leaves += leaves
 
-    def _take(self, addresses_P: NDArray[np.int64], order_n: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.int64]:
-        """The rows [begin, end) of a piece, block by block; returns how many differ first at each level and, last, at none."""
+    def _extract(self, addresses_P: NDArray[np.int64], order_n: NDArray[np.uint32], begin: int, end: int) -> NDArray[np.int64]:
+        """Write the codes of the rows [begin, end) of a piece, block by block; returns count_L1, the rows of each LCP."""
         layout, num_words = self.layout, self.layout.num_words
         buffer_PB = np.empty((num_words, max(1024, (1 << 15) // num_words)), np.uint64)
         count_L1 = np.zeros_like(self._count_L1)
@@ -114,49 +107,43 @@ class LevelBuilder:
         for first in range(begin, end, buffer_PB.shape[1]):
             stop = min(end, first + buffer_PB.shape[1])
             _gather_words(addresses_P, order_n, first, stop, buffer_PB)
-            differs_B = self.differs_N[start + first : start + stop]
-            kept = _compare(buffer_PB, before_P, is_first, self._level_of_bit, differs_B, count_L1)
+            lcp_B = self.lcp_N[start + first : start + stop]
+            kept = _compare(buffer_PB, before_P, is_first, self._level_of_bit, lcp_B, count_L1)
             is_first = False
             for level, column in enumerate(self.columns):
                 word_B = buffer_PB[layout.word_L[level], :kept]
-                _extract(word_B, np.uint64(layout.shift_L[level]), layout.mask_L[level], column[leaf : leaf + kept])
+                _unpack(word_B, np.uint64(layout.shift_L[level]), layout.mask_L[level], column[leaf : leaf + kept])
             leaf += kept
         return count_L1
 
     def finish(self, order_N: NDArray[np.uint32]) -> SortedTable:
-        """The levels of all rows that were appended."""
-        assert self.num_rows == len(self.differs_N) == len(order_N)
+        """The levels of all rows that were appended. order_N: the caller's row at each position."""
+        assert self.num_rows == len(self.lcp_N) == len(order_N)
         num_levels, num_leaves = len(self.sizes), self.num_leaves
-        leaf_indptr, differs_M = None, self.differs_N
+        leaf_indptr, lcp_M = None, self.lcp_N
         if num_leaves < self.num_rows:
             leaf_indptr = self._allocate(num_leaves + 1, np.uint32)
-            differs_M = self._allocate(num_leaves, np.uint8)
-            _first_places(self.differs_N, num_levels, leaf_indptr, differs_M)
+            lcp_M = self._allocate(num_leaves, np.uint8)
+            _leaf_starts(self.lcp_N, num_levels, leaf_indptr, lcp_M)
         nodes_L = np.cumsum(self._count_L1[:-1]).tolist()
-        levels = tuple(self._lay_out(level, nodes_L[level], differs_M) for level in range(num_levels))
+        levels = tuple(self._lay_out(level, nodes_L[level], lcp_M) for level in range(num_levels))
         return SortedTable(levels=levels, num_leaves=num_leaves, order_N=order_N, leaf_indptr=leaf_indptr)
 
-    def _lay_out(self, level: int, num_nodes: int, differs_M: NDArray[np.uint8]) -> Level:
-        """One level's column (and boundary), or its listing where it has at most a quarter as many nodes as leaves."""
+    def _lay_out(self, level: int, num_nodes: int, lcp_M: NDArray[np.uint8]) -> Level:
         size, num_leaves = self.sizes[level], self.num_leaves
         column, self.columns[level] = self.columns[level], np.empty(0, code_dtype(size))
         layout = layout_of(num_nodes, num_leaves)
         boundary = None
         if layout != "leaves":
             words_W = self._allocate(num_leaves // 64 + 1, np.uint64)
-
-            def mark(begin: int, end: int) -> int:
-                _mark_starts(differs_M, level, begin, end, words_W)
-                return 0
-
-            in_threads(mark, len(words_W), self.threads)
+            in_threads(lambda begin, end: _mark_starts(lcp_M, level, begin, end, words_W), len(words_W), self.threads)
             boundary = Bitmap.from_words(words_W, num_leaves)
         if layout == "listing":
             codes_S, firsts_S = self._allocate(num_nodes, column.dtype), self._allocate(num_nodes, np.uint32)
-            _list_nodes(column, differs_M, level, codes_S, firsts_S)
+            _list_nodes(column, lcp_M, level, codes_S, firsts_S)
             return Level(size=size, num_nodes=num_nodes, codes=codes_S, firsts=firsts_S, boundary=boundary)
         codes_M = column[:num_leaves]
-        if num_leaves * 8 < len(column) * 7:  # a view would keep all of it
+        if num_leaves * 8 < len(column) * 7:  # a view would keep the whole column in memory
             codes_M = self._allocate(num_leaves, column.dtype)
             codes_M[:] = column[:num_leaves]
         return Level(size=size, num_nodes=num_nodes, codes=codes_M, firsts=None, boundary=boundary)
@@ -164,7 +151,7 @@ class LevelBuilder:
 
 @njit(cache=True, nogil=True)
 def _gather_words(addresses_P, order_n, begin, end, buffer_PB):
-    """The words of the rows [begin, end): word 0 lies in order, the others at order_n."""
+    """The words of the rows [begin, end): word 0 is in order, the others at order_n."""
     word_n = uint64_at(addresses_P[0], order_n.size)
     for row in range(begin, end):
         buffer_PB[0, row - begin] = word_n[row]
@@ -175,15 +162,15 @@ def _gather_words(addresses_P, order_n, begin, end, buffer_PB):
 
 
 @njit(cache=True, nogil=True)
-def _compare(buffer_PB, before_P, is_first, level_of_bit, differs_B, count_L1):
-    """Fill differs_B with the first level at which each row differs from the row before (0 for the very first, L: equal).
+def _compare(buffer_PB, before_P, is_first, level_of_bit, lcp_B, count_L1):
+    """Fill lcp_B with the LCP of each row and the row before, in levels (0 for the very first row; L: equal).
 
     Counts every value, moves the rows that differ to the front of the buffer, leaves the last row in `before_P`, and returns
     how many rows differ.
     """
     num_words = before_P.size
     num_levels = count_L1.size - 1
-    for row in range(differs_B.size):
+    for row in range(lcp_B.size):
         level = np.int64(num_levels)
         difference = buffer_PB[0, row] ^ (buffer_PB[0, row - 1] if row > 0 else before_P[0])
         if difference != np.uint64(0):
@@ -194,53 +181,53 @@ def _compare(buffer_PB, before_P, is_first, level_of_bit, differs_B, count_L1):
                 if difference != np.uint64(0):
                     level = np.int64(level_of_bit[word, leading_zeros(difference)])
                     break
-        differs_B[row] = level
+        lcp_B[row] = level
         count_L1[level] += 1
     if is_first:
-        count_L1[differs_B[0]] -= 1
-        differs_B[0] = 0
+        count_L1[lcp_B[0]] -= 1
+        lcp_B[0] = 0
         count_L1[0] += 1
     for word in range(num_words):
-        before_P[word] = buffer_PB[word, differs_B.size - 1]
+        before_P[word] = buffer_PB[word, lcp_B.size - 1]
     kept = 0
-    for row in range(differs_B.size):
-        kept += differs_B[row] < num_levels
-    if kept < differs_B.size:
+    for row in range(lcp_B.size):
+        kept += lcp_B[row] < num_levels
+    if kept < lcp_B.size:
         for word in range(num_words):
             leaf = 0
-            for row in range(differs_B.size):
+            for row in range(lcp_B.size):
                 buffer_PB[word, leaf] = buffer_PB[word, row]
-                leaf += differs_B[row] < num_levels
+                leaf += lcp_B[row] < num_levels
     return kept
 
 
 @njit(cache=True, nogil=True)
-def _extract(word_B, shift, mask, codes_B):
+def _unpack(word_B, shift, mask, codes_B):
     for leaf in range(word_B.size):
         codes_B[leaf] = (word_B[leaf] >> shift) & mask
 
 
 @njit(cache=True, nogil=True)
-def _first_places(differs_N, num_levels, leaf_indptr, differs_M):
-    """The places that start a leaf and, last, N; and where each leaf differs from the one before."""
+def _leaf_starts(lcp_N, num_levels, leaf_indptr, lcp_M):
+    """The rows that start a leaf and, last, N; and the LCP of each leaf and the leaf before."""
     leaf = 0
-    for place in range(differs_N.size):
-        if differs_N[place] < num_levels:
-            leaf_indptr[leaf] = place
-            differs_M[leaf] = differs_N[place]
+    for row in range(lcp_N.size):
+        if lcp_N[row] < num_levels:
+            leaf_indptr[leaf] = row
+            lcp_M[leaf] = lcp_N[row]
             leaf += 1
-    leaf_indptr[leaf] = differs_N.size
+    leaf_indptr[leaf] = lcp_N.size
 
 
 @njit(cache=True, nogil=True)
-def _mark_starts(differs_M, level, begin, end, words_W):
-    """The words [begin, end) of the bitmap of leaves with differs_M <= level, eight leaves at a time.
+def _mark_starts(lcp_M, level, begin, end, words_W):
+    """Write the words [begin, end) of the bitmap of leaves with lcp_M <= level, eight leaves at a time.
 
     Values are below 128: with its highest bit set, a byte less `level + 1` keeps that bit iff the value is more than `level`.
     The product moves the highest bit of byte i to bit 56 + i.
     """
-    size = differs_M.size
-    eights = differs_M[: size // 8 * 8].view(np.uint64)
+    size = lcp_M.size
+    eights = lcp_M[: size // 8 * 8].view(np.uint64)
     high, less = np.uint64(0x8080808080808080), np.uint64(0x0101010101010101) * np.uint64(level + 1)
     for word in range(begin, end):
         bits = np.uint64(0)
@@ -251,15 +238,15 @@ def _mark_starts(differs_M, level, begin, end, words_W):
                 bits |= (((starts >> np.uint64(7)) * np.uint64(0x0102040810204080)) >> np.uint64(56)) << np.uint64(8 * eight)
         else:
             for bit in range(size - start):
-                bits |= np.uint64(differs_M[start + bit] <= level) << np.uint64(bit)
+                bits |= np.uint64(lcp_M[start + bit] <= level) << np.uint64(bit)
         words_W[word] = bits
 
 
 @njit(cache=True, nogil=True)
-def _list_nodes(codes_M, differs_M, level, codes_S, firsts_S):
+def _list_nodes(codes_M, lcp_M, level, codes_S, firsts_S):
     node = 0
-    for leaf in range(differs_M.size):
-        if differs_M[leaf] <= level:
+    for leaf in range(lcp_M.size):
+        if lcp_M[leaf] <= level:
             codes_S[node] = codes_M[leaf]
             firsts_S[node] = leaf
             node += 1

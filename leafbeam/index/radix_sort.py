@@ -1,12 +1,11 @@
-"""Sorting Semantic IDs: codes packed into 64-bit words, then a stable radix sort, most significant digit first.
+"""Sorting Semantic IDs: codes packed into 64-bit words, then a stable most-significant-digit radix sort.
 
     word 0 holds as many leading codes as fit into 64 bits, word 1 the next, and so on
-    scatter all rows by the top digit of word 0, then sort every bucket on its own while it lies in the cache
+    all rows are scattered by the top digit of word 0, then every bucket is sorted on its own while it lies in the cache
     rows equal in word 0 are sorted by word 1, and so on
 
-The sort moves (word 0, row number) pairs only; a later word is read where earlier ones tie. (Moving the second word along costs
-more than it saves: a third stream of writes overflows the cache's lines.) Kernels release the GIL, so plain threads share the
-work and two builds at once cannot disturb each other. Shapes: N rows, L levels, P words a row.
+The sort moves (word 0, row number) pairs; later words are read only for ties. Kernels release the GIL, so threads share the
+work. Shapes: N rows, L levels, P words a row.
 """
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
@@ -27,11 +26,11 @@ from leafbeam.errors import CodesError
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
 from leafbeam.jit import njit
 
-__all__ = ["Table", "WordLayout", "addresses_of", "in_threads", "pack_sort_keys", "sort_rows", "threads_for"]
+__all__ = ["CodeTable", "WordLayout", "addresses_of", "in_threads", "pack_sort_keys", "sort_rows", "threads_for"]
 
 
-class Table(Protocol):
-    """What can be sorted: an (N, L) array of codes, or something that gives blocks of its rows."""
+class CodeTable(Protocol):
+    """An (N, L) array of codes, or an object that returns blocks of its rows."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice, /) -> NDArray[np.integer]: ...
@@ -61,47 +60,43 @@ class WordLayout:
             free -= width
             words.append(word)
             shifts.append(free)
-        return cls(
-            word_L=np.array(words, np.int64),
-            shift_L=np.array(shifts, np.int64),
-            mask_L=np.array([(1 << width) - 1 for width in widths], np.uint64),
-            num_words=word + 1,
-        )
+        masks = np.array([(1 << width) - 1 for width in widths], np.uint64)
+        return cls(word_L=np.array(words, np.int64), shift_L=np.array(shifts, np.int64), mask_L=masks, num_words=word + 1)
 
 
-def in_threads(work: Callable[[int, int], int], size: int, threads: int) -> list[int]:
-    """Call `work(begin, end)` over `threads` even parts of `range(size)` and return the answers in order."""
-    cuts = np.linspace(0, size, threads + 1).astype(np.int64)
-    with _pool(threads) as each:
-        return each(lambda part: work(*part), [(int(begin), int(end)) for begin, end in pairwise(cuts)])
+def in_threads(task: Callable[[int, int], int | None], size: int, threads: int) -> list[int | None]:
+    """Call `task(begin, end)` for `threads` even parts of `range(size)`; returns the results in order."""
+    cuts = np.linspace(0, size, threads + 1).astype(np.int64).tolist()
+    with _thread_map(threads) as thread_map:
+        return thread_map(lambda part: task(*part), pairwise(cuts))
 
 
 @contextmanager
-def _pool(threads: int) -> Generator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
-    """A `map` that runs by so many threads; one is the caller's own, which a small table should not wait for."""
+def _thread_map(threads: int) -> Generator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
+    """A `map` over a thread pool; over the caller's own thread where `threads` is 1."""
     if threads == 1:
-        yield lambda work, parts: [work(part) for part in parts]
+        yield lambda task, parts: [task(part) for part in parts]
         return
     with ThreadPoolExecutor(threads) as pool:
-        yield lambda work, parts: list(pool.map(work, parts))
+        yield lambda task, parts: list(pool.map(task, parts))
 
 
 def threads_for(num_rows: int, num_threads: int | None = None) -> int:
-    """As many threads as asked for, or as there are cores; a small table is not worth more than one."""
+    """`num_threads`, by default one for each core, but at most one for every 100,000 rows."""
     return max(1, min(num_threads or os.cpu_count() or 1, 1 + num_rows // 100_000))
 
 
 def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """Where the words lie, so that one compiled loop serves any number of them; the caller keeps them alive."""
+    """The address of each word's array, so that one compiled loop serves any number of them; the caller keeps them alive."""
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
 def pack_sort_keys(
-    codes_NL: Table, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
+    codes_NL: CodeTable, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
 ) -> list[NDArray[np.uint64]]:
     """Pack a table of codes into words, checking every code on the way.
 
-    Raises CodesError at the first code that is negative or not below its codebook's size; `first_row`: the number of row 0 in
+    Raises CodesError at the first code that is negative or not below its codebook's size. first_row: the number of row 0 in
     its message.
     """
     size = len(codes_NL)
@@ -109,16 +104,16 @@ def pack_sort_keys(
     addresses_P = addresses_of(words_PN)
     sizes_L = np.array(sizes, np.int64)
 
-    def pack(begin: int, end: int) -> int:
-        step = 1 << 16  # a copy of one slice at most, whatever the layout of the caller's array
+    def pack(begin: int, end: int) -> int | None:
+        step = 1 << 16  # a copy of one block at most, whatever the layout of the caller's array
         for start in range(begin, end, step):
-            slices = np.ascontiguousarray(codes_NL[start : min(end, start + step)])
-            if not _pack(slices, sizes_L, layout.word_L, layout.shift_L, addresses_P, start, size):
-                return start + int(np.argmax(((slices < 0) | (slices >= sizes_L)).any(axis=1)))
-        return -1
+            block = np.ascontiguousarray(codes_NL[start : min(end, start + step)])
+            if not _pack(block, sizes_L, layout.word_L, layout.shift_L, addresses_P, start, size):
+                return start + int(np.argmax(((block < 0) | (block >= sizes_L)).any(axis=1)))
+        return None
 
     for bad in in_threads(pack, size, threads):
-        if bad >= 0:
+        if bad is not None:
             row = [int(code) for code in codes_NL[bad : bad + 1][0]]
             level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
             raise CodesError(
@@ -130,26 +125,23 @@ def pack_sort_keys(
 
 @njit(cache=True, nogil=True)
 def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
-    """Write the words of the rows from `start` on; returns whether every code is below its codebook's size.
-
-    Level by level over rows that stay in the cache: loops that read, compare, shift and join many rows at once.
-    """
+    """Write the words of the rows from `start` on, in blocks that stay in the cache; whether every code is in its codebook."""
     block = 4096
     bad = False
     for first in range(0, codes_nL.shape[0], block):
         rows = min(block, codes_nL.shape[0] - first)
         for level in range(sizes_L.size):
             word_n = uint64_at(addresses_P[word_L[level]], size)[start + first : start + first + rows]
-            top, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
+            limit, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
             if level == 0 or word_L[level] != word_L[level - 1]:
                 for row in range(rows):
                     code = np.uint64(codes_nL[first + row, level])  # a negative code becomes a very large one
-                    bad |= code >= top
+                    bad |= code >= limit
                     word_n[row] = code << shift
             else:
                 for row in range(rows):
                     code = np.uint64(codes_nL[first + row, level])
-                    bad |= code >= top
+                    bad |= code >= limit
                     word_n[row] |= code << shift
     return not bad
 
@@ -157,8 +149,7 @@ def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
 def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.uint32]:
     """Sort the rows by their packed codes, stably; word 0 is sorted in place, the others keep the caller's order.
 
-    Returns order_N: the row of the caller that stands at each place of the sorted table. Cost at 10^7 rows of 8 x 11 bits:
-    about 20 bytes a row beside the words.
+    Returns order_N: the caller's row at each position of the sorted table. Memory: about 20 bytes a row besides the words.
     """
     keys_N = words_PN[0]
     size = keys_N.size
@@ -173,34 +164,33 @@ def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.ui
     for word in range(1, len(words_PN)):
         addresses_P = addresses_of(words_PN[: word + 1])
 
-        def sort_ties(begin: int, end: int, addresses_P: NDArray[np.int64] = addresses_P) -> int:
+        def sort_ties(begin: int, end: int, addresses_P: NDArray[np.int64] = addresses_P) -> None:
             _sort_ties(addresses_P, order_N, other_keys_N, keys_N, other_order_N, begin, end)
-            return 0
 
         in_threads(sort_ties, size, threads)
     return order_N
 
 
 def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> None:
-    """The first digit by all threads together, then each thread sorts buckets on its own."""
-    # Few enough buckets that their ends stay in the cache while they are written, and as small ones as that allows.
+    """Scatter by the first digit with all threads, then sort the buckets, each in one thread."""
+    # Few enough buckets that their ends stay in the cache while they are written, and otherwise as many as possible.
     digit_bits = max(8, min(11, (keys_N.size >> 15).bit_length()))
     shift = 64 - digit_bits
     cuts = np.linspace(0, keys_N.size, threads + 1).astype(np.int64)
     counts_TD = np.zeros((threads, 1 << digit_bits), np.int64)
     parts = list(range(threads))
-    with _pool(threads) as each:
-        each(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts)
+    with _thread_map(threads) as thread_map:
+        thread_map(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts)
         ends_D = np.cumsum(counts_TD.sum(axis=0))
         starts_D = ends_D - counts_TD.sum(axis=0)
-        places_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
+        next_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
 
         def scatter(part: int) -> None:
-            _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, places_TD[part])
+            _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, next_TD[part])
 
-        each(scatter, parts)
+        thread_map(scatter, parts)
 
-        # Buckets in groups of about equal size, many more groups than threads, so that one heavy code cannot stall a thread.
+        # Buckets in groups of about equal size, many more groups than threads, so that a frequent code cannot stall a thread.
         groups = np.unique(np.searchsorted(ends_D, np.linspace(0, keys_N.size, 32 * threads + 1)[1:-1]))
         bounds = [0, *(groups + 1).tolist(), len(ends_D)]
 
@@ -210,7 +200,7 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
                 if end > begin:
                     _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, shift, True)
 
-        each(sort_group, pairwise(bounds))
+        thread_map(sort_group, pairwise(bounds))
 
 
 @njit(cache=True, nogil=True)
@@ -220,13 +210,13 @@ def _count_digits(keys_N, shift, counts_D):
 
 
 @njit(cache=True, nogil=True)
-def _scatter(keys_N, to_keys_N, to_order_N, begin, end, shift, places_D):
+def _scatter(keys_N, to_keys_N, to_order_N, begin, end, shift, next_D):
     for row in range(begin, end):
         digit = keys_N[row] >> np.uint64(shift)
-        place = places_D[digit]
-        places_D[digit] = place + 1
-        to_keys_N[place] = keys_N[row]
-        to_order_N[place] = row
+        position = next_D[digit]
+        next_D[digit] = position + 1
+        to_keys_N[position] = keys_N[row]
+        to_order_N[position] = row
 
 
 @njit(cache=True, nogil=True)
@@ -253,12 +243,12 @@ def _insertion_sort(keys_N, order_N, begin, end):
 def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_left, in_other):
     """Sort [begin, end), whose rows agree above bit `bits_left` and lie in the `other` arrays iff `in_other`, into `keys_N`.
 
-    A bucket that fits into the cache is dealt into about as many as it has rows, so that most rows are alone and one pass of
-    insertion sort over all of them finds nearly every row in its place. A larger one is dealt into a few hundred first.
+    A bucket that fits into the cache is scattered into about as many as it has rows, so that one pass of insertion sort over
+    all of them moves few rows. A larger one is scattered into a few hundred first.
     """
-    small, most_bits = 24, 15
-    offsets = np.empty((1 << min(most_bits, _bit_length(end - begin))) + 1, np.uint32)
-    # What is left to do: (begin, end, bits left, which arrays); -1 bits: small buckets in a row, dealt already.
+    small, max_bits = 24, 15
+    offsets = np.empty((1 << min(max_bits, _bit_length(end - begin))) + 1, np.uint32)
+    # Work left: (begin, end, bits left, whether in the other arrays); -1 bits: adjacent small buckets, scattered already.
     stack = [(begin, end, bits_left, in_other)]
     while len(stack) > 0:
         lo, hi, left, there = stack.pop()
@@ -270,7 +260,7 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
             if left != 0:
                 _insertion_sort(keys_N, order_N, lo, hi)
             continue
-        digit_bits = min(left, 9 if size > 1 << 16 else min(most_bits, _bit_length(size)))
+        digit_bits = min(left, 9 if size > 1 << 16 else min(max_bits, _bit_length(size)))
         shift = np.uint64(left - digit_bits)
         mask = (np.uint64(1) << np.uint64(digit_bits)) - np.uint64(1)
         buckets = 1 << digit_bits
@@ -290,11 +280,11 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
         for i in range(lo, hi):
             key = from_keys[i]
             digit = np.int64((key >> shift) & mask)
-            place = offsets[digit]
-            offsets[digit] = place + np.uint32(1)
-            to_keys[lo + np.int64(place)] = key
-            to_order[lo + np.int64(place)] = from_order[i]
-        # offsets[digit] is now the end of that digit's bucket. Small buckets in a row are finished together.
+            position = lo + np.int64(offsets[digit])
+            offsets[digit] += np.uint32(1)
+            to_keys[position] = key
+            to_order[position] = from_order[i]
+        # offsets[digit] is now the end of that digit's bucket. Adjacent small buckets are finished together.
         start = lo
         if largest > small:
             stop = lo
@@ -315,7 +305,7 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
 
 @njit(cache=True, nogil=True)
 def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, first, stop):
-    """Sort every run of rows that are equal in all words but the last by the last word: the runs that begin in [first, stop).
+    """Sort each run of rows that are equal in all words but the last by the last word: the runs that begin in [first, stop).
 
     addresses_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
     """
@@ -324,8 +314,8 @@ def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N,
     other_keys = np.empty(0, np.uint64)
     begin = first
     while 0 < begin < size and sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]:
-        begin += 1  # the run that the part before ends with is its own
-    # ... and the run that this part ends with is finished here, all of its parts by the words in between.
+        begin += 1  # a run that began in the part before belongs to it
+    # A run that begins in this part is finished here, beyond `stop` too.
     while begin < size and (begin < stop or sorted_word_0_N[begin] == sorted_word_0_N[begin - 1]):
         while begin + 1 < stop and sorted_word_0_N[begin + 1] != sorted_word_0_N[begin]:
             begin += 1

@@ -1,9 +1,9 @@
-"""Sequences of different lengths as a table of codes: a reserved end code after each, and again down to the last level.
+"""Sequences of different lengths as a table of codes, padded with an end code.
 
     a sequence of n tokens below V becomes  t1 t2 ... tn V V ... V   over levels 0 .. longest
 
-So a level has V + 1 codes, tokens keep their numbers, and the end is the last. A sequence that is the beginning of another,
-the empty one included, ends in a leaf of its own. Shapes: N sequences, T tokens in all, L = longest + 1 levels.
+A level has V + 1 codes; tokens keep their numbers and V is the end code. A sequence that is a prefix of another, the empty one
+included, so has a leaf of its own. Shapes: N sequences, T tokens in all, L = longest + 1 levels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, CodesError
 from leafbeam.index.build import MAX_CODEBOOK, MAX_LEVELS
 
-__all__ = ["SequenceTable", "check_end_codes"]
+__all__ = ["SequenceTable", "TokenSequence", "check_end_codes"]
 
 _SLICE = 1 << 16
 
+TokenSequence = Sequence[int] | NDArray[np.integer]
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SequenceTable:
     """The padded (N, L) table of codes, whose rows are made when they are read.
 
@@ -37,39 +39,34 @@ class SequenceTable:
     num_levels: int
 
     @classmethod
-    def of(
-        cls,
-        sequences: Sequence[Sequence[int] | NDArray[np.integer]],
-        vocabulary_size: int,
-        max_length: int | None = None,
-    ) -> SequenceTable:
-        """Check the sequences and lay them end to end.
+    def of(cls, sequences: Sequence[TokenSequence], vocabulary_size: int, max_length: int | None = None) -> SequenceTable:
+        """Check and join the sequences.
 
-        max_length: leave room for sequences of this length in later segments; None: as long as the longest.
+        max_length: the longest sequence that later segments may have; None: as long as the longest of these.
         Raises CodesError where a token is not a whole number below `vocabulary_size` or a sequence is too long, ArgumentError
         where the other two are out of range.
         """
         if not 1 <= vocabulary_size < MAX_CODEBOOK:
             raise ArgumentError(f"vocabulary_size is {vocabulary_size:,}: expected 1 to 2^31 - 1 (one code is the end's)")
-        longest = MAX_LEVELS - 1
-        if max_length is not None and not 0 <= max_length <= longest:
-            raise ArgumentError(f"max_length is {max_length}: expected 0 to {longest}")
-        lengths_N = np.fromiter((_length(one, place) for place, one in enumerate(sequences)), np.int64, len(sequences))
-        limit = longest if max_length is None else max_length
-        if lengths_N.max(initial=0) > limit:
-            place = int(np.argmax(lengths_N > limit))
-            raise CodesError(f"sequence {place:,} has {lengths_N[place]:,} tokens: expected at most {limit}")
-        sequence_indptr = np.concatenate([[0], np.cumsum(lengths_N)])
+        limit = MAX_LEVELS - 1
+        if max_length is not None and not 0 <= max_length <= limit:
+            raise ArgumentError(f"max_length is {max_length}: expected 0 to {limit}")
+        lengths_N = np.fromiter((_length(sequence, n) for n, sequence in enumerate(sequences)), np.int64, len(sequences))
+        limit = limit if max_length is None else max_length
+        longest = int(lengths_N.max(initial=0))
+        if longest > limit:
+            number = int(np.argmax(lengths_N > limit))
+            raise CodesError(f"sequence {number:,} has {lengths_N[number]:,} tokens: expected at most {limit}")
+        indptr = np.concatenate([[0], np.cumsum(lengths_N)])
         parts = [
-            _flatten(sequences[begin : begin + _SLICE], sequence_indptr[begin : begin + _SLICE + 1], begin, vocabulary_size)
+            _joined(sequences[begin : begin + _SLICE], indptr[begin : begin + _SLICE + 1], begin, vocabulary_size)
             for begin in range(0, len(sequences), _SLICE)
         ]
-        deepest = int(lengths_N.max(initial=0)) if max_length is None else max_length
         return cls(
             tokens_T=np.concatenate([np.empty(0, np.uint32), *parts]),
-            sequence_indptr=sequence_indptr,
+            sequence_indptr=indptr,
             vocabulary_size=vocabulary_size,
-            num_levels=deepest + 1,
+            num_levels=1 + (longest if max_length is None else max_length),
         )
 
     @property
@@ -90,19 +87,16 @@ class SequenceTable:
     def __getitem__(self, rows: slice) -> NDArray[np.uint32]:
         begin, end, step = rows.indices(len(self))
         assert step == 1
-        starts, tokens = (
-            self.sequence_indptr[begin : end + 1],
-            self.tokens_T[self.sequence_indptr[begin] : self.sequence_indptr[end]],
-        )
+        indptr = self.sequence_indptr[begin : end + 1]
+        tokens, lengths = self.tokens_T[indptr[0] : indptr[-1]], np.diff(indptr)
         block = np.full((end - begin, self.num_levels), self.end_code, np.uint32)
-        lengths = np.diff(starts)
-        places = np.arange(len(tokens)) - np.repeat(starts[:-1] - starts[0], lengths)
-        block[np.repeat(np.arange(end - begin), lengths), places] = tokens
+        levels = np.arange(len(tokens)) - np.repeat(indptr[:-1] - indptr[0], lengths)
+        block[np.repeat(np.arange(end - begin), lengths), levels] = tokens
         return block
 
 
 def check_end_codes(codes_NL: NDArray[np.integer], sizes: Sequence[int], end_code: int) -> None:
-    """Raise CodesError where a table is not one of ended sequences: a code after an end, a row without one, other codebooks."""
+    """Raise CodesError where the rows are not padded sequences: a code after an end, no end code, other codebooks."""
     if set(sizes) != {end_code + 1}:
         raise CodesError(f"end_code is {end_code}, the codebooks have {sorted(set(sizes))} codes: expected {end_code + 1} each")
     for begin in range(0, len(codes_NL), _SLICE):
@@ -116,38 +110,38 @@ def check_end_codes(codes_NL: NDArray[np.integer], sizes: Sequence[int], end_cod
             )
 
 
-def _length(sequence: Sequence[int] | NDArray[np.integer], place: int) -> int:
+def _length(sequence: TokenSequence, number: int) -> int:
     try:
         return len(sequence)
     except TypeError:
-        raise CodesError(f"sequence {place:,} is {sequence!r}: expected a list or an array of tokens") from None
+        raise CodesError(f"sequence {number:,} is {sequence!r}: expected a list or an array of tokens") from None
 
 
-def _flatten(
-    sequences: Sequence[Sequence[int] | NDArray[np.integer]], starts: NDArray[np.int64], first: int, vocabulary_size: int
+def _joined(
+    sequences: Sequence[TokenSequence], indptr: NDArray[np.int64], first: int, vocabulary_size: int
 ) -> NDArray[np.uint32]:
-    """The tokens of some sequences end to end, checked; `first`: the number of the first, for messages."""
-    refused = f"sequences {first:,} and on hold {{}}: expected whole numbers, in flat lists or arrays"
-    if all(isinstance(one, np.ndarray) and one.ndim == 1 for one in sequences):
-        arrays = [np.asarray(one) for one in sequences if len(one)]
-        kinds = {one.dtype for one in arrays}
-        if any(kind.kind not in "iu" for kind in kinds):
-            raise CodesError(refused.format(" and ".join(sorted(str(kind) for kind in kinds))))
-        arrays = [one.view(np.int64) if one.dtype == np.uint64 else one for one in arrays]  # no dtype holds both
+    """The checked tokens of some sequences; `first`: the number of the first, for messages."""
+    message = f"sequences {first:,} and on hold {{}}: expected whole numbers, in flat lists or arrays"
+    if all(isinstance(sequence, np.ndarray) and sequence.ndim == 1 for sequence in sequences):
+        arrays = [np.asarray(sequence) for sequence in sequences if len(sequence)]
+        dtypes = {array.dtype for array in arrays}
+        if any(dtype.kind not in "iu" for dtype in dtypes):
+            raise CodesError(message.format(" and ".join(sorted(str(dtype) for dtype in dtypes))))
+        arrays = [array.view(np.int64) if array.dtype == np.uint64 else array for array in arrays]  # no dtype holds both
         tokens = np.concatenate([np.empty(0, np.uint8), *arrays])
     else:
         try:
             tokens = np.array(list(chain.from_iterable(sequences)) or np.empty(0, np.uint8))
         except (TypeError, ValueError) as error:
-            raise CodesError(refused.format(f"something else ({error})")) from error
+            raise CodesError(message.format(f"something else ({error})")) from error
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise CodesError(refused.format(f"{tokens.dtype} of shape {tokens.shape}"))
+            raise CodesError(message.format(f"{tokens.dtype} of shape {tokens.shape}"))
     bad = np.flatnonzero((tokens < 0) | (tokens >= vocabulary_size))
     if bad.size:
-        sequence = int(np.searchsorted(starts - starts[0], bad[0], side="right")) - 1
-        place = int(bad[0] - (starts[sequence] - starts[0]))
+        number = int(np.searchsorted(indptr - indptr[0], bad[0], side="right")) - 1
+        index = int(bad[0] - (indptr[number] - indptr[0]))
         raise CodesError(
-            f"sequence {first + sequence:,} has token {tokens[bad[0]]} at place {place}: expected 0 <= token < "
+            f"sequence {first + number:,} has token {tokens[bad[0]]} at index {index}: expected 0 <= token < "
             f"{vocabulary_size:,}, the vocabulary_size"
         )
     return tokens.astype(np.uint32)

@@ -1,6 +1,6 @@
-"""Temporary arrays on disk, for what does not fit into memory.
+"""Temporary arrays on disk, for data that does not fit into memory.
 
-The file has no name (it is unlinked when it is made), so nothing is left behind whatever ends the process.
+The file is unlinked when it is created, so nothing is left behind however the process ends.
 """
 
 from __future__ import annotations
@@ -9,57 +9,68 @@ import errno
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import IndexFileError
 
-__all__ = ["SpillFile"]
+__all__ = ["SpillFile", "SpilledArray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpilledArray:
+    """A 1-D array in a `SpillFile`."""
+
+    descriptor: int
+    offset: int
+    length: int
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, begin: int, out: NDArray[Any]) -> NDArray[Any]:
+        """Fill `out`, an array of the same item size, with the values from `begin` on."""
+        offset = self.offset + begin * self.dtype.itemsize
+        left = out.view(np.uint8).data if len(out) else memoryview(b"")
+        while len(left):
+            count = os.preadv(self.descriptor, [left[: 1 << 30]], offset)
+            assert count > 0
+            left, offset = left[count:], offset + count
+        return out
 
 
 class SpillFile:
-    """A growing temporary file that hands out pieces of itself.
-
-    Think of it as a drawer: `put` appends an array and says where, `take` reads some of it back, `allocate` gives an array
-    whose memory is the file's, for as long as that array lives. Raises IndexFileError where the disk is full.
-    """
+    """A growing temporary file of arrays. Raises IndexFileError where the folder cannot be written or its disk is full."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = Path(tempfile.gettempdir()) if folder is None else folder
         try:
-            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (it lives as long as this object)
+            self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise IndexFileError(
                 f"no temporary file can be made in {self.folder} ({error.strerror}): name another folder"
             ) from error
         self.size = 0
 
-    def put(self, array: NDArray[Any]) -> int:
-        """Append a contiguous array; returns the offset of its first byte."""
-        offset = self.size
+    def append(self, array: NDArray[Any]) -> SpilledArray:
+        """Write a contiguous array at the end of the file."""
+        descriptor, offset = self._file.fileno(), self.size
         left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self.size += len(left)
-        at = offset
+        position = offset
         while len(left):
-            written = self._or_full(lambda left=left, at=at: os.pwrite(self._file.fileno(), left[: 1 << 30], at), self.size)
-            left, at = left[written:], at + written
-        return offset
-
-    def take(self, offset: int, length: int, dtype: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Read `length` values that `put` wrote, into `out` or a new array."""
-        array = np.empty(length, dtype) if out is None else out
-        left = array.view(np.uint8).data if length else memoryview(b"")
-        while len(left):
-            got = os.preadv(self._file.fileno(), [left[: 1 << 30]], offset)
-            assert got > 0
-            left, offset = left[got:], offset + got
-        return array
+            part = left[: 1 << 30]
+            count = self._or_full(lambda part=part, position=position: os.pwrite(descriptor, part, position), self.size)
+            left, position = left[count:], position + count
+        return SpilledArray(descriptor=descriptor, offset=offset, length=len(array), dtype=array.dtype)
 
     def allocate(self, length: int, dtype: Any) -> NDArray[Any]:
-        """An array in the file, all of its bytes set aside on the disk beforehand."""
+        """An array mapped from the file, whose disk space is reserved first; it may outlive `close`."""
         nbytes = length * np.dtype(dtype).itemsize
         if nbytes == 0:
             return np.empty(length, dtype)
@@ -69,14 +80,8 @@ class SpillFile:
         return np.asarray(np.memmap(self._file, dtype, "r+", offset, (length,)))
 
     def close(self) -> None:
-        """Give the space back, as soon as no allocated array is left."""
+        """Free the disk space once no allocated array is left."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _or_full(self, write: Callable[[], Any], needed: int) -> Any:
         try:

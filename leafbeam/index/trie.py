@@ -6,7 +6,7 @@ Shapes: N items, M leaves (distinct SIDs), L levels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +24,16 @@ from leafbeam.index.sequences import SequenceTable, check_end_codes
 __all__ = ["Trie", "fingerprint"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Trie:
-    """Every Semantic ID that may be decoded, sorted; what a search needs to take legal steps only.
+    """Every Semantic ID (SID) that may be decoded, as the sorted list of SIDs with an index per level.
 
-    Think of it as the sorted list of SIDs with an index per level. An item's SID is a *leaf*, numbered by its rank; a prefix
-    is the *range* of the leaves under it: the root is (0, num_leaves), a dead end is empty, and the children of a range are
-    the places inside it where a longer prefix starts. (DESIGN §1.1 to §1.3, in place of STATIC's CSR matrix, §4.2.)
+    A distinct SID is a *leaf*, numbered by its rank; a prefix is the *range* of the leaves under it: the root is
+    (0, num_leaves), a dead end is empty, and the children of a range are the longer prefixes that start inside it.
 
-    Immutable. About 15 bytes an item at 8 levels of 2,048 codes, plus 4 to remember the caller's order, plus the ids.
+    Immutable. Memory: about 15 bytes an item at 8 levels of 2,048 codes, 4 for the caller's order, and the ids.
 
-    end_code: the code that ends a sequence, where the items are sequences of different lengths (`from_sequences`), else None.
+    end_code: the code that ends a sequence, for sequences of different lengths (`from_sequences`), else None.
 
     >>> index = Trie.build([[3, 1], [0, 2], [3, 0]], codebook_sizes=[4, 4], item_ids=["c", "a", "b"])
     >>> len(index), (3, 0) in index, index.codes_of(["a"]).tolist()
@@ -62,7 +61,7 @@ class Trie:
 
         codes: (N, L) of any integer dtype, in any order; rows may repeat (several items on one leaf); N may be 0.
         codebook_sizes: L sizes, 1 to 65 levels of 1 to 2^31 codes.
-        item_ids: N distinct integers or strings; None numbers the items by their rows.
+        item_ids: N distinct integers or strings; None: the row numbers.
         end_code: the last code of every level, where rows are sequences padded with it (see `from_sequences`); else None.
         packed: see `packed()`.
 
@@ -72,7 +71,7 @@ class Trie:
         table_NL, sizes = check_codes(codes, codebook_sizes)
         if end_code is not None:
             check_end_codes(table_NL, sizes, end_code)
-        return cls._of_table(table_NL, sizes, item_ids, end_code, packed, num_threads)
+        return cls._from_table(table_NL, sizes, item_ids, end_code, packed, num_threads)
 
     @classmethod
     def from_sequences(
@@ -85,16 +84,14 @@ class Trie:
         packed: bool = False,
         num_threads: int | None = None,
     ) -> Trie:
-        """Index sequences of different lengths: titles, entity names, n-grams, as token ids of a large vocabulary.
+        """Index token sequences of different lengths: titles, entity names, n-grams.
 
-        sequences: N of 0 to 64 tokens each; one may be the beginning of another, several may be equal.
-        vocabulary_size: V; tokens are 0 to V - 1 and keep their numbers. max_length: deeper than the longest of these, so that
-        longer ones can be inserted later.
+        sequences: N of 0 to 64 tokens each; one may be a prefix of another, several may be equal.
+        vocabulary_size: V; tokens are 0 to V - 1. max_length: the longest sequence that may be inserted later.
 
-        The index has max_length + 1 levels of V + 1 codes; code V ends a sequence and stands in all levels after its end. A
-        search asks its model for V + 1 logits, the last of which is the end's (for a language model: the logit of its
-        end-of-sequence token, copied there); a finished beam is certain of its end codes and costs nothing. Results' `codes`
-        are padded the same way; `sequences_of` strips them.
+        The index has max_length + 1 levels of V + 1 codes; code V is the end code and fills all levels after a sequence's end.
+        A search needs V + 1 logits, the last for the end code (of a language model: its end-of-sequence token's logit, copied
+        there); a finished beam costs nothing. Results' `codes` are padded the same way; `sequences_of` strips the padding.
 
         Raises CodesError, ItemIdError, ArgumentError. Cost: as for `build`.
 
@@ -103,10 +100,10 @@ class Trie:
         (True, False, [[7, 3, 10]])
         """
         table = SequenceTable.of(sequences, vocabulary_size, max_length)
-        return cls._of_table(table, table.codebook_sizes, item_ids, table.end_code, packed, num_threads)
+        return cls._from_table(table, table.codebook_sizes, item_ids, table.end_code, packed, num_threads)
 
     @classmethod
-    def _of_table(
+    def _from_table(
         cls,
         table_NL: NDArray[np.integer] | SequenceTable,
         sizes: tuple[int, ...],
@@ -115,25 +112,30 @@ class Trie:
         packed: bool,
         num_threads: int | None,
     ) -> Trie:
-        """Sort a checked table."""
         ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL))
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
         items.check_unique()
-        levels = tuple(level.packed() for level in table.levels) if packed else table.levels
+        return cls.from_levels(table.levels, items, table.num_leaves, end_code=end_code, packed=packed)
+
+    @classmethod
+    def from_levels(
+        cls, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, *, end_code: int | None, packed: bool
+    ) -> Trie:
+        """The trie of levels that are built already. Cost: one read of all arrays, for the version."""
+        levels = tuple(level.packed() for level in levels) if packed else levels
         version = fingerprint(levels, items, end_code)
-        return cls(levels=levels, items=items, num_leaves=table.num_leaves, version=version, end_code=end_code)
+        return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
     def packed(self) -> Trie:
-        """The same index with codes of 11 bits in place of 16 (V = 2,048): a quarter smaller, a little slower to search.
+        """The same index with bit-packed codes (11 bits in place of 16 for V = 2,048): smaller, a little slower to search.
 
-        It is an index of its own: filters of one do not fit the other. Cost: one pass over the codes and one for the version.
+        Its version differs, so filters of one do not fit the other. Cost: one pass over the codes and one for the version.
         """
-        levels = tuple(level.packed() for level in self.levels)
-        return replace(self, levels=levels, version=fingerprint(levels, self.items, self.end_code))
+        return Trie.from_levels(self.levels, self.items, self.num_leaves, end_code=self.end_code, packed=True)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file (docs/format.md), replacing the old one in a single step."""
+        """Write one safetensors file (docs/format.md), replacing an old one atomically."""
         trie_file.save(Path(path), (self.levels, self.items, self.num_leaves, self.version, self.end_code))
 
     @classmethod
@@ -146,36 +148,30 @@ class Trie:
         return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
     def verify(self) -> None:
-        """Read every array and raise IndexFileError where they are not those that the version was computed from.
-
-        `load` trusts the arrays and reads none of them; after a copy over an unreliable path, check once. Cost: one read.
-        """
+        """Check the arrays against the version, for example after copying a file; raises IndexFileError. Cost: one read."""
         found = fingerprint(self.levels, self.items, self.end_code)
         if found != self.version:
-            raise IndexFileError(
-                f"the index says that it is version {self.version}, but its arrays hash to {found}: copy it again"
-            )
+            raise IndexFileError(f"the index claims version {self.version}, but its arrays hash to {found}: copy it again")
 
     def filter(self, mask: NDArray[np.bool_] | Sequence[bool] | None = None, *, item_ids: ItemIds | None = None) -> Filter:
-        """The set of items where `mask` is true (the caller's item order), or of the given ids.
+        """The set of items where `mask` is true (in the caller's item order), or of these ids.
 
         Cost: one pass over the catalog for a mask (about 3 ns an item), one search an id for ids.
         Raises FilterError for a mask of the wrong length or dtype, ItemIdError for an unknown id.
         """
         if (mask is None) == (item_ids is None):
-            raise ArgumentError("filter() takes either a boolean mask or item_ids=..., one of the two")
+            raise ArgumentError("filter() takes a boolean mask or item_ids=...: pass one of the two")
         if item_ids is not None:
             return Filter.from_item_ids(item_ids, self.items, self.version)
         return Filter.from_mask(np.asarray(mask), self.items, self.version)
 
-    def check_filter(self, candidate: Filter) -> Filter:
-        """The same filter if it was made for this index, else ForeignFilterError."""
-        if candidate.index_version != self.version:
+    def check_filter(self, item_filter: Filter) -> None:
+        """Raise ForeignFilterError where the filter was made for another index."""
+        if item_filter.index_version != self.version:
             raise ForeignFilterError(
-                f"this filter covers {candidate.ordinals.size:,} items of index {candidate.index_version}, but the index is "
-                f"{self.version} with {self.num_items:,}: make it again with index.filter(...)"
+                f"this filter covers {item_filter.ordinals.size:,} items of index {item_filter.index_version}, but the index "
+                f"is {self.version} with {self.num_items:,}: make it again with index.filter(...)"
             )
-        return candidate
 
     @property
     def codebook_sizes(self) -> tuple[int, ...]:
@@ -196,7 +192,7 @@ class Trie:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a search reads: the levels, without the item table (`items.nbytes`)."""
+        """Bytes of the levels, without the item table (`items.nbytes`)."""
         return sum(level.nbytes for level in self.levels)
 
     @property
@@ -227,7 +223,7 @@ class Trie:
         return self.find(item_ids) >= 0
 
     def leaf_of(self, codes: Sequence[int]) -> int:
-        """The leaf of a SID, -1 where no item has it; a sequence may come without its end codes. Cost: L binary searches."""
+        """The leaf of a SID, -1 where no item has it; end codes may be left out. Cost: L binary searches."""
         if self.end_code is not None:
             codes = [*codes, *[self.end_code] * (self.num_levels - len(codes))]
         if len(codes) != self.num_levels:

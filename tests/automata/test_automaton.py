@@ -38,11 +38,11 @@ def test_every_short_sequence_is_in_the_language_iff_its_text_matches(
 def test_rows_and_masks_are_the_same_automaton(pattern: str, vocabulary: list[bytes | None]) -> None:
     tokens = TokenTrie.of([*vocabulary, b"a", b"b", b"c", b"\xc3", b"\xa9"])
     rows = Automaton.from_regex(pattern, tokens, dense_share=1.0)
-    assert len(rows.arrays.mask_MW) == 0
+    assert len(rows.arrays.table.mask_MW) == 0
     for share in (0.0, 0.2):
         same(rows, Automaton.from_regex(pattern, tokens, dense_share=share))
-    assert len(np.unique(Automaton.from_regex(pattern, tokens, dense_share=0.0).arrays.mask_MW, axis=0)) == len(
-        Automaton.from_regex(pattern, tokens, dense_share=0.0).arrays.mask_MW
+    assert len(np.unique(Automaton.from_regex(pattern, tokens, dense_share=0.0).arrays.table.mask_MW, axis=0)) == len(
+        Automaton.from_regex(pattern, tokens, dense_share=0.0).arrays.table.mask_MW
     )
 
 
@@ -124,4 +124,4 @@ def test_tokens_longer_than_masks_look_ahead_are_still_exact() -> None:
     pattern = "(?:a{0,70}b){0,3}"
     automaton = Automaton.from_regex(pattern, tokens, dense_share=0.0)
     same(automaton, Automaton.from_regex(pattern, tokens, dense_share=1.0))
-    assert len(automaton.arrays.mask_MW) < automaton.num_states
+    assert len(automaton.arrays.table.mask_MW) < automaton.num_states

@@ -34,9 +34,9 @@ def test_vocabularies_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize(
     ("pattern", "match"),
     [
-        ("(a", "leaves 1 of its brackets open"),
+        ("(a", "does not close 1 of its brackets"),
         ("a)|(?:b", "closes a bracket at 1"),
-        ("[a", "leaves the class open"),
+        ("[a", "does not close the class"),
         ("a(?=b)", "refuses the pattern"),
         (r"(a)\1", "refuses the pattern"),
         ("*", "refuses the pattern"),

@@ -85,6 +85,6 @@ def test_forced_text_is_at_least_that_of_xgrammar() -> None:
 
 def test_a_bounded_string_shares_its_masks() -> None:
     automaton = Automaton.from_regex(r'"[^"\\\x00-\x1f]{0,200}"', tokens_131k())
-    assert (automaton.arrays.mask_S >= 0).sum() > 190
-    assert len(automaton.arrays.mask_MW) < 90
+    assert (automaton.arrays.table.mask_S >= 0).sum() > 190
+    assert len(automaton.arrays.table.mask_MW) < 90
     assert sum(automaton.parts.values()) == automaton.nbytes < 5_000_000

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
-from leafbeam.index import spill_file as scratch_module
+from leafbeam.index import spill_file
 from leafbeam.index.builder import TrieBuilder
 from leafbeam.index.id_hash import check_unique
 
@@ -219,7 +219,7 @@ def test_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             builder.finish()
 
     with monkeypatch.context() as patched:
-        patched.setattr(scratch_module.os, call, full)
+        patched.setattr(spill_file.os, call, full)
         with pytest.raises(IndexFileError, match="is full: this build needs"):
             build()
     build()

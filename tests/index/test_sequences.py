@@ -77,8 +77,8 @@ def test_blocks_of_the_padded_table_are_its_rows() -> None:
 @pytest.mark.parametrize(
     ("sequences", "message"),
     [
-        ([[1], [2, 10]], "sequence 1 has token 10 at place 1: expected 0 <= token < 10"),
-        ([[1], [], [-1]], "sequence 2 has token -1 at place 0"),
+        ([[1], [2, 10]], "sequence 1 has token 10 at index 1: expected 0 <= token < 10"),
+        ([[1], [], [-1]], "sequence 2 has token -1 at index 0"),
         ([np.array([2**63 + 1], np.uint64), np.array([1])], "sequence 0 has token"),
         ([[0] * 65], "sequence 0 has 65 tokens: expected at most 64"),
         ([[0.5]], "float64"),
@@ -100,7 +100,7 @@ def test_sequences_that_are_none_are_refused(sequences: list[object], message: s
 def test_a_bad_token_far_down_is_named() -> None:
     sequences = [[row % 7] * (row % 5) for row in range(70_000)]
     sequences[69_994] = [1, 2, 3, 77]
-    with pytest.raises(CodesError, match="sequence 69,994 has token 77 at place 3"):
+    with pytest.raises(CodesError, match="sequence 69,994 has token 77 at index 3"):
         Trie.from_sequences(sequences, 10)
 
 

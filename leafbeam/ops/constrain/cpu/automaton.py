@@ -69,7 +69,7 @@ def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> Aut
                 f"the automaton is over {automaton.vocabulary_size:,} tokens, the model has {num_codes:,} codes: expected at "
                 f"most as many; build it with the model's own vocabulary"
             )
-        rows = automaton.arrays
+        rows = automaton.arrays.table
         in_masks = end_code < automaton.vocabulary_size and (
             (rows.mask_MW[:, end_code >> 6] >> np.uint64(end_code & 63)) & np.uint64(1)
         )
@@ -264,8 +264,8 @@ def _next_states(
 
 
 def _table(automaton: Automaton) -> _Table:
-    arrays = automaton.arrays
-    return _Table(arrays.row_indptr, arrays.code_E, arrays.mask_S, arrays.mask_MW, arrays.accepting.words_W)
+    table = automaton.arrays.table
+    return _Table(table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W)
 
 
 def _check(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:

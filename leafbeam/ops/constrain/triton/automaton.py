@@ -85,10 +85,10 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     """Copy the automata of a batch to a device, each different one once. They must be over one vocabulary (ArgumentError)."""
     different = list({id(one): one for one in batch.automata}.values())
     tokens = different[0].vocabulary_size
-    texts = [one.arrays for one in different if len(one.arrays.mask_MW)] or [different[0].arrays]
+    texts = [one.arrays for one in different if len(one.arrays.table.mask_MW)] or [different[0].arrays]
     for one in different:
         same = one.vocabulary_size == tokens and (
-            not len(one.arrays.mask_MW)
+            not len(one.arrays.table.mask_MW)
             or (
                 np.array_equal(one.arrays.token_indptr, texts[0].token_indptr)
                 and np.array_equal(one.arrays.bytes_T, texts[0].bytes_T)
@@ -100,22 +100,22 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     places: dict[int, list[int]] = {}
     at = dict.fromkeys(("pointer", "state", "first", "class", "entry", "mask", "edge"), 0)
     for one in different:
-        rows, dfa = one.arrays, one.arrays.dfa
+        rows, edges = one.arrays.table, one.arrays.dfa.edges
         states = np.arange(one.num_states)
         mask_S = np.where(rows.mask_S < 0, -1, rows.mask_S + at["mask"])
         own = (rows.row_indptr + at["entry"], rows.code_E, rows.next_E, mask_S, rows.mask_MW.reshape(-1))
-        own += (rows.accepting.has(states), dfa.class_256, dfa.edge_indptr + at["edge"], dfa.label_E, dfa.next_E)
+        own += (one.accepting.has(states), edges.class_256, edges.edge_indptr + at["edge"], edges.label_E, edges.next_E)
         for part, array in zip(parts, own, strict=True):
             part.append(array)
         places[id(one)] = [at["pointer"], at["state"], at["first"], at["class"], one.num_states]
         sizes = (
             len(rows.row_indptr),
             one.num_states,
-            len(dfa.edge_indptr),
+            len(edges.edge_indptr),
             256,
             len(rows.code_E),
             len(rows.mask_MW),
-            len(dfa.label_E),
+            len(edges.label_E),
         )
         at = {name: place + size for (name, place), size in zip(at.items(), sizes, strict=True)}
     kinds = (np.int64, np.int32, np.int32, np.int32, np.uint64, np.uint8, np.uint8, np.int32, np.uint8, np.int32)
@@ -128,7 +128,7 @@ def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBa
     return DeviceAutomatonBatch(
         tables=Tables(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)),
         requests_B5=torch.tensor([places[id(one)] for one in batch.automata], device=device),
-        words=different[0].arrays.mask_MW.shape[1],
+        words=different[0].arrays.table.mask_MW.shape[1],
         tokens=tokens,
         end_code=batch.end_code,
         num_codes=batch.num_codes,
