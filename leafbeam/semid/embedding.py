@@ -6,7 +6,7 @@ Shapes: N items, D dimensions.
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ __all__ = ["Embedding", "embed"]
 class Embedding:
     """Item vectors (float32), the text columns they were made from, and how many items lack either part."""
 
-    vectors_ND: NDArray[np.float32]
+    vectors_ND: NDArray[np.float32] = field(repr=False)
     text_columns: tuple[str, ...]
     items_without_text: int
     items_without_behaviour: int

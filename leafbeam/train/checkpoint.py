@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Checkpoint:
     vocabulary: AnyVocabulary
     data: str
     bf16: bool
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(repr=False)
 
     def save(self, directory: str | Path) -> None:
         """Write the directory atomically: a reader sees the previous checkpoint or this one, complete."""

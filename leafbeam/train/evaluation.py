@@ -5,7 +5,7 @@ Shapes: U users, B users of a batch, K beams, L levels, N items, D dimensions.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -40,9 +40,9 @@ class EvaluationSet:
     users: numbers in the log. histories, targets_U: in the order of `users`.
     """
 
-    users: NDArray[np.int64]
+    users: NDArray[np.int64] = field(repr=False)
     histories: Histories
-    targets_U: NDArray[np.int32]
+    targets_U: NDArray[np.int32] = field(repr=False)
 
     @classmethod
     def from_split(cls, split: Split, part: Part, *, sample: int | None = None, seed: int = 0) -> "EvaluationSet":

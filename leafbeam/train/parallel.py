@@ -20,7 +20,7 @@ Number = TypeVar("Number", bound=np.integer)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataParallel:
-    """One of `size` processes that train one model together (any backend; gloo on CPUs, nccl on GPUs).
+    """One of `size` processes that train one model together (gloo on CPUs, nccl on GPUs); `DataParallel()` is a single process.
 
     Every process goes through the same batches and takes every `size`-th window; gradients are weighted by the number of
     windows and summed. With dropout 0 the weights equal those of a single process up to rounding.
@@ -32,8 +32,8 @@ class DataParallel:
     >>> train(log, split, sids, recipe, "runs/beauty", parallel=DataParallel.join())
     """
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
     shard: bool = False
 
     @classmethod
@@ -68,7 +68,7 @@ class DataParallel:
 
     def sum_gradients(self, weights: Iterable[Tensor]) -> None:
         """All-reduce the gradients in one message; sharded ones are reduced already."""
-        if self.shard:
+        if self.shard or self.size == 1:
             return
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -79,11 +79,14 @@ class DataParallel:
     def sum(self, value: Tensor) -> Tensor:
         """A scalar summed over the processes."""
         total = value.detach().clone()
-        dist.all_reduce(total)
+        if self.size > 1:
+            dist.all_reduce(total)
         return total
 
     def max_seconds(self, seconds: float, device: torch.device) -> float:
         """The maximum over the processes, so that all of them agree on the share of a budget in minutes."""
+        if self.size == 1:
+            return seconds
         value = torch.tensor(seconds, dtype=torch.float64, device=device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return float(value)

@@ -3,7 +3,7 @@
 Shapes: U users, E interactions.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class SplitReport:
     test_items_unseen_in_training: int
 
     def __str__(self) -> str:
-        return "\n".join(f"{field.name.replace('_', ' '):32} {getattr(self, field.name):>12,}" for field in fields(self))
+        return "\n".join(f"{f.name.replace('_', ' '):32} {getattr(self, f.name):>12,}" for f in fields(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,9 +39,9 @@ class Split:
     """
 
     train: Histories
-    valid_U: NDArray[np.int32]
-    test_U: NDArray[np.int32]
-    valid_times_U: NDArray[np.int64]
+    valid_U: NDArray[np.int32] = field(repr=False)
+    test_U: NDArray[np.int32] = field(repr=False)
+    valid_times_U: NDArray[np.int64] = field(repr=False)
     report: SplitReport
 
     def valid_users(self) -> NDArray[np.int64]:

@@ -95,7 +95,7 @@ class Trainer:
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
         self._data = fingerprint(histories, codes_NL, self._users_U)
         self._validate = validate
-        self._parallel = parallel
+        self._parallel = parallel or DataParallel()
         self._best: dict[str, Tensor] = {}
         self._is_consistent = True
         self._clock = clock
@@ -110,12 +110,14 @@ class Trainer:
         )
         self._epoch = self._batches.epoch(0)
         self._dropout = torch.Generator(device=model.device)
-        if parallel is not None:
-            parallel.prepare(model)
+        self._parallel.prepare(model)
         decayed = [weight for weight in model.parameters() if weight.ndim > 1]
         kept = [weight for weight in model.parameters() if weight.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
         self._optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
+
+    def __repr__(self) -> str:
+        return f"Trainer({type(self.model).__name__}, step {self.state.step:,}, {self.share:.0%} of {self.recipe.budget})"
 
     @property
     def share(self) -> float:
@@ -151,7 +153,7 @@ class Trainer:
                     saved = self.state.seconds
         except KeyboardInterrupt:
             # During an update, and in a sharded run, the last checkpoint stays.
-            if checkpoint is not None and self._is_consistent and not self._sharded:
+            if checkpoint is not None and self._is_consistent and not self._parallel.shard:
                 self._save(checkpoint)
             raise
         if self._best:
@@ -161,13 +163,12 @@ class Trainer:
     def step(self) -> TrainStats:
         """One update of the weights. Raises TrainingError, without an update, when the loss or its gradient is not finite."""
         before, rate = self.state, self.recipe.learning_rate_at(self.share)
-        items_BT, weight = self._epoch[before.batch], 1.0
-        users_B = None if self._users_U is None else self._users_U[self._epoch.users(before.batch)]
-        if self._parallel is not None:
-            users_B = None if users_B is None else self._parallel.local_rows(users_B)[0]
-            items_BT, weight = self._parallel.local_rows(items_BT)
+        items_BT, weight = self._parallel.local_rows(self._epoch[before.batch])
         items = torch.as_tensor(items_BT, dtype=torch.int64, device=self.model.device)
-        users = None if users_B is None else torch.as_tensor(users_B, device=self.model.device)
+        users = None
+        if self._users_U is not None:
+            users_B, _ = self._parallel.local_rows(self._users_U[self._epoch.users(before.batch)])
+            users = torch.as_tensor(users_B, device=self.model.device)
         with torch_threads(self.recipe.threads):  # the number of threads decides the last bits of a sum
             self._update(items, users, rate, weight)
         seconds, share = self.state.seconds, self.share
@@ -240,35 +241,28 @@ class Trainer:
 
     def full_model(self) -> AnyModel:
         """The model; for a sharded run an unsharded copy in evaluation mode (a collective call)."""
-        if not self._sharded:
+        if not self._parallel.shard:
             return self.model
         model = new_model(self.model.config, self.model.vocabulary, device=self.model.device)
         model.load_state_dict({name: full_tensor(weight.detach()) for name, weight in self.model.named_parameters()})
         return model.eval()
 
-    @property
-    def _sharded(self) -> bool:
-        return self._parallel is not None and self._parallel.shard
-
     def _save(self, directory: str | Path) -> None:
         checkpoint = self.checkpoint()
-        if self._parallel is None or self._parallel.rank == 0:
+        if self._parallel.rank == 0:
             checkpoint.save(directory)
 
     def _update(self, items_BT: Tensor, users_B: Tensor | None, rate: float, weight: float) -> None:
         step = self.state.step
-        rank = () if self._parallel is None else (self._parallel.rank,)
+        rank = (self._parallel.rank,) if self._parallel.size > 1 else ()
         seed = np.random.SeedSequence([self.recipe.seed, step, *rank]).generate_state(1)
         self._dropout.manual_seed(int(seed[0]))
         self.model.train()
         loss = self.loss(items_BT, self._drop_users(users_B)) * weight
         self._optimizer.zero_grad()
-        if self._parallel is None:
-            loss.backward()
-        else:
-            self._parallel.backward(loss)
-            self._parallel.sum_gradients(self.model.parameters())
-            loss = self._parallel.sum(loss)
+        self._parallel.backward(loss)
+        self._parallel.sum_gradients(self.model.parameters())
+        loss = self._parallel.sum(loss)
         norm = full_tensor(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm))
         if not bool(torch.isfinite(loss + norm)):
             raise TrainingError(
@@ -292,9 +286,7 @@ class Trainer:
 
     def _advance(self, loss: float) -> None:
         """Move the state to the next batch."""
-        state, elapsed = self.state, self._clock() - self._now
-        if self._parallel is not None:
-            elapsed = self._parallel.max_seconds(elapsed, self.model.device)
+        state, elapsed = self.state, self._parallel.max_seconds(self._clock() - self._now, self.model.device)
         batch, epoch = state.batch + 1, state.epoch
         if batch == len(self._epoch):
             batch, epoch = 0, epoch + 1
