@@ -172,6 +172,10 @@ def test_with_the_core_alone_every_public_name_loads_or_names_its_extra() -> Non
     assert extras["leafbeam.model.load_model"] == "torch"
 
 
+def test_with_every_extra_every_public_name_loads() -> None:
+    assert run_python(PUBLIC_NAMES, []) == []
+
+
 def test_each_optional_package_belongs_to_the_extra_that_installs_it() -> None:
     for module, extra in EXTRAS.items():
         distribution = DISTRIBUTIONS.get(module, module.replace("_", "-"))
