@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from leafbeam.extras import require_device
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
 from leafbeam.model.t5_config import EncoderDecoderConfig
@@ -25,7 +26,8 @@ def new_model(
     *,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """An untrained model of a config's architecture."""
+    """An untrained model of a config's architecture. Raises ArgumentError for a device that this machine lacks."""
+    require_device(str(device))
     if isinstance(config, EncoderDecoderConfig):
         return EncoderDecoder(config, vocabulary, generator, device=device)
     return Transformer(config, vocabulary, generator, device=device)
@@ -38,6 +40,10 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """The model in a directory, of the architecture that its config.json names: see `Transformer.from_pretrained`."""
+    """The model in a directory, of the architecture that its config.json names: see `Transformer.from_pretrained`.
+
+    Raises ArgumentError for a device that this machine lacks.
+    """
+    require_device(str(device))
     kind = EncoderDecoder if read_model_type(Path(directory)) in ("t5", "leafbeam_t5_moe") else Transformer
     return kind.from_pretrained(directory, vocabulary=vocabulary, dtype=dtype, device=device)
