@@ -106,7 +106,7 @@ class Decoder:
         first = requests[0]
         vocabulary = self._model.vocabulary
         users = [pending.request.user for pending in requests] if vocabulary.num_users else None
-        tokens_BT, lengths_B = vocabulary.prompts([pending.prompt.codes for pending in requests], users)
+        tokens_BT, lengths_B = vocabulary.prompts([pending.codes for pending in requests], users)
         if self._graphs is not None:
             replayed = self._replay(self._graphs, requests, tokens_BT, lengths_B, started)
             if replayed is not None:
@@ -132,7 +132,7 @@ class Decoder:
             timed(rounds.step_fn),
             batch_size=len(requests),
             filters=[pending.item_filter for pending in requests],
-            deny=[pending.prompt.deny for pending in requests],
+            deny=[pending.deny for pending in requests],
             suffix_fn=timed(rounds.suffix_fn) if isinstance(rounds, SuffixRounds) else None,
         )
         constrain_s = self._clock() - started - prefill_s - rounds_s
@@ -148,7 +148,7 @@ class Decoder:
     ) -> BatchOutput | None:
         """The search as one graph, timed as rounds; None if no graph fits."""
         first = requests[0]
-        filters, deny = [pending.item_filter for pending in requests], [pending.prompt.deny for pending in requests]
+        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
         request_filters = check_batch(first.version, len(requests), filters, deny)
         hi_SB = root_ranges(first.version, request_filters)[1][:, :, 0]
         _check_abandoned(requests)

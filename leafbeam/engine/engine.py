@@ -16,13 +16,11 @@ from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.capturer import Capturer
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.latency_model import LatencyFit
 from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.engine.prepare import RequestPreparer
-from leafbeam.engine.prompts import PromptReader
 from leafbeam.engine.request import Limits, Request, Result
 from leafbeam.engine.results import ResultWriter, version_name
-from leafbeam.engine.scheduler import Load, Scheduler
+from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.warm_up import calibrate, warm_up_requests
 from leafbeam.engine.worker import Worker
@@ -72,14 +70,12 @@ class Engine:
         self.model, self.clock = model, clock
         self.catalog = catalog if isinstance(catalog, Catalog) else None
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
-        self.graphs: Graphs | None = None
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
-        version = index if isinstance(index, Version) else index.version()
-        self._check(version, capturer)
+        self._preparer = RequestPreparer(model, index, self.settings, self.limits, clock)
+        self._check(capturer)
         self._capturer = capturer
-        self._reader = PromptReader(version.num_levels, model.config.max_position_embeddings, model.vocabulary.num_leading)
-        self._preparer = RequestPreparer(index, self._reader, self.settings, self.limits, clock)
-        self._scheduler = Scheduler(self.settings, clock, self.counts)
+        self.graphs: Graphs | None = None
+        self.scheduler = Scheduler(self.settings, clock, self.counts)
         self._results = ResultWriter(self.counts, clock, reads_users=model.vocabulary.num_users > 0)
         self._workers: list[Worker] = []
         megabytes = self.settings.prompt_store_mb
@@ -89,11 +85,11 @@ class Engine:
         self._opened: Catalog | None = None
         self._is_warm = False
 
-    def _check(self, version: Version, capturer: Callable[[], Capturer] | None) -> None:
+    def _check(self, capturer: Callable[[], Capturer] | None) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
-        if sizes != version.codebook_sizes:
+        if sizes != self.version.codebook_sizes:
             raise CheckpointError(
-                f"the model's codebooks are {sizes}, but the index has {version.codebook_sizes}: they come from different "
+                f"the model's codebooks are {sizes}, but the index has {self.version.codebook_sizes}: they come from different "
                 "Semantic IDs; train the model and build the index from the same Semantic IDs"
             )
         if settings.num_beams > limits.max_beams:
@@ -159,29 +155,14 @@ class Engine:
         return self.version.segments[0].trie
 
     @property
-    def queue_length(self) -> int:
-        """How many requests wait."""
-        return self.current_load.waiting
-
-    @property
-    def current_load(self) -> Load:
-        """What is queued and running now."""
-        return self._scheduler.load
-
-    @property
-    def latency_fit(self) -> LatencyFit:
-        """What the latency model has learnt."""
-        return self._scheduler.latency_fit
-
-    @property
     def is_running(self) -> bool:
         """Whether requests are accepted and a worker lives."""
-        return self._scheduler.is_open and any(worker.is_alive for worker in self._workers)
+        return self.scheduler.is_open and any(worker.is_alive for worker in self._workers)
 
     @property
     def unhealthy_reason(self) -> str | None:
         """Why requests should go to another server; None while healthy."""
-        reason = self._scheduler.unhealthy_reason
+        reason = self.scheduler.unhealthy_reason
         if reason is None and not all(worker.is_alive for worker in self._workers):
             return "a worker has ended"
         return reason
@@ -196,16 +177,7 @@ class Engine:
             return
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
         if self.settings.predict:
-            fits = (self.settings.max_batch_tokens - self._reader.num_tokens(0)) // self.version.num_levels
-            calibrate(
-                self.version,
-                self.settings,
-                max(1, min(self.limits.max_history, self._reader.max_items, fits)),
-                prepare=lambda request: self._preparer.prepare(request, self.clock()),
-                decoder=self._offline_decoder,
-                observe=self._scheduler.observe,
-                clock=self.clock,
-            )
+            calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True
 
     def start(self) -> None:
@@ -216,14 +188,14 @@ class Engine:
         if self.settings.overlap:
             self._results.start(self.settings.host_threads)
         if self.settings.graphs and isinstance(self.model, Transformer):
-            longest = self._reader.num_tokens(min(self.limits.max_history, self._reader.max_items))
+            longest = self._preparer.num_tokens(self._preparer.max_history)
             self.graphs = graphs_for(
                 self.model, self.version, self.settings, longest=longest, counts=self.counts, capturer=self._capturer
             )
         for number in range(self.settings.workers):
             decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
-            self._workers.append(Worker(number, self._scheduler, decoder, self._results.deliver, self.counts, self.clock))
-        self._scheduler.open()
+            self._workers.append(Worker(number, self.scheduler, decoder, self._results.deliver, self.counts, self.clock))
+        self.scheduler.open()
         for worker in self._workers:
             worker.start()
 
@@ -233,10 +205,10 @@ class Engine:
         Callable from any thread, and more than once.
         """
         over = time.monotonic() + grace_s
-        self._scheduler.drain()
+        self.scheduler.drain()
         for worker in self._workers:
             worker.join(over - time.monotonic())
-        self._scheduler.close()
+        self.scheduler.close()
         self._results.stop(wait=not any(worker.is_alive for worker in self._workers))
 
     def close(self, grace_s: float = 30.0) -> None:
@@ -268,10 +240,10 @@ class Engine:
             if not self.is_running:
                 raise UnavailableError("the engine is not running, or stopping: it takes no requests now", reason="draining")
             self.limits.check(request)
-            if self._scheduler.is_saturated:
-                self._scheduler.check_admission(self._preparer.size(request, arrived))
+            if self.scheduler.is_saturated:
+                self.scheduler.check_admission(self._preparer.size(request, arrived))
             pending = self._preparer.prepare(request, arrived)
-            self._scheduler.enqueue(pending)
+            self.scheduler.enqueue(pending)
         except RequestError as error:
             self.counts.add("refused", error.reason)
             raise

@@ -2,10 +2,13 @@
 
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.engine.batcher import RequestSize
-from leafbeam.engine.prompts import Prompt
-from leafbeam.engine.request import Request, Result
+from leafbeam.engine.request import ItemId, Request, Result
 from leafbeam.index import Version, VersionFilter
 
 __all__ = ["PendingRequest"]
@@ -13,18 +16,22 @@ __all__ = ["PendingRequest"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PendingRequest:
-    """A request with its prompt, and the filter and index version it was admitted with.
+    """A request with all that its search needs, under the rules and the index version of its submission.
 
-    size: with the key of its batch, its arrival and its deadline. prepared: when it was ready to be queued.
-    future: completed with the result; cancelling it withdraws the request, queued or running.
+    size: with the key of its batch, its arrival and its deadline. codes: (n, L) int64, of the known items of its history.
+    deny: the known denied ids. prepared: when it was ready to be queued. future: completed with the result; cancelling it
+    withdraws the request, queued or running.
     """
 
     request: Request
-    prompt: Prompt
+    size: RequestSize
     version: Version
     item_filter: VersionFilter | None
     rules_generation: int | None
-    size: RequestSize
+    codes: NDArray[np.int64]
+    deny: NDArray[Any] | None
+    ignored_history: tuple[ItemId, ...]
+    ignored_deny: tuple[ItemId, ...]
     prepared: float
     future: "Future[Result]" = field(default_factory=Future)
 

@@ -1,38 +1,62 @@
-"""Turns a request into a pending one: its rules become a filter, its item ids a prompt. Runs in the caller's thread."""
+"""Turns a request into a pending one: its rules become a filter, its item ids a prompt. Runs in the caller's thread.
 
-from collections.abc import Callable
+Shapes: n items of a history, L levels.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from leafbeam.catalog import Catalog, Expression
 from leafbeam.engine.batcher import RequestSize
+from leafbeam.engine.decoder import Model
 from leafbeam.engine.pending_request import PendingRequest
-from leafbeam.engine.prompts import PromptReader
-from leafbeam.engine.request import Limits, Request
+from leafbeam.engine.request import ItemId, Limits, Request, short_repr
 from leafbeam.engine.settings import Settings
-from leafbeam.errors import RequestError, UnknownRuleError
+from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError
 from leafbeam.index import Version
 
 __all__ = ["RequestPreparer"]
 
 
 class RequestPreparer:
-    """Checks and prepares requests against the current version of an index and, with a catalog, its rules."""
+    """Checks and prepares requests against the current version of an index and, with a catalog, its rules.
+
+    A prompt has the model's leading tokens and L for each item: as many of the newest items as its positions allow, with room
+    for one more item without the position after its last code. Raises CheckpointError if not even that fits.
+    """
 
     def __init__(
-        self, index: Catalog | Version, reader: PromptReader, settings: Settings, limits: Limits, clock: Callable[[], float]
+        self, model: Model, index: Catalog | Version, settings: Settings, limits: Limits, clock: Callable[[], float]
     ) -> None:
-        self._index, self._reader, self._settings, self._limits, self._clock = index, reader, settings, limits, clock
+        self._index, self._settings, self._limits, self._clock = index, settings, limits, clock
+        self._num_levels, self._num_leading = self.version.num_levels, model.vocabulary.num_leading
+        max_positions = model.config.max_position_embeddings
+        self._max_items = (max_positions + 1 - self._num_leading) // self._num_levels - 1
+        if self._max_items < 0:
+            raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {self._num_levels} codes")
 
     @property
     def version(self) -> Version:
         """The version of the index that the next request will be answered from."""
         return self._index if isinstance(self._index, Version) else self._index.version()
 
+    @property
+    def max_history(self) -> int:
+        """Items of the longest history that the limits and the model allow."""
+        return min(self._limits.max_history, self._max_items)
+
+    def num_tokens(self, num_items: int) -> int:
+        """Tokens of a prompt with a history of `num_items` items."""
+        return self._num_leading + num_items * self._num_levels
+
     def size(self, request: Request, arrived: float) -> RequestSize:
         """An upper bound of the request's size from counts alone, without a look-up: for the admission check."""
-        return self._size(request, arrived, min(len(request.history), self._reader.max_items), self.version)
+        return self._size(request, arrived, min(len(request.history), self._max_items), self.version)
 
     def prepare(self, request: Request, arrived: float) -> PendingRequest:
-        """Resolve rules and item ids. Raises RequestError, UnknownRuleError, ItemIdError."""
+        """Resolve rules and item ids. Raises RequestError, UnknownRuleError, and ItemIdError for ids of the wrong type."""
         self._limits.check(request)
         rules = None if isinstance(self._index, Version) else self._index.rules
         version = self.version if rules is None else rules.version
@@ -40,21 +64,27 @@ class RequestPreparer:
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
         item_filter = None if rules is None or expression is None else rules.filter(expression)
-        prompt = self._reader.read(request, version)
-        size = self._size(request, arrived, len(prompt.codes), version)
+        history, segment_n, row_n, ignored_history = _lookup("history", request.history, version)
+        deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
+        newest = slice(max(0, len(history) - self._max_items), None)
+        codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
+        size = self._size(request, arrived, len(codes), version)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
-                f"the {len(prompt.codes):,} known items of the history are {size.tokens:,} tokens, and a batch holds up to "
+                f"the {len(codes):,} known items of the history are {size.tokens:,} tokens, and a batch holds up to "
                 f"{self._settings.max_batch_tokens:,}: send fewer",
                 reason="over_capacity",
             )
         return PendingRequest(
             request=request,
-            prompt=prompt,
+            size=size,
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,
-            size=size,
+            codes=codes,
+            deny=np.array(deny) if deny else None,
+            ignored_history=ignored_history,
+            ignored_deny=ignored_deny,
             prepared=self._clock(),
         )
 
@@ -63,8 +93,41 @@ class RequestPreparer:
         deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
         return RequestSize(
             key=(num_beams, request.scoring, id(version)),  # a pending request holds its version, so the id is unique
-            tokens=self._reader.num_tokens(num_items),
+            tokens=self.num_tokens(num_items),
             num_beams=num_beams,
             arrived=arrived,
             deadline=arrived + deadline_s,
         )
+
+
+def _lookup(
+    name: str, ids: Sequence[ItemId], version: Version
+) -> tuple[list[ItemId], NDArray[np.int64], NDArray[np.int64], tuple[ItemId, ...]]:
+    """(known ids in order, their segments, their rows, unknown ids in order)."""
+    tables = [segment.trie.items for segment in version.segments if segment.trie.num_items]
+    if not ids or not tables:
+        empty = np.empty(0, np.int64)
+        return [], empty, empty, tuple(ids)
+    text = [table.ids for table in tables if table.ids is not None and table.ids.dtype.kind != "i"]
+    wrong = next((item for item in ids if isinstance(item, str) != bool(text)), None)
+    if wrong is not None:
+        kind = "text" if text else "integers"
+        example = tables[0].ids_of(np.zeros(1, np.int64))[0].item()
+        raise ItemIdError(f"{name} holds {short_repr(wrong)}, but the item ids of this index are {kind}, such as {example!r}")
+    max_bytes = max((array.dtype.itemsize for array in text), default=0)
+    possible = [item for item in ids if _is_possible(item, max_bytes)]
+    segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]
+    found_n = segment_n >= 0
+    known = [item for item, found in zip(possible, found_n.tolist(), strict=True) if found]
+    of_known = set(known)
+    return known, segment_n[found_n], row_n[found_n], tuple(item for item in ids if item not in of_known)
+
+
+def _is_possible(item: ItemId, max_bytes: int) -> bool:
+    """False for ids that no index can hold: beyond int64, longer than the longest id, with NUL or half a surrogate pair."""
+    if isinstance(item, int):
+        return -(2**63) <= item < 2**63
+    try:
+        return "\0" not in item and len(item.encode()) <= max_bytes
+    except UnicodeEncodeError:
+        return False

@@ -5,7 +5,7 @@ from typing import get_args
 
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.decoder import Decoder
-from leafbeam.engine.pending_request import PendingRequest
+from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import ItemId, Request, Scoring
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
@@ -24,24 +24,20 @@ def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
 
 
 def calibrate(
-    version: Version,
+    preparer: RequestPreparer,
     settings: Settings,
-    max_history: int,
-    *,
-    prepare: Callable[[Request], PendingRequest],
     decoder: Decoder,
     observe: Callable[[BatchSize, float], None],
     clock: Callable[[], float],
 ) -> None:
-    """Time small and large batches for about a second, and pass their seconds to `observe`.
-
-    max_history: items of the longest history to try.
-    """
-    item, num_beams, capacity = _live_item(version), settings.num_beams, settings.capacity
+    """Time small and large batches for about a second, and pass their seconds to `observe`."""
+    item, num_beams, capacity = _live_item(preparer.version), settings.num_beams, settings.capacity
+    fits = (settings.max_batch_tokens - preparer.num_tokens(0)) // preparer.version.num_levels
+    max_history = max(1, min(preparer.max_history, fits))
     stops = clock() + _MAX_CALIBRATION_S
     shapes = ((1, 1), (1, max_history), (4, 1), (4, max_history), (capacity.requests, 1), (2, max_history // 2))
     for max_requests, items in shapes:
-        pending = prepare(Request(history=item * items, num_items=1, num_beams=num_beams))
+        pending = preparer.prepare(Request(history=item * items, num_items=1, num_beams=num_beams), clock())
         requests = min(max_requests, capacity.max_requests(pending.size.tokens, num_beams))
         if clock() >= stops:
             return

@@ -1,1 +1,51 @@
 """leafbeam inside Hugging Face transformers and Ray, and batch jobs over tables of users."""
+
+from typing import TYPE_CHECKING
+
+from leafbeam.extras import lazy_exports
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.integrations.batch import (
+        BatchJob,
+        PartitionResult,
+        PartitionRunner,
+        RequestTemplate,
+        ServingFiles,
+        recommend_users,
+    )
+    from leafbeam.integrations.ray_batch import recommend_users_on_ray
+    from leafbeam.integrations.ray_serve import DeploymentConfig, application
+    from leafbeam.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
+
+__all__ = [
+    "BatchJob",
+    "CodeTokens",
+    "DeploymentConfig",
+    "PartitionResult",
+    "PartitionRunner",
+    "RequestTemplate",
+    "ServingFiles",
+    "TrieLogitsProcessor",
+    "application",
+    "prefix_allowed_tokens_fn",
+    "recommend_users",
+    "recommend_users_on_ray",
+]
+
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "BatchJob": ".batch",
+        "CodeTokens": ".transformers",
+        "DeploymentConfig": ".ray_serve",
+        "PartitionResult": ".batch",
+        "PartitionRunner": ".batch",
+        "RequestTemplate": ".batch",
+        "ServingFiles": ".batch",
+        "TrieLogitsProcessor": ".transformers",
+        "application": ".ray_serve",
+        "prefix_allowed_tokens_fn": ".transformers",
+        "recommend_users": ".batch",
+        "recommend_users_on_ray": ".ray_batch",
+    },
+)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -337,8 +337,7 @@ def _digest(paths: list[Path]) -> str:
     for path in paths:
         digest.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
+            file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

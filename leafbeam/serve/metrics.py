@@ -81,7 +81,7 @@ class _EngineCollector(Collector):
         for name, (help, value) in self._gauges().items():
             yield GaugeMetricFamily(f"leafbeam_{name}", help, value=value)
         terms = GaugeMetricFamily("leafbeam_step_time_seconds", "Coefficients of the latency model", labels=["term"])
-        for term, seconds in self._engine.latency_fit.seconds.items():
+        for term, seconds in self._engine.scheduler.latency_fit.seconds.items():
             terms.add_metric([term], seconds)
         yield terms
         if (store := self._engine.prompt_store) is not None:
@@ -98,7 +98,8 @@ class _EngineCollector(Collector):
             yield from _rule_metrics(self._engine.catalog)
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
-        engine, load, fit, version = self._engine, self._engine.current_load, self._engine.latency_fit, self._engine.version
+        engine, version = self._engine, self._engine.version
+        load, fit = engine.scheduler.load, engine.scheduler.latency_fit
         gauges: dict[str, tuple[str, float]] = {
             "queue_length": ("Requests waiting", load.waiting),
             "queue_tokens": ("Prompt tokens waiting", load.waiting_tokens),

@@ -6,8 +6,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from leafbeam.catalog.expression import MAX_CHARACTERS
 from leafbeam.engine import ItemId, Limits, Request, Result
-from leafbeam.engine.request import is_valid_unicode, short_repr
-from leafbeam.errors import RequestError
+from leafbeam.engine.request import is_valid_unicode
+
+__all__ = ["ErrorAnswer", "Health", "Readiness", "RecommendAnswer", "RecommendBody", "complete_openapi"]
 
 
 def _check_unicode(text: str) -> str:
@@ -79,19 +80,9 @@ class RecommendBody(BaseModel):
 
     def to_request(self) -> Request:
         """The engine's request. Raises RequestError for a value out of range."""
-        if self.scoring not in ("full", "allowed"):
-            raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
-        return Request(
-            history=tuple(self.history),
-            user=self.user,
-            num_items=self.num_items,
-            rules=tuple(self.rules),
-            filter=self.filter,
-            deny_item_ids=tuple(self.deny_item_ids),
-            num_beams=self.num_beams,
-            scoring=self.scoring,
-            deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3,
-        )
+        values = dict(self)
+        deadline_ms = values.pop("deadline_ms")
+        return Request(**values, deadline_s=None if deadline_ms is None else deadline_ms / 1e3)
 
 
 class TimingsAnswer(BaseModel):
@@ -125,22 +116,9 @@ class RecommendAnswer(BaseModel):
 
     @classmethod
     def of(cls, result: Result) -> "RecommendAnswer":
-        timings = result.timings
-        return cls(
-            item_ids=list(result.item_ids),
-            sids=[list(sid) for sid in result.sids],
-            scores=list(result.scores),
-            num_valid=result.num_valid,
-            num_beams=result.num_beams,
-            num_history_used=result.num_history_used,
-            read_user=result.read_user,
-            ignored_history=list(result.ignored_history),
-            ignored_deny_item_ids=list(result.ignored_deny),
-            index_version=result.index_version,
-            rules_generation=result.rules_generation,
-            batch_size=result.batch_size,
-            timings_ms=TimingsAnswer(**{name: 1e3 * getattr(timings, name) for name in TimingsAnswer.model_fields}),
-        )
+        timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.model_fields})
+        renamed: dict[str, Any] = {"ignored_deny_item_ids": result.ignored_deny, "timings_ms": timings}
+        return cls(**renamed, **{name: getattr(result, name) for name in cls.model_fields if name not in renamed})
 
 
 class ErrorDetail(BaseModel):

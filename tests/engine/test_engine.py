@@ -236,7 +236,7 @@ def test_a_full_queue_refuses_and_what_waits_is_answered(shop, catalog):
             running = engine.submit(Request())
             assert began.wait(20)
             waiting = [engine.submit(Request()) for _ in range(2)]
-            assert engine.queue_length == 2
+            assert engine.scheduler.load.waiting == 2
             with pytest.raises(OverloadedError, match="the queue is full with 2 requests"):
                 engine.submit(Request())
         assert [future.result(20).num_valid for future in (running, *waiting)] == [10, 10, 10]

@@ -164,7 +164,7 @@ def test_a_cancelled_request_makes_room_in_the_queue_at_once(shop, catalog):
             with pytest.raises(OverloadedError, match="the queue is full"):
                 engine.submit(Request())
             gone.cancel()
-            assert engine.queue_length == 0
+            assert engine.scheduler.load.waiting == 0
             stays = engine.submit(Request())
         assert [future.result(PATIENCE).num_valid for future in (running, stays)] == [10, 10]
     assert engine.counts.of("cancelled") == {"waiting": 1, "running": 0}
@@ -328,7 +328,7 @@ def test_each_switch_of_the_ablation_changes_no_answer(shop, catalog, engine, sw
         results = [future.result(PATIENCE) for future in futures]
     assert [result.item_ids for result in results] == expected
     assert max(result.batch_size for result in results) == (1 if switch == "batching" else 11)
-    assert (off.latency_fit.observed > 0) == (off.settings.predict or switch == "predict")
+    assert (off.scheduler.latency_fit.observed > 0) == (off.settings.predict or switch == "predict")
 
 
 def test_a_batch_waits_for_its_batching_delay(shop):
@@ -349,7 +349,7 @@ def test_unreachable_deadlines_are_rejected_once_the_latency_model_is_calibrated
     engine = Engine(shop.model, catalog, settings=Settings(max_batch=1))
     slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
     with slow, engine:  # warming up is slow too, so that the step-time model knows
-        assert engine.latency_fit.observed >= 5
+        assert engine.scheduler.latency_fit.observed >= 5
         patient = [engine.submit(Request()) for _ in range(10)]
         hasty, refusals = [], []
         for _ in range(10):

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from leafbeam.engine import BatchSize, LatencyModel
+from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.errors import ArgumentError
 
 

@@ -8,7 +8,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from leafbeam.engine import Batcher, BatchSize, Capacity, LatencyModel, RequestSize
+from leafbeam.engine.batcher import Batcher, RequestSize
+from leafbeam.engine.capacity import BatchSize, Capacity
+from leafbeam.engine.latency_model import LatencyModel
 from leafbeam.errors import OverloadedError
 
 SLO = 0.2

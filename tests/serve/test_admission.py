@@ -5,8 +5,9 @@ import random
 import pytest
 from fastapi.testclient import TestClient
 
-from leafbeam.engine import BatchSize, Request, Settings
-from leafbeam.engine.prompts import PromptReader
+from leafbeam.engine import Request, Settings
+from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.errors import OverloadedError
 from leafbeam.serve.app import create_app
 from leafbeam.serve.schema import RecommendBody
@@ -28,7 +29,7 @@ def saturated(first_shop):
 
 def test_a_full_queue_rejects_before_ids_and_rules_are_looked_up(saturated, monkeypatch):
     client, engine, _ = saturated
-    monkeypatch.setattr(PromptReader, "read", lambda *_: pytest.fail("ids were looked up"))
+    monkeypatch.setattr(RequestPreparer, "prepare", lambda *_: pytest.fail("ids were looked up"))
     answer = client.post(URL, json={"history": [1001], "rules": ["cheap"]})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["reason"]) == (429, "OverloadedError", "queue_full")
@@ -74,7 +75,7 @@ def test_other_paths_are_answered_and_requests_are_while_there_is_room(saturated
     client, engine, waiting = saturated
     assert client.get("/healthz").status_code == 200
     waiting[1].cancel()
-    assert engine._scheduler.is_saturated  # the worker is not idle yet
+    assert engine.scheduler.is_saturated  # the worker is not idle yet
     assert client.post(URL, json={"rules": ["cheep"]}).json()["error"]["type"] == "UnknownRuleError"
 
 
@@ -82,7 +83,7 @@ def test_the_early_check_says_what_the_queue_says(first_shop, monkeypatch):
     """Over many queues, deadlines and sizes, at one moment of a clock that stands still."""
     monkeypatch.setattr("leafbeam.engine.warm_up._MAX_CALIBRATION_S", 0)
     engine = first_shop.engine(settings=Settings(max_batch=4, max_queue=9))
-    engine.clock = engine._scheduler._clock = lambda: 100.0
+    engine.clock = engine.scheduler._clock = lambda: 100.0
     rng, seen = random.Random(3), {"queue_full": 0, "deadline_unreachable": 0, None: 0}
 
     def error_of(call, argument) -> tuple | None:
@@ -94,7 +95,7 @@ def test_the_early_check_says_what_the_queue_says(first_shop, monkeypatch):
 
     with engine, held(engine.model) as began:
         for requests, seconds in ((1, 0.01), (2, 0.018), (4, 0.03)) * 10:  # what the latency model knows
-            engine._scheduler.observe(BatchSize.of(requests, 9, 20), seconds)
+            engine.scheduler.observe(BatchSize.of(requests, 9, 20), seconds)
         waiting = [engine.submit(Request())]
         assert began.wait(PATIENCE)
         for _ in range(300):
@@ -103,9 +104,9 @@ def test_the_early_check_says_what_the_queue_says(first_shop, monkeypatch):
                 num_beams=rng.choice([None, 5, 40]),
                 deadline_s=rng.choice([None, rng.uniform(0.02, 0.1)]),
             )
-            early = error_of(engine._scheduler.check_admission, engine._preparer.size(request, 99.99))
+            early = error_of(engine.scheduler.check_admission, engine._preparer.size(request, 99.99))
             pending = engine._preparer.prepare(request, 99.99)
-            late = error_of(engine._scheduler.enqueue, pending)
+            late = error_of(engine.scheduler.enqueue, pending)
             assert early == late
             if late is None:
                 waiting.append(pending.future)

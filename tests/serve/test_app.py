@@ -292,7 +292,7 @@ def test_a_full_queue_is_429_with_retry_after_and_queued_requests_are_answered(f
             threads[0].start()
             assert began.wait(20)
             threads[1].start()
-            while engine.queue_length == 0:
+            while engine.scheduler.load.waiting == 0:
                 time.sleep(0.005)
             response = client.post(URL, json={})
             assert response.status_code == 429

@@ -68,9 +68,9 @@ def test_a_client_that_disconnects_cancels_its_queued_request(first_shop):
         running = post(server.port)
         assert began.wait(PATIENCE)
         waiting = post(server.port)
-        until(lambda: engine.queue_length == 1)
+        until(lambda: engine.scheduler.load.waiting == 1)
         waiting.close()
-        until(lambda: engine.queue_length == 0)
+        until(lambda: engine.scheduler.load.waiting == 0)
         assert metric(client, 'leafbeam_cancelled_total{while="waiting"}') == 1
         running.close()
         until(lambda: metric(client, 'leafbeam_cancelled_total{while="running"}') == 1)
@@ -213,7 +213,7 @@ def test_shutdown_fails_requests_that_exceed_the_grace_period_with_a_message(fir
         assert began.wait(PATIENCE)
         for thread in threads[1:]:
             thread.start()
-        until(lambda: engine.queue_length == 3)
+        until(lambda: engine.scheduler.load.waiting == 3)
         server.stop()
         for thread in threads:
             thread.join(PATIENCE)
@@ -236,7 +236,7 @@ def test_a_draining_server_answers_accepted_requests(first_shop):
             assert began.wait(PATIENCE)  # or a batch may take two of them
             for thread in threads[1:]:
                 thread.start()
-            until(lambda: engine.queue_length == 2)
+            until(lambda: engine.scheduler.load.waiting == 2)
             server.stop()
             until(lambda: engine.unhealthy_reason == "it is stopping")
         for thread in threads:

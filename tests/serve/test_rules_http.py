@@ -88,7 +88,7 @@ def test_every_request_of_a_batch_has_an_expression_of_its_own(first_shop):
             assert began.wait(20)
             answers = [threads.submit(ask, client, text, deny_item_ids=deny) for text, deny in asked]
             until = time.monotonic() + 20
-            while engine.queue_length < len(asked):
+            while engine.scheduler.load.waiting < len(asked):
                 assert time.monotonic() < until
                 time.sleep(0.002)
         for (text, deny), answer in zip(asked, answers, strict=True):
