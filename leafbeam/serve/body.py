@@ -17,20 +17,15 @@ __all__ = ["parse_body", "read_body"]
 async def read_body(http: HttpRequest, *, max_bytes: int, max_s: float) -> bytes:
     """The whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it."""
     length = http.headers.get("content-length", "")
-    too_long = BodyError(
-        f"the body may have up to {max_bytes:,} bytes: send fewer ids",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        reason="body_too_long",
-    )
     if length.isdigit() and int(length[:20]) > max_bytes:
-        raise too_long
+        raise _too_long(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(max_s):
             async for chunk in http.stream():
                 body += chunk
                 if len(body) > max_bytes:
-                    raise too_long
+                    raise _too_long(max_bytes)
     except TimeoutError:
         message = f"the body did not arrive within {max_s:g} s"
         raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
@@ -52,3 +47,8 @@ def parse_body(body: bytes, content_type: str) -> Request:
         return RecommendBody.model_validate(value).to_request()
     except ValidationError as error:
         raise BodyError(describe(error.errors(include_url=False))) from None
+
+
+def _too_long(max_bytes: int) -> BodyError:
+    message = f"the body may have up to {max_bytes:,} bytes: send fewer ids"
+    return BodyError(message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason="body_too_long")

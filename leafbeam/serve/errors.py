@@ -21,7 +21,7 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 
-__all__ = ["BodyError", "add_error_handlers", "describe", "status_of"]
+__all__ = ["BodyError", "add_error_handlers", "describe", "error_response"]
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -36,7 +36,7 @@ class BodyError(RequestError):
         self.status = status
 
 
-def status_of(error: Exception) -> int:
+def _status_of(error: Exception) -> int:
     """429 if overloaded, 503 if unavailable, 4xx for an error of the request, 500 for any other."""
     match error:
         case UnavailableError():
@@ -52,13 +52,13 @@ def status_of(error: Exception) -> int:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let an app answer every failure in that shape."""
-    app.add_exception_handler(LeafbeamError, _leafbeam)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _leafbeam(request: Request, error: Exception) -> JSONResponse:
-    status, headers, details = status_of(error), dict[str, str](), dict[str, Any]()
+def error_response(request: Request, error: LeafbeamError) -> JSONResponse:
+    """The answer to a request that failed; a fault of the server is logged."""
+    status, headers, details = _status_of(error), dict[str, str](), dict[str, Any]()
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
     if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds

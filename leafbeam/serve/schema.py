@@ -8,7 +8,7 @@ from leafbeam.catalog.expression import MAX_CHARACTERS
 from leafbeam.engine import ItemId, Limits, Request, Result
 from leafbeam.engine.request import is_valid_unicode
 
-__all__ = ["ErrorAnswer", "Health", "Readiness", "RecommendAnswer", "RecommendBody", "complete_openapi"]
+__all__ = ["ErrorAnswer", "Health", "Readiness", "RecommendAnswer", "RecommendBody", "publish_limits"]
 
 
 def _check_unicode(text: str) -> str:
@@ -154,11 +154,9 @@ class Readiness(BaseModel):
     rules: dict[str, int] = Field(description="Items that each rule allows now.")
 
 
-def complete_openapi(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Add the schema of the body, with the engine's limits, to the OpenAPI document."""
-    body = RecommendBody.model_json_schema(ref_template="#/components/schemas/{model}")
-    document["components"]["schemas"]["RecommendBody"] = body
-    properties = body["properties"]
+def publish_limits(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Write the engine's limits into the OpenAPI document."""
+    properties = document["components"]["schemas"]["RecommendBody"]["properties"]
     properties["num_items"]["maximum"] = limits.max_items
     properties["num_beams"]["maximum"] = limits.max_beams
     properties["history"]["maxItems"] = limits.max_history

@@ -153,7 +153,7 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
         finally:
             over = True
         buying.result()
-    new_version = Engine.load(newer.model, newer.index, newer.catalog, newer.rules).trie.version
+    new_version = Engine.load(newer.model, newer.catalog_files).trie.version
     assert (after["index_version"], after["fault"]) == (new_version, None)
     assert versions[0] == engine.trie.version
     assert set(versions) <= {engine.trie.version, new_version}
