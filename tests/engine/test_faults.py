@@ -348,7 +348,7 @@ def test_unreachable_deadlines_are_rejected_once_the_latency_model_is_calibrated
     monkeypatch.setattr("leafbeam.engine.warm_up._MAX_CALIBRATION_S", PATIENCE)  # a busy machine runs few shapes in a second
     engine = Engine(shop.model, catalog, settings=Settings(max_batch=1))
     slow = interrupted(shop.model, lambda requests: time.sleep(0.05))
-    with slow, engine:  # warming up is slow too, so that the step-time model knows
+    with slow, engine:  # warming up is slow too, so that the latency model knows
         assert engine.scheduler.latency_fit.observed >= 5
         patient = [engine.submit(Request()) for _ in range(10)]
         hasty, refusals = [], []

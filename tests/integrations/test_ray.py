@@ -108,11 +108,11 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
     from leafbeam.integrations.ray_serve import DeploymentConfig, application
 
     settings = Settings(num_beams=8, max_queue=1, max_batch=1, workers=1)
-    fleet = DeploymentConfig(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
+    config = DeploymentConfig(files=files, settings=settings, min_replicas=1, max_replicas=1, num_cpus=0.5, grace_s=5.0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    handle = serve.run(application(fleet), name="shop", route_prefix="/shop")
+    handle = serve.run(application(config), name="shop", route_prefix="/shop")
     url = f"http://127.0.0.1:{port}/shop"
     engine = Engine.load(files.model, files.catalog_files, settings=Settings(num_beams=8))
     body = {"history": ["item001", "item002"], "num_items": 5, "rules": ["fresh"]}
@@ -148,7 +148,7 @@ def test_an_application_answers_rejects_and_rolls_a_catalog_out(cluster: Any, fi
 
         buying = pool.submit(customer)
         try:
-            serve.run(application(dataclasses.replace(fleet, files=newer)), name="shop", route_prefix="/shop")
+            serve.run(application(dataclasses.replace(config, files=newer)), name="shop", route_prefix="/shop")
             after = handle.status.remote().result()
         finally:
             over = True
@@ -223,9 +223,9 @@ def test_arguments_of_a_deployment(cluster: Any, files: ServingFiles):
         "max_replicas": "4",
         "overlap": "false",
     }
-    fleet = DeploymentConfig.of(words)
-    assert (fleet.settings.num_beams, fleet.settings.slo_s, fleet.settings.overlap) == (40, 0.2, False)
-    assert (fleet.min_replicas, fleet.max_replicas, fleet.files.index) == (1, 4, files.index)
+    config = DeploymentConfig.of(words)
+    assert (config.settings.num_beams, config.settings.slo_s, config.settings.overlap) == (40, 0.2, False)
+    assert (config.min_replicas, config.max_replicas, config.files.index) == (1, 4, files.index)
     for change, message in (
         ({"num_beems": "4"}, "there is no argument 'num_beems'"),
         ({"num_beams": "many"}, "num_beams='many': expected int"),
