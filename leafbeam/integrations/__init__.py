@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from leafbeam.extras import lazy_exports
-
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.integrations.batch import (
         BatchJob,
@@ -32,20 +30,23 @@ __all__ = [
     "recommend_users_on_ray",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "BatchJob": ".batch",
-        "CodeTokens": ".transformers",
-        "DeploymentConfig": ".ray_serve",
-        "PartitionResult": ".batch",
-        "PartitionRunner": ".batch",
-        "RequestTemplate": ".batch",
-        "ServingFiles": ".batch",
-        "TrieLogitsProcessor": ".transformers",
-        "application": ".ray_serve",
-        "prefix_allowed_tokens_fn": ".transformers",
-        "recommend_users": ".batch",
-        "recommend_users_on_ray": ".ray_batch",
-    },
-)
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "BatchJob": ".batch",
+            "CodeTokens": ".transformers",
+            "DeploymentConfig": ".ray_serve",
+            "PartitionResult": ".batch",
+            "PartitionRunner": ".batch",
+            "RequestTemplate": ".batch",
+            "ServingFiles": ".batch",
+            "TrieLogitsProcessor": ".transformers",
+            "application": ".ray_serve",
+            "prefix_allowed_tokens_fn": ".transformers",
+            "recommend_users": ".batch",
+            "recommend_users_on_ray": ".ray_batch",
+        },
+    )
