@@ -27,6 +27,7 @@ PATIENCE = 20
 @contextmanager
 def serving(engine: Engine, **dials) -> Iterator[tuple[Server, httpx.Client]]:
     """A real server in a thread, and a client of it."""
+    engine.warm_up()  # the first compile of the kernels may take longer than the wait below
     ready = threading.Event()
     server = Server(engine, port=0, on_ready=lambda line: ready.set(), **{"grace_s": 20, **dials})
     runner = threading.Thread(target=server.run)

@@ -49,6 +49,7 @@ def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
 @contextmanager
 def thread(engine) -> Iterator[Server]:
     """A server in a thread of this process."""
+    engine.warm_up()  # the first compile of the kernels may take longer than the wait below
     lines: list[str] = []
     ready = threading.Event()
     server = Server(engine, port=0, grace_s=20, on_ready=lambda line: (lines.append(line), ready.set()))
