@@ -22,12 +22,12 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, times
 from benchmarks.peers import peer, static
-from benchmarks.peers.csr import CsrArrays
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Segment, Trie, Version
 from leafbeam.ops.constrain import RequestFilter, Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from leafbeam.ops.constrain.triton import step as triton
 
 __all__ = ["Sizes", "parity", "random_trie", "runs", "search_times"]
@@ -212,10 +212,11 @@ def _unconstrained(scores_BK: Tensor, logits_BKV: Tensor, num_beams: int) -> tup
 
 def _static_times(device: torch.device, trie: Trie, sizes: Sizes, logits: list[list[Tensor]]) -> dict[str, Any]:
     """STATIC's step in torch as it is, and with the [rows, V] mask of its Algorithm 2 written out."""
-    arrays = CsrArrays.of_sorted(np.ascontiguousarray(trie.codes_at(np.arange(trie.num_leaves)).T), sizes.codes)
+    codes_LM = np.ascontiguousarray(trie.codes_at(np.arange(trie.num_leaves)).T)
+    matrix = TransitionMatrix.of_sorted(codes_LM, trie.codebook_sizes)
     measured: dict[str, Any] = {}
     for name, scatter in (("static", False), ("static_scatter", True)):
-        index = static.StaticIndex.of(arrays, device, scatter=scatter)
+        index = static.StaticPeer.of(matrix, device, scatter=scatter)
         kept = [peer.root(index, sizes.requests, device) for _ in logits]
         by_level: list[float] = []
         for level in range(sizes.levels):

@@ -149,17 +149,17 @@ def _build_ours(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
 
 
 def _build_static(distribution: str, num_items: int, seed: int) -> dict[str, Any]:
-    from benchmarks.peers.static import StaticIndex, build_arrays
+    from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
     codes = random_codes(np.random.default_rng(seed), distribution, num_items, V, L)
-    build_arrays(codes[:5000], V)
+    TransitionMatrix.of_codes(codes[:5000], [V] * L)
     before = peak_bytes(anew=True)
-    index = StaticIndex.build(codes, V)
+    index = TransitionMatrix.of_codes(codes, [V] * L)
     peak = peak_bytes() - before
     nbytes = index.nbytes
     del index
     _touch(peak)
     begin = time.perf_counter()
-    StaticIndex.build(codes, V)
+    TransitionMatrix.of_codes(codes, [V] * L)
     seconds = time.perf_counter() - begin
     return {"seconds": seconds, "bytes_per_item": round(nbytes / num_items, 2), "peak_gb": round(peak / 1e9, 2)}

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import jax_rounds  # first: it asks XLA for one thread
-from benchmarks.peers.csr import CsrArrays
 from benchmarks.peers.static_jax import StaticJax
 from benchmarks.rows import spread
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
@@ -27,6 +26,7 @@ from leafbeam.index import Segment, Trie, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.fixed_shape import jax as ops
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 import jax  # isort: skip
 
@@ -53,7 +53,7 @@ def measure(distribution: str, num_items: int, repeats: int, seed: int = 0) -> t
     changed = _changed(rng, trie, extra)
     codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(np.uint16) for level in trie.levels])
     del codes
-    static = CsrArrays.of_sorted(codes_LM, V)
+    static = TransitionMatrix.of_sorted(codes_LM, [V] * L)
     peer, free = StaticJax.of(static), jax_rounds.UnconstrainedJax()
 
     half = trie.filter(rng.random(num_items) < 0.5)

@@ -26,6 +26,7 @@ from benchmarks.workloads import random_codes, random_logits
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import Scoring, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["measure"]
 
@@ -50,7 +51,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
     trie = Trie.build(codes, [V] * L)
     arrays = cpu.bind(trie)
     filters = cpu.bind_filters(arrays, request_filters(trie, B, None, None))
-    lean = static.StaticIndex.build(codes, V)
+    lean = static.StaticPeer.of(TransitionMatrix.of_codes(codes, [V] * L))
     literal = replace(lean, scatter=True)
 
     root = (np.zeros((1, B, 1), np.int64), np.full((1, B, 1), trie.num_leaves), np.zeros((B, 1), np.float32))
@@ -62,7 +63,7 @@ def _measure(distribution: str, num_items: int, repeats: int, seed: int) -> tupl
 
         return round_of
 
-    def theirs(peer: static.StaticIndex) -> Round:
+    def theirs(peer: static.StaticPeer) -> Round:
         def round_of(level: int, state: Any, fresh: Any) -> Any:
             return extend(peer, root_of(peer, B) if state is None else state, torch.from_numpy(fresh), K)
 

@@ -28,14 +28,14 @@ from benchmarks.papers.drawing import curve, finish, new_figure, plain, share_y
 from benchmarks.papers.experiment import Experiment, Row, Setting
 from benchmarks.papers.methods import gib
 from benchmarks.papers.report import by_distribution, machine, spread_text
-from benchmarks.peers.csr import CsrArrays
-from benchmarks.peers.static import StaticIndex
+from benchmarks.peers.static import StaticPeer
 from benchmarks.rows import spread
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["EXPERIMENT", "kernels", "ranges_of"]
 
@@ -118,11 +118,12 @@ def kernels(
     at_root = _leafbeam(trie, 0, np.zeros_like(everything), everything, log_p_1RV)
     assert len(at_root()[0]) == R * trie.levels[0].num_nodes
     runs["leafbeam_root"], runs["leafbeam_random"] = at_root, at_nodes
-    arrays = CsrArrays.of_sorted(catalog.sorted_codes(), branch, dense_levels=1)
-    arrays = _with_padding(arrays, branch)
-    node_1R = _nodes_of(trie, level, lo_R)[None]
+    matrix = TransitionMatrix.of_sorted(catalog.sorted_codes(), trie.codebook_sizes, dense_levels=1)
+    node_1R = (matrix.first_node[level] + _ordinals(trie, level, lo_R))[None]
+    padding = np.full((branch, 2), branch - 1, np.int32)  # behind the last edge, for a slice of B
+    matrix = replace(matrix, edges_E2=np.concatenate([matrix.edges_E2, padding]))
     expected = at_nodes()
-    index = StaticIndex.of(arrays, setting.device)
+    index = StaticPeer.of(matrix, setting.device)
     node, log_p = torch.from_numpy(node_1R).to(setting.device), torch.from_numpy(log_p_1RV).to(setting.device)
 
     def in_torch() -> Any:
@@ -140,7 +141,7 @@ def kernels(
     except MissingExtraError as error:
         left_out["static_jax"] = str(error)
         return runs, left_out
-    in_jax = jax_rounds.jitted_transition(StaticJax.of(arrays), node_1R, log_p_1RV, branch)
+    in_jax = jax_rounds.jitted_transition(StaticJax.of(matrix), node_1R, log_p_1RV, branch)
     codes, _, found = (np.asarray(one) for one in in_jax())
     _agree(codes, found, expected)
     runs["static_jax"] = in_jax
@@ -160,19 +161,10 @@ def _leafbeam(trie: Trie, level: int, lo_1BK: NDArray[Any], hi_1BK: NDArray[Any]
     return run
 
 
-def _with_padding(arrays: CsrArrays, branch: int) -> CsrArrays:
-    """The same arrays with room behind the last edge for a slice of B."""
-    padding = np.full((branch, 2), branch - 1, np.int32)
-    return replace(arrays, edges_E2=np.concatenate([arrays.edges_E2, padding]))
-
-
-def _nodes_of(trie: Trie, level: int, lo_R: NDArray[np.int64]) -> NDArray[np.int64]:
-    """STATIC's numbers of the nodes whose children stand at `level`: the code at level 1, the place in its level below it."""
-    if level == 1:
-        return trie.codes_at(lo_R)[:, 0]
+def _ordinals(trie: Trie, level: int, lo_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The position in its level of each node whose children stand at `level`."""
     above = trie.levels[level - 1]
-    ranks = lo_R if above.boundary is None else np.array([above.boundary.rank(int(lo)) for lo in lo_R])
-    return trie.levels[0].size + sum(one.num_nodes for one in trie.levels[1 : level - 1]) + ranks
+    return lo_R if above.boundary is None else np.array([above.boundary.rank(int(lo)) for lo in lo_R])
 
 
 def _agree(codes_1RF: NDArray[Any], log_p_1RF: NDArray[Any], expected: tuple[NDArray[Any], NDArray[Any]]) -> None:

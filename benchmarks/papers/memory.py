@@ -14,9 +14,9 @@ from benchmarks.papers.experiment import Experiment, Row, Setting
 from benchmarks.papers.methods import gib
 from benchmarks.papers.paper import BYTES_PER_MILLION, USED_SHARE
 from benchmarks.papers.report import by_distribution, size_name
-from benchmarks.peers.csr import CsrArrays
 from benchmarks.workloads import DISTRIBUTIONS
 from leafbeam.index.memory_estimate import MemoryEstimate
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["EXPERIMENT"]
 
@@ -65,10 +65,11 @@ def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
     computed: list[str] = []
     codes_LM = catalog.sorted_codes()
     held = codes_LM.nbytes + catalog.trie.nbytes + catalog.trie.items.nbytes
-    if held + CsrArrays.needs(nodes_L, shape.num_codes) <= setting.memory:
-        nbytes["static"] = CsrArrays.of_sorted(codes_LM, shape.num_codes).nbytes
+    static = TransitionMatrix.estimate(nodes_L, shape.codebook_sizes)
+    if held + static <= setting.memory:
+        nbytes["static"] = TransitionMatrix.of_sorted(codes_LM, shape.codebook_sizes).nbytes
     else:  # the same arrays, reckoned: 8 bytes an edge, 4 a row pointer, 33 bits a pair of codes
-        nbytes["static"] = CsrArrays.needs(nodes_L, shape.num_codes) - 7 * shape.num_codes**2 // 8
+        nbytes["static"] = static
         computed.append("static")
     return {"num_leaves": catalog.trie.num_leaves, "nbytes": nbytes, "computed": computed, "left_out": {}}
 

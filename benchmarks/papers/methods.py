@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from benchmarks.papers.catalog import Catalog
 from benchmarks.peers import peer as protocol
 from benchmarks.peers.cpu_trie import CpuTrie
-from benchmarks.peers.csr import CsrArrays
 from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.marisa import MarisaTrie
 from benchmarks.peers.ppv import Ppv
-from benchmarks.peers.static import StaticIndex
+from benchmarks.peers.static import StaticPeer
 from benchmarks.peers.unconstrained import Unconstrained
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
 __all__ = ["LABELS", "LineUp", "Method", "gib"]
 
@@ -107,13 +107,13 @@ def _builders(
 ) -> Iterator[tuple[str, tuple[Callable[[], int], Callable[[], Method]]]]:
     """(name, (bytes that it will hold, how to make it)). `held` remembers what has been made; what two share is made once."""
     shape, nodes_L, trie = catalog.shape, catalog.nodes_L, catalog.trie
-    made: list[CsrArrays] = []
+    made: list[TransitionMatrix] = []
     tables: list[torch.Tensor] = []
-    static_needs = CsrArrays.needs(nodes_L, shape.num_codes)
+    static_needs = TransitionMatrix.estimate(nodes_L, shape.codebook_sizes)
 
-    def arrays() -> CsrArrays:
+    def arrays() -> TransitionMatrix:
         if not made:
-            made.append(CsrArrays.of_sorted(codes_LM, shape.num_codes))
+            made.append(TransitionMatrix.of_sorted(codes_LM, shape.codebook_sizes))
             held["static"] = static_needs
         return made[0]
 
@@ -172,8 +172,8 @@ def _builders(
         "hash_bitmap",
         (fixed(hash_bytes), torch_peer("hash_bitmap", lambda: HashBitmap.of_sorted(codes_LM, device=device), hash_bytes)),
     )
-    yield "static_torch", (of_static, torch_peer("static_torch", lambda: StaticIndex.of(arrays(), device)))
-    yield "static_scatter", (of_static, torch_peer("static_scatter", lambda: StaticIndex.of(arrays(), device, scatter=True)))
+    yield "static_torch", (of_static, torch_peer("static_torch", lambda: StaticPeer.of(arrays(), device)))
+    yield "static_scatter", (of_static, torch_peer("static_scatter", lambda: StaticPeer.of(arrays(), device, scatter=True)))
     yield "static_jax", (of_static, jax_static)
     yield "marisa", (fixed(keys), torch_peer("marisa", lambda: MarisaTrie.of_sorted(codes_LM), keys))
     yield "cpu_trie", (fixed(dict_bytes), torch_peer("cpu_trie", lambda: CpuTrie.of_sorted(codes_LM, nodes_L), dict_bytes))

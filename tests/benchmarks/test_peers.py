@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers import csr, static
+from benchmarks.peers import static
 from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.marisa import MarisaTrie
@@ -21,7 +21,7 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.workloads import DISTRIBUTIONS, random_codes
 from leafbeam import Trie
-from leafbeam.errors import ArgumentError
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 from tests.parity.oracle import search
 from tests.parity.test_grid import CASES, Case, TableModel
 
@@ -40,13 +40,14 @@ class JaxAsTorch:
         from benchmarks.peers.static_jax import StaticJax
 
         self.size = 128 if size <= 128 else 1024 if size <= 1024 else 2**17
-        arrays = csr.CsrArrays.of_sorted(table, self.size, 1 if size > 1000 else 2)
+        matrix = matrix_of(table, self.size)
         edges = np.zeros((2**15, 2), np.int32)
-        edges[: len(arrays.edges_E2)] = arrays.edges_E2
-        rows = np.full(2**15 if size <= 1024 else 2**18, arrays.row_S1[-1])
-        rows[: len(arrays.row_S1)] = arrays.row_S1
-        widths = (min(1024, self.size),) * len(table)
-        self.peer = StaticJax.of(dataclasses.replace(arrays, edges_E2=edges, row_S1=rows, branches=widths))
+        edges[: len(matrix.edges_E2)] = matrix.edges_E2
+        rows = np.full(2**15, matrix.indptr_S1[-1])
+        rows[: len(matrix.indptr_S1)] = matrix.indptr_S1
+        widths, nodes = (min(1024, self.size),) * len(table), (0,) * (len(table) + 1)
+        padded = dataclasses.replace(matrix, edges_E2=edges, indptr_S1=rows, max_branches=widths, first_node=nodes)
+        self.peer = StaticJax.of(padded)
         self.mask = jax.jit(StaticJax.mask_step, static_argnums=1)
 
     def root(self, batch_size: int) -> Any:
@@ -85,8 +86,9 @@ def advance_jax(peer: Any, level: int, pending: Any, best: Any) -> Any:
     return jax.jit(type(peer).advance, static_argnums=1)(peer, level, pending, best)
 
 
-def csr_of(table: np.ndarray, size: int) -> csr.CsrArrays:
-    return csr.CsrArrays.of_sorted(table, size, 1 if size > 1000 else 2)  # a dense 70,000 x 70,000 is 24 GB
+def matrix_of(table: np.ndarray, size: int, dense_levels: int = 2) -> TransitionMatrix:
+    # Two dense levels of 70,000 codes would take 20 GB.
+    return TransitionMatrix.of_sorted(table, (size,) * len(table), 1 if size > 1000 else dense_levels)
 
 
 def nodes_of(table: np.ndarray) -> list[int]:
@@ -94,9 +96,12 @@ def nodes_of(table: np.ndarray) -> list[int]:
 
 
 PEERS: dict[str, Callable[[np.ndarray, int], Any]] = {
-    "static": lambda table, size: static.StaticIndex.of(csr_of(table, size)),
-    "static-one-dense-level": lambda table, size: static.StaticIndex.of(csr.CsrArrays.of_sorted(table, size, 1)),
-    "static-scatter": lambda table, size: static.StaticIndex.of(csr_of(table, size), scatter=True),
+    "static": lambda table, size: static.StaticPeer.of(matrix_of(table, size)),
+    "static-one-dense-level": lambda table, size: static.StaticPeer.of(matrix_of(table, size, 1)),
+    "static-no-dense-level": lambda table, size: static.StaticPeer.of(
+        TransitionMatrix.of_sorted(table, (size,) * len(table), 0)
+    ),
+    "static-scatter": lambda table, size: static.StaticPeer.of(matrix_of(table, size), scatter=True),
     "static-jax": JaxAsTorch,
     "cpu-trie": lambda table, _: CpuTrie.of_sorted(table, nodes_of(table)),
     "ppv-exact": lambda table, _: Ppv.of_sorted(table),
@@ -265,26 +270,21 @@ def test_without_a_constraint_every_code_is_offered() -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_the_two_constructions_of_static_agree(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csr, "_CHUNK", 1000)
+def test_static_is_the_same_from_codes_and_from_sorted_codes(distribution: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     codes = random_codes(rng, distribution, 20_000, 30, 5)
-    theirs = static.build_arrays(codes, 30)
-    ours = csr.CsrArrays.of_sorted(np.ascontiguousarray(np.unique(codes, axis=0).astype(np.int16).T), 30)
-    assert ours.branches == tuple(theirs["branches"].tolist())
-    np.testing.assert_array_equal(ours.edges_E2, theirs["edges_E2"])
-    np.testing.assert_array_equal(ours.row_S1, theirs["row_S1"])
-    for name in ("first_V", "second_VV", "second_node_VV"):
-        np.testing.assert_array_equal(getattr(ours, name), theirs[name])
-    assert ours.nbytes == static.StaticIndex.of(ours).nbytes
+    theirs = TransitionMatrix.of_codes(codes, (30,) * 5)
+    monkeypatch.setattr("leafbeam.ops.constrain.static.matrix._CHUNK", 1000)
+    ours = TransitionMatrix.of_sorted(np.ascontiguousarray(np.unique(codes, axis=0).astype(np.int16).T), (30,) * 5)
+    assert ours.max_branches == theirs.max_branches
+    for name in ("edges_E2", "indptr_S1", "node_of_P"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    for mask, other in zip(ours.masks, theirs.masks, strict=True):
+        np.testing.assert_array_equal(mask, other)
+    assert ours.nbytes == static.StaticPeer.of(ours).nbytes
     trie = Trie.build(codes, [30] * 5)
-    held = ours.edges_E2.nbytes + ours.row_S1.nbytes + 5 * 30**2
-    assert csr.CsrArrays.needs([level.num_nodes for level in trie.levels], 30) == pytest.approx(held, rel=0.01)
-
-
-def test_static_has_one_or_two_dense_levels() -> None:
-    with pytest.raises(ArgumentError, match="dense_levels is 3"):
-        csr.CsrArrays.of_sorted(np.zeros((4, 1), np.int16), 10, 3)
+    nodes = [level.num_nodes for level in trie.levels]
+    assert TransitionMatrix.estimate(nodes, (30,) * 5) == pytest.approx(ours.nbytes, rel=0.01)
 
 
 def test_the_shared_selection_gives_the_same_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["TransitionMatrix"]
+__all__ = ["TransitionMatrix", "prefix_numbers"]
 
 _CHUNK = 4_000_000
 _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
@@ -36,9 +36,6 @@ class TransitionMatrix:
     node's edges begin. max_branches: the most children of a node of each depth, at least 1. masks: for each dense level,
     uint8 [P, V / 8], the lowest bit first. node_of_P: int32, the node of each prefix of d codes, 0 for none; None if d is 0.
     first_node: the first node of each depth 0 to L; 0 where nodes are prefixes.
-
-    first_leaves, prefixes: for each depth below L, the first leaf of each node in order, then M; for dense depths, the prefixes
-    of the nodes that exist: what turns a node into a leaf range and back, which is not part of STATIC.
     """
 
     edges_E2: NDArray[np.int32]
@@ -47,8 +44,6 @@ class TransitionMatrix:
     masks: tuple[NDArray[np.uint8], ...]
     node_of_P: NDArray[np.int32] | None
     first_node: tuple[int, ...]
-    first_leaves: tuple[NDArray[np.int32], ...]
-    prefixes: tuple[NDArray[np.int32], ...]
     codebook_sizes: tuple[int, ...]
 
     @property
@@ -96,22 +91,19 @@ class TransitionMatrix:
             )
         change_M = _first_changes(codes_LM)
         nodes_L = np.cumsum(np.bincount(np.maximum(change_M, 0), minlength=levels))[:levels].tolist() if size else [0] * levels
-        depths = [int(size > 0), *nodes_L]  # nodes of each depth
+        depths = [1, *nodes_L]  # nodes of each depth
         first_node = [0] * d + [1 + sum(depths[d:depth]) for depth in range(d, levels + 1)]
-        starts = [np.flatnonzero(change_M < depth) for depth in range(levels)]
-        first_leaves = [np.append(firsts_n if size else 0, size).astype(np.int32) for firsts_n in starts]
-        prefixes = [_prefixes(codes_LM, starts[t], sizes[:t]) if size else np.zeros(1, np.int32) for t in range(d)]
         masks: list[NDArray[np.uint8]] = []
         for level in range(d):
             firsts_n = np.flatnonzero(change_M <= level)
             exists_PV = np.zeros((prod(sizes[:level]), sizes[level]), np.bool_)
-            exists_PV.reshape(-1)[_prefixes(codes_LM, firsts_n, sizes[: level + 1])] = True
+            exists_PV.reshape(-1)[prefix_numbers(codes_LM, firsts_n, sizes[: level + 1])] = True
             masks.append(np.packbits(exists_PV, axis=1, bitorder="little"))
         node_of_P = None
         if d:
             firsts_n = np.flatnonzero(change_M < d)
             node_of_P = _aligned((prod(sizes[:d]),), np.int32)
-            node_of_P[_prefixes(codes_LM, firsts_n, sizes[:d])] = first_node[d] + np.arange(len(firsts_n))
+            node_of_P[prefix_numbers(codes_LM, firsts_n, sizes[:d])] = first_node[d] + np.arange(len(firsts_n))
         max_branches = _max_branches(change_M, levels)
         edges_E2, indptr_S1 = _edges(codes_LM, change_M, d, first_node, sum(nodes_L[d:]), max(max_branches[d:], default=1))
         return cls(
@@ -121,8 +113,6 @@ class TransitionMatrix:
             masks=tuple(masks),
             node_of_P=node_of_P,
             first_node=tuple(first_node),
-            first_leaves=tuple(first_leaves),
-            prefixes=tuple(prefixes),
             codebook_sizes=sizes,
         )
 
@@ -146,7 +136,7 @@ def _first_changes(codes_LM: NDArray[np.integer]) -> NDArray[np.int8]:
     return change_M
 
 
-def _prefixes(codes_LM: NDArray[np.integer], leaves_n: NDArray[np.integer], sizes: Sequence[int]) -> NDArray[np.int32]:
+def prefix_numbers(codes_LM: NDArray[np.integer], leaves_n: NDArray[np.integer], sizes: Sequence[int]) -> NDArray[np.int32]:
     """The prefix of each leaf as a number, the first code most significant."""
     prefix_n = np.zeros(len(leaves_n), np.int64)
     for level, size in enumerate(sizes):

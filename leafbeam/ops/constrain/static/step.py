@@ -23,7 +23,7 @@ from leafbeam.index import Trie, Version
 from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, check_row, first_bad_row
 from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
-from leafbeam.ops.constrain.static.matrix import TransitionMatrix
+from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "Transitions",
     "bind",
     "bind_filters",
-    "copy_matrix",
     "dense_lookup",
     "extend",
     "launch",
+    "level_tables",
     "next_nodes",
     "project",
     "step",
@@ -112,34 +112,44 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: Any, dense_levels: i
         )
     trie = segment.trie
     codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(code_dtype(level.size)) for level in trie.levels])
-    return copy_matrix(xp, TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels), device)
+    matrix = TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels)
+    leaves: list[Any] = [None] * (trie.num_levels + 1)  # by depth
+    prefixes: list[Any] = [None] * (trie.num_levels + 1)
+    for depth, level in enumerate(trie.levels[:-1], 1):
+        firsts_n = np.arange(trie.num_leaves) if level.boundary is None else level.boundary.positions()
+        firsts_n = firsts_n if trie.num_leaves else np.zeros(1, np.int64)
+        leaves[depth] = xp.asarray(np.append(firsts_n, trie.num_leaves).astype(np.int32), device)
+        if depth < matrix.dense_levels:
+            is_empty = trie.num_leaves == 0
+            numbers_n = np.zeros(1, np.int32) if is_empty else prefix_numbers(codes_LM, firsts_n, matrix.codebook_sizes[:depth])
+            prefixes[depth] = xp.asarray(numbers_n, device)
+    return StaticArrays(
+        levels=level_tables(xp, matrix, device, leaves, prefixes),
+        nbytes=matrix.nbytes,
+        mapping_nbytes=sum(array.nbytes for array in [*leaves, *prefixes] if array is not None),
+        device=device,
+        xp=xp,
+    )
 
 
-def copy_matrix(xp: ArrayNamespace, matrix: TransitionMatrix, device: Any) -> StaticArrays:
-    """Copy a matrix to a device."""
-    levels, d = len(matrix.codebook_sizes), matrix.dense_levels
+def level_tables(
+    xp: ArrayNamespace, matrix: TransitionMatrix, device: Any, leaves: Sequence[Any] = (), prefixes: Sequence[Any] = ()
+) -> tuple[LevelTables, ...]:
+    """Copy a matrix to a device. leaves, prefixes: of each depth, for `run`; `extend` does without them."""
+    d = matrix.dense_levels
     edges, indptr, node_of_P = (
         None if array is None else xp.asarray(array, device) for array in (matrix.edges_E2, matrix.indptr_S1, matrix.node_of_P)
     )
-    leaves: list[Any] = [None] * (levels + 1)  # by depth
-    prefixes: list[Any] = [None] * (levels + 1)
-    mapping_nbytes = 0
-    for depth in range(1, levels):
-        leaves[depth] = xp.asarray(matrix.first_leaves[depth], device)
-        mapping_nbytes += leaves[depth].nbytes
-        if depth < d:
-            prefixes[depth] = xp.asarray(matrix.prefixes[depth], device)
-            mapping_nbytes += prefixes[depth].nbytes
-    tables = tuple(
+    return tuple(
         LevelTables(
             mask_PH=xp.asarray(matrix.masks[level], device) if level < d else None,
             node_of_P=node_of_P if level == d - 1 else None,
             edges_E2=None if level < d else edges,
             indptr_S1=None if level < d else indptr,
-            leaves_in=leaves[level],
-            prefixes_in=prefixes[level],
-            leaves_out=leaves[level + 1],
-            prefixes_out=prefixes[level + 1],
+            leaves_in=leaves[level] if leaves else None,
+            prefixes_in=prefixes[level] if prefixes else None,
+            leaves_out=leaves[level + 1] if leaves else None,
+            prefixes_out=prefixes[level + 1] if prefixes else None,
             size=size,
             max_branch=matrix.max_branches[level],
             first_in=matrix.first_node[level],
@@ -147,7 +157,6 @@ def copy_matrix(xp: ArrayNamespace, matrix: TransitionMatrix, device: Any) -> St
         )
         for level, size in enumerate(matrix.codebook_sizes)
     )
-    return StaticArrays(levels=tables, nbytes=matrix.nbytes, mapping_nbytes=mapping_nbytes, device=device, xp=xp)
 
 
 def bind_filters(arrays: StaticArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
