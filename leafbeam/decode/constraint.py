@@ -114,9 +114,8 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
 
 def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:
     """Whether every beam is dead or finished."""
-    live_BK = beams.scores > -np.inf
     finished_BK = constraint.finished(beams)
-    return not (live_BK if finished_BK is None else live_BK & ~finished_BK).any()
+    return not (beams.num_valid if finished_BK is None else (beams.scores > -np.inf) & ~finished_BK).any()
 
 
 class TrieConstraint:
@@ -138,18 +137,11 @@ class TrieConstraint:
         self._hi_SB, self._launch, self._suffix = hi_SB, launch, suffix
 
     def root(self) -> Beams[Any]:
-        xp, hi_SB = namespace_of(self._hi_SB), self._hi_SB
-        live_B = (hi_SB > 0).any(0)
-        zeros_B1 = xp.zeros_like(hi_SB[0])[:, None]
-        scores_B = xp.zeros_like(hi_SB[0], dtype=xp.float32)
-        return Beams(
-            scores=xp.where(live_B, scores_B, xp.full_like(scores_B, -np.inf))[:, None],
-            parent=zeros_B1,
-            code=zeros_B1,
-            lo=xp.zeros_like(hi_SB)[:, :, None],
-            hi=hi_SB[:, :, None],
-            num_valid=live_B * 1,
-        )
+        xp, hi_SB1 = namespace_of(self._hi_SB), self._hi_SB[:, :, None]
+        lo_SB1 = hi_SB1 * 0
+        scores_B1 = xp.zeros_like(hi_SB1[0], dtype=xp.float32)
+        num_valid_B = self._hi_SB.any(0) * 1
+        return Beams(scores=scores_B1, parent=lo_SB1[0], code=lo_SB1[0], lo=lo_SB1, hi=hi_SB1, num_valid=num_valid_B)
 
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         beams, bad = self._launch(number, beams, self.read(number, beams, logits), self.config.num_beams[number])
@@ -184,7 +176,7 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) ->
             f"step_fn returned logits of shape {tuple(array.shape)} at level {number}: expected {shape}, that is "
             f"(requests, beams, codes of level {number})"
         )
-    if "float" not in (dtype := str(array.dtype)) and (is_jax(array) or "int" not in dtype):
+    if not _is_number(array):
         raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {number}: expected floating point numbers")
     if isinstance(like, np.ndarray):
         return np.ascontiguousarray(to_numpy(array), np.float32)
@@ -193,6 +185,14 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) ->
         # Kernels read float32 and half precisions, with a row's codes side by side.
         array = (array if array.dtype.itemsize <= 4 and array.is_floating_point() else array.float()).contiguous()
     return array
+
+
+def _is_number(array: Any) -> bool:
+    """Whether an array holds floating point numbers, or integers that become such (jax converts none)."""
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind in "fiu"
+    name = str(array.dtype)
+    return "float" in name or ("int" in name and not is_jax(array))
 
 
 def _certain(logits_BKV: Any, finished_BK: Any) -> Any:
