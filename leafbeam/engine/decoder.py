@@ -17,6 +17,7 @@ from leafbeam.engine.graphs.graph import Graphs
 from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
+from leafbeam.ops.backend import IndexBindings
 
 __all__ = ["BatchAbandoned", "BatchOutput", "Decoder", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
 
@@ -75,7 +76,8 @@ class Decoder:
     """Runs the batches of one worker, one after the other, and times each stage.
 
     Before each decode step it checks that a request is left that is not cancelled. Float32 models on a CPU reuse one workspace
-    for all batches.
+    for all batches. The search runs where the model's logits are; there the index stays bound for the next batch. On a device
+    the seconds of decode steps are those of their launches.
 
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
     graphs: captured searches, tried first. worker: the worker whose graphs to use.
@@ -97,7 +99,8 @@ class Decoder:
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Free the workspace kept for the next batch."""
+        """Free the workspace and the bound index kept for the next batch."""
+        self._bindings: IndexBindings | None = None
         self._workspace = Workspace() if _can_reuse(self._model) else None
 
     def run(self, requests: Sequence[PendingRequest]) -> BatchOutput:
@@ -127,13 +130,17 @@ class Decoder:
 
             return step
 
-        search = BeamSearch(first.version, num_beams=first.size.num_beams, scoring=first.request.scoring)
+        if self._bindings is None or self._bindings.version is not first.version:
+            self._bindings = IndexBindings(first.version, like=self._bindings)
+        search = BeamSearch(self._bindings, num_beams=first.size.num_beams, scoring=first.request.scoring)
+        # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
+        suffix_fn = timed(rounds.suffix_fn) if device.type == "cpu" and isinstance(rounds, SuffixRounds) else None
         result = search.run(
             timed(rounds.step_fn),
             batch_size=len(requests),
             filters=[pending.item_filter for pending in requests],
             deny=[pending.deny for pending in requests],
-            suffix_fn=timed(rounds.suffix_fn) if isinstance(rounds, SuffixRounds) else None,
+            suffix_fn=suffix_fn,
         )
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)

@@ -84,6 +84,11 @@ class Version:
     def codebook_sizes(self) -> tuple[int, ...]:
         return self.segments[0].trie.codebook_sizes
 
+    def has_tries_of(self, other: Version) -> bool:
+        """Whether both consist of the same tries, so that they differ at most by which items are live."""
+        pairs = zip(self.segments, other.segments, strict=False)
+        return len(self.segments) == len(other.segments) and all(left.trie is right.trie for left, right in pairs)
+
     @property
     def num_levels(self) -> int:
         return self.segments[0].trie.num_levels

@@ -130,11 +130,16 @@ class BoundIndex:
 
 
 class IndexBindings:
-    """A version, bound to a device when a search first runs there; the searches of a version may share one of these."""
+    """A version, bound to a device when a search first runs there; the searches of a version may share one of these.
 
-    def __init__(self, index: Trie | Version) -> None:
+    like: the bindings of another version: what is bound is shared if only the live items differ, which is a matter of filters.
+    """
+
+    def __init__(self, index: Trie | Version, like: IndexBindings | None = None) -> None:
         self.version = Version.of(index)
         self._bound: dict[tuple[str, str], BoundIndex] = {}
+        if like is not None and self.version.has_tries_of(like.version):
+            self._bound = like._bound
 
     def on(self, backend: str, device: Any = "auto", logits: Any = None) -> BoundIndex:
         """The version on a backend and device; "auto" is decided by the logits.

@@ -170,7 +170,7 @@ class Graphs:
             if captured is None:
                 self._start_update(None, version)
                 return None
-            if not _has_equal_tries(version, captured.version):
+            if not version.has_tries_of(captured.version):
                 if self._prepared is None or self._prepared[0] is not version or captured.users:
                     self._start_update(captured, version)
                     return None
@@ -307,12 +307,6 @@ def buckets_of(*, batch: int, tokens: int, beam_rows: int, longest: int, num_bea
         for length in lengths
         if size * length <= tokens and size * num_beams <= beam_rows
     ]
-
-
-def _has_equal_tries(version: Version, other: Version) -> bool:
-    """Whether they differ at most by which of their items are alive, which is a matter of filters."""
-    pairs = zip(version.segments, other.segments, strict=False)
-    return len(version.segments) == len(other.segments) and all(left.trie is right.trie for left, right in pairs)
 
 
 def _cost(bucket: Bucket) -> tuple[int, int]:
