@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,17 +29,14 @@ from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
 __all__ = [
-    "BackendName",
     "BoundIndex",
     "ConstrainBackend",
     "IndexBindings",
-    "available",
     "is_jax",
     "load",
     "namespace_of",
     "to_kind_of",
     "to_numpy",
-    "to_torch",
 ]
 
 BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "static", "reference"]
@@ -87,11 +84,6 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def available() -> tuple[str, ...]:
-    """The backends that can run on this machine."""
-    return tuple(name for name in _MODULES if name not in _PACKAGES or _is_installed(_PACKAGES[name]))
-
-
 def load(name: str) -> tuple[str, ConstrainBackend]:
     """The backend of this name and the name it goes by ("auto" without logits is "cpu").
 
@@ -126,7 +118,7 @@ class BoundIndex:
             return array
         if self.name == "jax":
             return importlib.import_module("jax.numpy").asarray(array, np.int32, device=self.device)
-        return to_torch(array).to(self.device)
+        return importlib.import_module("torch").as_tensor(array, device=self.device)
 
 
 class IndexBindings:
@@ -209,18 +201,12 @@ def to_numpy(array: Any) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def to_torch(array: Any) -> Any:
-    """A torch tensor of a numpy array or torch tensor."""
-    import torch
-
-    return torch.as_tensor(array)
-
-
 def to_kind_of(array: Any, sample: Any) -> Any:
     """The array as numpy, as torch on the same device or as jax, as `sample` is."""
     if isinstance(sample, np.ndarray):
         return to_numpy(array)
     if is_jax(sample):
         return array if is_jax(array) else importlib.import_module("jax.numpy").asarray(to_numpy(array))
-    tensor = array if _is_tensor(array) else to_torch(to_numpy(array))
-    return tensor if tensor.device == sample.device else tensor.to(sample.device)
+    if _is_tensor(array):
+        return array if array.device == sample.device else array.to(sample.device)
+    return importlib.import_module("torch").as_tensor(to_numpy(array), device=sample.device)

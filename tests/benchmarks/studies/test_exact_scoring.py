@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from leafbeam.decode import BeamSearch
-from leafbeam.decode.exact import ExactScoring, SearchChoice, choose_search
+from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
 from leafbeam.errors import ArgumentError, ItemIdError, LogitsError
 from leafbeam.index import Trie
 
