@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.studies.cold_split import ColdReport, ColdSplit
+from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
 from benchmarks.studies.retriever import DenseRecipe, fit_dense
 from leafbeam.decode import BeamSearch, StepFn
-from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model

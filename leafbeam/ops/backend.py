@@ -39,7 +39,6 @@ __all__ = [
     "to_numpy",
 ]
 
-BackendName = Literal["auto", "cpu", "jax", "triton", "torch", "static", "reference"]
 _MODULES = {
     "cpu": "cpu.step",
     "jax": "fixed_shape.jax",

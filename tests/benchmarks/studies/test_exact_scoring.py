@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from leafbeam.decode import BeamSearch
 from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
+from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError, ItemIdError, LogitsError
 from leafbeam.index import Trie
 
