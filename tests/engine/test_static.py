@@ -231,6 +231,8 @@ def without_contents(value: Any) -> Any:
     """What holds tensors, with tensors on the meta device in their place: shapes, and nothing that could be read."""
     if isinstance(value, torch.Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
     if isinstance(value, list | tuple):
         return type(value)(without_contents(one) for one in value)
     if isinstance(value, torch.nn.Module):
