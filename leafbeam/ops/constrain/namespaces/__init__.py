@@ -46,7 +46,7 @@ class ArrayNamespace(Protocol):
         """The set bits of each word, a number."""
 
     def unpack_bits(self, bytes_RH: Any) -> Any:
-        """Each row's bits as booleans [R, 8 H], the lowest bit of each uint8 first."""
+        """Each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
 
     def where(self, condition: Any, chosen: Any, other: Any) -> Any: ...
 

@@ -53,7 +53,8 @@ class JaxNamespace:
         return lax.population_count(words).astype(jnp.int32)
 
     def unpack_bits(self, bytes_RH: Array) -> Array:
-        return jnp.unpackbits(bytes_RH, axis=-1, bitorder="little").astype(jnp.bool_)
+        bit_8 = jnp.uint8(1) << jnp.arange(8, dtype=jnp.uint8)
+        return (bytes_RH[:, None, :] & bit_8[:, None] != 0).reshape(len(bytes_RH), -1)
 
     def where(self, condition: Array, chosen: Any, other: Any) -> Array:
         return jnp.where(condition, chosen, other)

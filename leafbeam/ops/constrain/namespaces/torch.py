@@ -53,8 +53,8 @@ class TorchNamespace:
         return ((words * 0x01010101) & _WORD) >> 24
 
     def unpack_bits(self, bytes_RH: Tensor) -> Tensor:
-        bit_8 = torch.ones(8, dtype=torch.uint8, device=bytes_RH.device) << torch.arange(8, device=bytes_RH.device)
-        return ((bytes_RH[:, :, None] & bit_8.to(torch.uint8)) != 0).flatten(1)
+        bit_8 = 1 << torch.arange(8, dtype=torch.uint8, device=bytes_RH.device)
+        return (bytes_RH[:, None, :] & bit_8[:, None] != 0).flatten(1)
 
     def where(self, condition: Tensor, chosen: Any, other: Any) -> Tensor:
         return torch.where(condition, chosen, other)

@@ -34,8 +34,8 @@ class TransitionMatrix:
 
     edges_E2: int32 [code, next node], padded by the largest branch factor of a sparse level. indptr_S1: int32, where each
     node's edges begin. max_branches: the most children of a node of each depth, at least 1. masks: for each dense level,
-    uint8 [P, V / 8], the lowest bit first. node_of_P: int32, the node of each prefix of d codes, 0 for none; None if d is 0.
-    first_node: the first node of each depth 0 to L; 0 where nodes are prefixes.
+    uint8 [P, H = V / 8], code c is bit c // H of byte c % H. node_of_P: int32, the node of each prefix of d codes, 0 for none;
+    None if d is 0. first_node: the first node of each depth 0 to L; 0 where nodes are prefixes.
     """
 
     edges_E2: NDArray[np.int32]
@@ -96,9 +96,10 @@ class TransitionMatrix:
         masks: list[NDArray[np.uint8]] = []
         for level in range(d):
             firsts_n = np.flatnonzero(change_M <= level)
-            exists_PV = np.zeros((prod(sizes[:level]), sizes[level]), np.bool_)
-            exists_PV.reshape(-1)[prefix_numbers(codes_LM, firsts_n, sizes[: level + 1])] = True
-            masks.append(np.packbits(exists_PV, axis=1, bitorder="little"))
+            num_bytes = -(-sizes[level] // 8)
+            exists_PV = np.zeros((prod(sizes[:level]), 8 * num_bytes), np.bool_)
+            exists_PV[prefix_numbers(codes_LM, firsts_n, sizes[:level]), codes_LM[level, firsts_n]] = True
+            masks.append(np.packbits(exists_PV.reshape(-1, 8, num_bytes), axis=1, bitorder="little")[:, 0])
         node_of_P = None
         if d:
             firsts_n = np.flatnonzero(change_M < d)
