@@ -99,17 +99,16 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoundIndex:
-    """A version's arrays where one backend reads them."""
+    """A version's arrays where one backend reads them.
+
+    waits: whether a step's results are on the host when it returns, so that a look at them costs nothing.
+    """
 
     name: str
     ops: ConstrainBackend
     arrays: Any
     device: Any
-
-    @property
-    def waits(self) -> bool:
-        """Whether a step's results are on the host when it returns, so that a look at them costs nothing."""
-        return not hasattr(self.ops, "launch")
+    waits: bool
 
     def to_device(self, array: NDArray[Any]) -> Any:
         """A copy of a numpy array where the backend reads it; the array itself for "cpu"."""
@@ -167,9 +166,8 @@ def _bind(name: str, ops: Any, version: Version, device: Any) -> BoundIndex:
         arrays = ops.bind(version) if device is None else ops.bind(version, device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
         raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
-    return BoundIndex(
-        name=name, ops=ops, arrays=arrays, device=device if name == "jax" else getattr(arrays, "device", device or "cpu")
-    )
+    place = device if name == "jax" else getattr(arrays, "device", device or "cpu")
+    return BoundIndex(name=name, ops=ops, arrays=arrays, device=place, waits=not hasattr(ops, "launch"))
 
 
 def _is_tensor(array: Any) -> bool:
