@@ -170,7 +170,7 @@ class Automaton:
 
     def num_allowed(self, states_R: NDArray[np.integer]) -> NDArray[np.int64]:
         """How many tokens are legal in each state."""
-        return np.diff(kernels.legal_indptr(self._states(states_R), self.arrays.table, self._count_M))
+        return np.diff(kernels.legal_indptr(self._states(states_R), tuple(self.arrays.table), self._count_M))
 
     def legal(self, states_R: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """(indptr, code_C): the legal tokens of each state, ascending, joined; none for state -1.
@@ -178,16 +178,16 @@ class Automaton:
         Cost: 1 ns a token. Raises AutomatonError for a state outside -1 to S - 1.
         """
         states, table = self._states(states_R), self.arrays.table
-        indptr = kernels.legal_indptr(states, table, self._count_M)
+        indptr = kernels.legal_indptr(states, tuple(table), self._count_M)
         code_C = np.empty(int(indptr[-1]), np.int32)
-        kernels.fill_legal(states, indptr, table, code_C)
+        kernels.fill_legal(states, indptr, tuple(table), code_C)
         return indptr, code_C
 
     def masks(self, states_R: NDArray[np.integer]) -> NDArray[np.int32]:
         """The legal tokens of each state as bits, least significant first: int32 [R, ceil(V / 32)]."""
         states, table = self._states(states_R), self.arrays.table
         out_RU = np.empty((len(states), (self.vocabulary_size + 31) // 32), np.uint32)
-        kernels.fill_masks(states, table, table.mask_MW.view(np.uint32), out_RU)
+        kernels.fill_masks(states, tuple(table), table.mask_MW.view(np.uint32), out_RU)
         return out_RU.view(np.int32)
 
     def step(self, states_R: NDArray[np.integer], codes_R: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -203,8 +203,8 @@ class Automaton:
             bad = codes[(codes < 0) | (codes >= self.vocabulary_size)][0]
             raise AutomatonError(f"token {bad} is not in the vocabulary: expected 0 <= token < {self.vocabulary_size:,}")
         arrays, out_R = self.arrays, np.empty(len(states), np.int32)
-        edges, codes = arrays.dfa.edges, codes.astype(np.int64)
-        kernels.step_states(states, codes, arrays.table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
+        table, edges = tuple(arrays.table), tuple(arrays.dfa.edges)
+        kernels.step_states(states, codes.astype(np.int64), table, edges, arrays.bytes_T, arrays.token_indptr, out_R)
         return out_R
 
     def forced_bytes(self, state: int) -> bytes:

@@ -1,6 +1,8 @@
 """The numba kernels of `Automaton`: legal tokens and next states of many states at a time.
 
-State -1 is dead: it has no legal tokens and stays -1. Shapes: S states, M masks of W words, R requested states, C legal tokens
+State -1 is dead: it has no legal tokens and stays -1. Tables come as plain tuples, which numba unpacks faster than named ones.
+
+Shapes: S states, M masks of W words, R requested states, C legal tokens
 of all of them.
 """
 
@@ -9,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leafbeam.automata.byte_dfa import run
+from leafbeam.automata.arrays import TransitionTable
+from leafbeam.automata.byte_dfa import DfaEdges, run
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
@@ -19,6 +22,7 @@ __all__ = ["fill_legal", "fill_masks", "legal_indptr", "step_states"]
 @njit(cache=True, nogil=True)
 def legal_indptr(states_R, table, count_M):
     """Where the legal tokens of each state begin when they are joined, and the end of the last."""
+    table = TransitionTable(*table)
     indptr = np.zeros(len(states_R) + 1, np.int64)
     for row in range(len(states_R)):
         state, count = states_R[row], 0
@@ -32,6 +36,7 @@ def legal_indptr(states_R, table, count_M):
 @njit(cache=True, nogil=True, _nrt=False)
 def fill_legal(states_R, indptr, table, code_C):
     """Write the legal tokens of each state, ascending."""
+    table = TransitionTable(*table)
     for row in range(len(states_R)):
         state, out = states_R[row], indptr[row]
         if state < 0:
@@ -53,6 +58,7 @@ def fill_legal(states_R, indptr, table, code_C):
 @njit(cache=True, nogil=True, _nrt=False)
 def fill_masks(states_R, table, mask_MU, out_RU):
     """Write a mask of 32-bit words for each state: token v is bit v % 32 of word v // 32."""
+    table = TransitionTable(*table)
     for row in range(len(states_R)):
         state = states_R[row]
         if state >= 0 and table.mask_S[state] >= 0:
@@ -69,6 +75,7 @@ def fill_masks(states_R, table, mask_MU, out_RU):
 @njit(cache=True, nogil=True, _nrt=False)
 def step_states(states_R, codes_R, table, edges, bytes_T, token_indptr, out_R):
     """The state after each token, -1 where it is not legal: found in the row, or by walking the token's bytes."""
+    table, edges = TransitionTable(*table), DfaEdges(*edges)
     for row in range(len(states_R)):
         state, code = states_R[row], codes_R[row]
         out_R[row] = -1

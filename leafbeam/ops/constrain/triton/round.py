@@ -60,7 +60,7 @@ class Round(NamedTuple):
     @property
     def rows(self) -> int:
         """How many rows the request kernel reads side by side."""
-        return triton.next_power_of_2(min(self.num_rows, 128))
+        return int(triton.next_power_of_2(min(self.num_rows, 128)))
 
     @property
     def beams(self) -> Beams[Tensor]:
@@ -95,7 +95,7 @@ def new_round(
     devices = {str(tensor.device) for tensor in (lo_SBK, hi_SBK, scores_BK, logits_BKV, least_B)}
     if len(devices) > 1:
         raise ArgumentError(f"index, ranges, scores and logits are on {sorted(devices)}: expected one device")
-    power, device = max(16, triton.next_power_of_2(num_beams)), lo_SBK.device
+    power, device = int(max(16, triton.next_power_of_2(num_beams))), lo_SBK.device
 
     def int64(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device=device)
