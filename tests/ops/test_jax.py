@@ -81,11 +81,11 @@ def random_logits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 
 def compare(
-    version: Version, arrays: Any, shelf: Any, requests: Any, rng: np.random.Generator, scoring: Any, ties: bool = False
+    version: Version, arrays: Any, cache: Any, requests: Any, rng: np.random.Generator, scoring: Any, ties: bool = False
 ) -> None:
     """A search by both backends, each round compared; both go on from the same beams. ties: every score of a round is equal."""
     on_cpu = cpu.bind(version)
-    filters, cpu_filters = shelf.bind(requests), cpu.bind_filters(on_cpu, requests)
+    filters, cpu_filters = cache.bind(requests), cpu.bind_filters(on_cpu, requests)
     lo, hi = root_ranges(version, requests)
     scores = np.zeros(lo.shape[1:], np.float32)
     for level, width in enumerate(WIDTHS):
@@ -109,19 +109,19 @@ def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     compiled.clear_cache()
     largest = random_version(rng, 1000, 200)
     arrays = ops.bind(largest, delta_leaves=256)
-    shelf = ops.FilterCache(arrays, 8)
+    cache = ops.FilterCache(arrays, 8)
     for turn in range(40):
         version = random_version(rng, int(rng.integers(400, 1000)), int(rng.integers(0, 200)))
         if turn % 10 == 9:  # compacted: the delta is empty
             version = Version(segments=(version.segments[0], Segment(trie=Trie.build(random_table(rng, 0), SIZES))))
         arrays = ops.bind(version, like=arrays)
-        shelf = shelf.for_version(arrays)
+        cache = cache.for_version(arrays)
         ids = np.concatenate([np.arange(one.trie.num_items) for one in version.segments[:1]])
         ids = ids[version.knows(ids)]
         filters = [None, version.filter(item_ids=rng.choice(ids, 200)), version.filter(item_ids=rng.choice(ids, turn))]
         deny = [rng.choice(ids, 8), None, rng.choice(ids, 3)]
         requests = request_filters(version, 3, filters, deny)
-        compare(version, arrays, shelf, requests, rng, ("full", "allowed")[turn % 2], ties=turn % 4 == 2)
+        compare(version, arrays, cache, requests, rng, ("full", "allowed")[turn % 2], ties=turn % 4 == 2)
     assert compiled._cache_size() == 2 * len(SIZES)  # a scoring, a level: nothing else
 
 
@@ -135,15 +135,15 @@ def test_a_long_deny_list_takes_its_children_out_one_by_one() -> None:
     compare(version, arrays, ops.FilterCache(arrays), requests, rng, "full")
 
 
-def test_a_full_shelf_drops_the_filter_used_longest_ago_and_what_was_bound_stays_right() -> None:
+def test_a_full_cache_drops_the_filter_used_longest_ago_and_what_was_bound_stays_right() -> None:
     rng = np.random.default_rng(13)
     trie = Trie.build(random_table(rng, 500), SIZES)
     version = Version.of(trie)
     arrays = ops.bind(version)
-    shelf = ops.FilterCache(arrays, 4)
+    cache = ops.FilterCache(arrays, 4)
     masks = [trie.filter(rng.random(500) < 0.5) for _ in range(9)]
     requests = [request_filters(version, 1, one, None) for one in masks]
-    bound = [shelf.bind(one) for one in requests]
+    bound = [cache.bind(one) for one in requests]
 
     class Bound:
         def __init__(self, filters: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_full_shelf_drops_the_filter_used_longest_ago_and_what_was_bound_stays
     for one, filters in zip(requests, bound, strict=True):
         compare(version, arrays, Bound(filters), one, np.random.default_rng(1), "full")
     assert bound[-1].levels[0][0].leaves_FW.shape[0] == 4
-    wider = shelf.bind(request_filters(version, 5, masks[:5], None))  # more than the shelf holds: it grows
+    wider = cache.bind(request_filters(version, 5, masks[:5], None))  # more than the cache holds: it grows
     assert wider.levels[0][0].leaves_FW.shape[0] == 8
     assert len(set(wider.levels[0][0].slot_B.tolist())) == 5
 
