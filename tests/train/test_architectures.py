@@ -85,7 +85,8 @@ def test_the_loss_is_the_last_items_cross_entropy_given_the_others(recipe: Recip
 
 
 def test_a_log_that_can_be_learned_is_learned():
-    recipe = dataclasses.replace(EXPERTS, budget=Budget(steps=150), hidden_size=32, dropout=0.0, label_smoothing=0.0)
+    budget = Budget(steps=250)
+    recipe = dataclasses.replace(EXPERTS, budget=budget, learning_rate=5e-3, hidden_size=32, dropout=0.0, label_smoothing=0.0)
     history: list[TrainStats] = []
     trainer = trainer_of(recipe)
     trainer.run(progress=history.append)

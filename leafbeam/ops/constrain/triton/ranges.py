@@ -1,4 +1,4 @@
-"""Ranges, ranks and children on a GPU, in Triton: what `ranges` is to the CPU.
+"""Ranges, ranks, filters and children on a GPU, in Triton: the device side of `cpu.children`.
 
     rank:    one word and one directory entry, anywhere
     select:  its inverse, a binary search of the directory between two words and six halvings inside one

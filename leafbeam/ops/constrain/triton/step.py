@@ -2,7 +2,7 @@
 
     bind          the trie's own arrays, copied to the device as they are (about 15 bytes an item)
     bind_filters  the bitmaps of a batch, as addresses; once for all rounds of a search
-    launch        the two kernels of `triton_rows`; can be captured in a graph
+    launch        the two kernels of `triton.kernels`; can be captured in a graph
     step          launch, and look whether a row held NaN or +inf
 
 Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), which is how it is tested.
