@@ -107,6 +107,8 @@ class RequestFilter:
 
     def allowed_ordinals(self, begin: int, end: int) -> list[int]:
         """The allowed item ordinals in [begin, end)."""
+        if self.filter is None and not len(self.denied_ordinals):
+            return list(range(begin, end))
         denied = set(self.denied_ordinals[(self.denied_ordinals >= begin) & (self.denied_ordinals < end)].tolist())
         allowed = None if self.filter is None else self.filter.ordinals
         return [one for one in range(begin, end) if one not in denied and (allowed is None or one in allowed)]
