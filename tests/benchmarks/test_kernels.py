@@ -15,10 +15,10 @@ from leafbeam.ops.head import HeadCosts
 
 @pytest.mark.parametrize("distribution", ["uniform", "zipf", "clustered"])
 def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution: str) -> None:
-    states = head.legal_states(np.random.default_rng(0), distribution, 6, 8192, 300)
-    assert np.diff(states.row_indptr).tolist() == [300] * 6
-    different = len(np.unique(states.code_C))
-    blocks = len(np.unique(states.code_C // 256))
+    legal = head.draw_legal_codes(np.random.default_rng(0), distribution, 6, 8192, 300)
+    assert np.diff(legal.indptr_R1).tolist() == [300] * 6
+    different = len(np.unique(legal.code_C))
+    blocks = len(np.unique(legal.code_C // 256))
     assert (different < 1400) == (distribution == "zipf")
     assert (blocks <= 12) == (distribution == "clustered")
 

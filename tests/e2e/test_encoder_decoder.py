@@ -43,7 +43,8 @@ def test_evaluate_and_recommend_read_it(run: Path):
 
 
 def test_words_that_cannot_be_meant_are_refused(run: Path):
-    assert "choose one of decoder-only, encoder-decoder" in call("train", "--run", run, "--architecture", "rnn", fails=True)
+    refused = " ".join(call("train", "--run", run, "--architecture", "rnn", fails=True).replace("│", " ").split())
+    assert "'rnn' is not one of 'decoder-only', 'encoder-decoder'" in refused
     assert "only the architecture" in call("train", "--run", run, "--experts", "2", fails=True)
 
 
