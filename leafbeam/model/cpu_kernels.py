@@ -54,7 +54,7 @@ class KVSlots(NamedTuple):
     group_stride: int
 
 
-@njit(types.UniTuple(types.float32, 2)(types.float32), fastmath={"contract"}, nogil=True, _nrt=False)
+@njit(types.UniTuple(types.float32, 2)(types.float32), cache=True, fastmath={"contract"}, nogil=True, _nrt=False)
 def _split(x):
     """n = round(x / ln 2) -> x - n ln 2, n + 1.5 * 2^23
 

@@ -97,7 +97,7 @@ def chunk_maxima(row_V, out_chunks):
     return top
 
 
-@njit(types.UniTuple(types.float32, 2)(types.float32), fastmath={"contract"}, nogil=True, _nrt=False)
+@njit(types.UniTuple(types.float32, 2)(types.float32), cache=True, fastmath={"contract"}, nogil=True, _nrt=False)
 def _split(x):
     """(x - n ln 2, n + 1.5 * 2^23) for the integer n nearest to x / ln 2; n stands in the low bits of the second.
 
