@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from benchmarks import measure, reproduce
+from benchmarks.figures.command import add_command
 from leafbeam.cli.app import Commands
 
 __all__ = ["app"]
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 measure.add_commands(app)
 reproduce.add_commands(app)
+add_command(app)
 
 if __name__ == "__main__":
     app(prog_name="python -m benchmarks")

@@ -25,6 +25,7 @@ _HELP = {
         "head": "Logits of legal codes alone, against all logits.",
         "hf": "Constrained generate of transformers, against a Python trie.",
         "jax": "Constrained rounds in JAX, against STATIC in JAX.",
+        "post_filter": "Answers left under a rule, against filtering after the search.",
         "language": "Rounds over regular languages, with and without the allowed-only head.",
     },
     "serving": {"memory": "Peak memory of a search, against a copy of the prompt for each beam."},
@@ -43,7 +44,7 @@ def add_commands(app: typer.Typer) -> None:
     """Register every benchmark under its name."""
     for family, names in _HELP.items():
         for name, text in names.items():
-            app.command(name, help=text, rich_help_panel=family)(_plain(name, family))
+            app.command(name.replace("_", "-"), help=text, rich_help_panel=family)(_plain(name, family))
     app.command("step", help="One constrained round, against STATIC and unconstrained.", rich_help_panel="micro")(_step)
     app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
     app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
@@ -56,7 +57,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def _plain(name: str, family: str) -> Any:
     def command(as_json: AsJson = False, quick: Quick = False) -> None:
-        _keep(name, importlib.import_module(f"benchmarks.{family}.{name}").runs(quick), as_json, quick)
+        module = importlib.import_module(f"benchmarks.{family}.{name}")
+        _keep(name, module.runs(quick), as_json, quick, timed=getattr(module, "TIMED", True))
 
     return command
 
@@ -109,7 +111,7 @@ def _updates(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 6
 def _soak(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:
     from benchmarks.serving import soak
 
-    _keep("soak", soak.runs(quick, seconds), as_json, quick)
+    _keep("soak", soak.runs(quick, seconds), as_json, quick, timed=soak.TIMED)
 
 
 def _tokeniser(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
@@ -130,14 +132,14 @@ def _gpu(as_json: AsJson = False) -> None:
     parts.main(as_json)
 
 
-def _keep(name: str, rows: Rows, as_json: bool, quick: bool) -> None:
+def _keep(name: str, rows: Rows, as_json: bool, quick: bool, timed: bool = True) -> None:
     """Print each row as it is measured, and append it to results/NAME.jsonl unless it is a quick one."""
     console = Console(stderr=as_json)
     with console.status(name):
         for parameters, measured in rows:
             row: dict[str, Any] = {"bench": name, "parameters": parameters, "measured": measured}
             if not quick:
-                row = append_row(name, parameters, measured)
+                row = append_row(name, parameters, measured, timed=timed)
             if as_json:
                 print(json.dumps(row), flush=True)
             else:

@@ -1,4 +1,9 @@
-"""One JSON line for each benchmark run: what was measured, on what, from which commit."""
+"""One JSON line for each benchmark run: what was measured, on what, from which commit, beside how much other load.
+
+Documents refuse a row of a tree with changes, and a timed one of a machine with more load than cores, unless somebody marked it:
+`"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh have `"timed": false`.
+Older rows lack the fields `dirty` and `timed`: a + behind their commit says that the tree had changes, and they count as timed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RESULTS", "append_row", "interleaved", "keep_row", "make_row", "spread"]
+__all__ = ["RESULTS", "Row", "append_row", "interleaved", "keep_row", "make_row", "refusal", "spread"]
 
+Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -36,44 +43,65 @@ def spread(seconds: Sequence[float], unit: float = 1e-6) -> dict[str, float]:
     return {"p20": round(float(p20), 2), "p50": round(float(p50), 2), "p80": round(float(p80), 2)}
 
 
-def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, on what, from which commit."""
+def make_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], *, timed: bool = True) -> Row:
+    """What was measured, on what, from which commit. timed: whether other load on the machine changes it."""
+    commit, dirty = _commit()
     return {
         "bench": name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _commit(),
+        "commit": commit,
+        "dirty": dirty,
         "machine": _machine(),
         "versions": {package: _version(package) for package in ("python", "numpy", "numba", "torch", "jax", "marisa-trie")},
+        "timed": timed,
         "parameters": parameters,
         "measured": measured,
     }
 
 
-def append_row(name: str, parameters: dict[str, Any], measured: dict[str, Any], folder: Path = RESULTS) -> dict[str, Any]:
+def append_row(
+    name: str, parameters: dict[str, Any], measured: dict[str, Any], folder: Path = RESULTS, *, timed: bool = True
+) -> Row:
     """Append one row to `results/NAME.jsonl` and return it."""
-    row = make_row(name, parameters, measured)
+    row = make_row(name, parameters, measured, timed=timed)
     keep_row(name, row, folder)
     return row
 
 
-def keep_row(name: str, row: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Append a row to `results/NAME.jsonl`."""
+def keep_row(name: str, row: Row, folder: Path = RESULTS) -> None:
+    """Append a row to `results/NAME.jsonl`, with a warning on stderr if documents refuse it."""
+    reason = refusal(row)
+    if reason:
+        print(f"warning: `make figures` refuses this row of {name}: {reason}", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def _commit() -> str:
-    """The short commit, with a + where the tree differs from it."""
+def refusal(row: Row) -> str:
+    """Why documents refuse a row, or "". A row without a load passes; documents say that none was recorded."""
+    if row.get("marked"):
+        return ""
+    commit, machine = row["commit"], row["machine"]
+    if commit == "unknown" or row.get("dirty", commit.endswith("+")):
+        return f"the tree had changes that commit {commit} lacks"
+    load, cores = machine.get("load"), machine.get("cores")
+    if row.get("timed", True) and load is not None and cores is not None and load > cores:
+        return f"the load was {load} on {cores} cores"
+    return ""
+
+
+def _commit() -> tuple[str, bool]:
+    """The short commit, and whether the tree differs from it."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(
+        changed = subprocess.run(
             ["git", "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], cwd=here.parent, check=False
         ).returncode
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if dirty else "")
+        return "unknown", True
+    return head.stdout.strip(), bool(changed)
 
 
 def _machine() -> dict[str, Any]:

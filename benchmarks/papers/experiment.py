@@ -63,7 +63,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One table or figure. shapes: its points, full or quick. measure: what is measured at one. show, draw: from rows."""
+    """One table or figure. shapes: its points, full or quick. measure: what is measured at one. show, draw: from rows.
+
+    timed: whether other load on the machine changes it.
+    """
 
     name: str
     title: str
@@ -71,6 +74,7 @@ class Experiment:
     measure: Callable[[Shape, Setting], dict[str, Any]]
     show: Callable[[Console, list[Row]], None]
     draw: Callable[[list[Row]], Figure]
+    timed: bool = True
 
     def run(
         self, setting: Setting, distributions: Iterable[str], console: Console, keep: bool, folder: Path = RESULTS
@@ -97,7 +101,7 @@ class Experiment:
                 "trials": setting.num_trials,
                 "memory_gib": round(setting.memory / 2**30, 1),
             }
-            row = make_row("reproduce", parameters, measured)
+            row = make_row("reproduce", parameters, measured, timed=self.timed)
             if keep:
                 keep_row("reproduce", row, folder)
             rows.append(row)

@@ -69,7 +69,7 @@ class LearningTable:
 
     def row(self, parameters: dict[str, Any], measured: dict[str, Any]) -> Row:
         """One row: what was measured, on what, from which commit."""
-        return make_row(self.results, parameters, measured)
+        return make_row(self.results, parameters, measured, timed="minutes" in parameters["budget"])
 
 
 def data_sets(directory: Path) -> tuple[Path, ...]:

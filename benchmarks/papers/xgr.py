@@ -48,12 +48,16 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingFigure:
-    """One figure. points: measures, (parameters, measured) of each. show, draw: from rows alone."""
+    """One figure. points: measures, (parameters, measured) of each. show, draw: from rows alone.
+
+    timed: whether other load on the machine changes it.
+    """
 
     name: str
     points: Callable[[RunOptions], Any]
     show: Callable[[Console, list[Row]], None]
     draw: Callable[[list[Row]], Figure]
+    timed: bool = True
 
     def run(self, options: RunOptions, console: Console) -> list[Row]:
         """Measure every point."""
@@ -61,7 +65,7 @@ class ServingFigure:
         with console.status(self.name):
             for parameters, measured in self.points(options):
                 at = {"experiment": self.name, "quick": options.quick} | parameters
-                rows.append(make_row(RESULTS_NAME, at, measured))
+                rows.append(make_row(RESULTS_NAME, at, measured, timed=self.timed))
         return rows
 
 

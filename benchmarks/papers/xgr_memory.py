@@ -80,5 +80,5 @@ def _draw_16(rows: list[Row]) -> Figure:
     return _draw(rows, "tokens", "xGR, figure 16: memory as prompts grow (here: a Qwen3 of 8 layers, float32, CPU)")
 
 
-FIGURE_15 = ServingFigure(name="xgr-figure-15", points=_points_15, show=_show_15, draw=_draw_15)
-FIGURE_16 = ServingFigure(name="xgr-figure-16", points=_points_16, show=_show_16, draw=_draw_16)
+FIGURE_15 = ServingFigure(name="xgr-figure-15", points=_points_15, show=_show_15, draw=_draw_15, timed=False)
+FIGURE_16 = ServingFigure(name="xgr-figure-16", points=_points_16, show=_show_16, draw=_draw_16, timed=False)

@@ -27,7 +27,9 @@ from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
 from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
 
-__all__ = ["Point", "measure", "probe", "runs"]
+__all__ = ["TIMED", "Point", "measure", "probe", "runs"]
+
+TIMED = False
 
 Kind = Literal["leafbeam", "per_beam_copies"]
 SIZES = (256, 256, 256, 16)

@@ -1,0 +1,135 @@
+"""Tables and texts as `figures.toml` declares them.
+
+A table has lines and columns. What selects a cell (the row and the value in it) may stand at the table, at its line or at its
+column; the three are joined, the column's word last. Keys:
+
+    bench, where      the newest row of this benchmark with these parameters
+    field             path in the row's `measured`, parts separated by /, from table, line and column in turn; in a list of
+                      records a part such as `kind=leafbeam,beams=128` names the one it means
+    over              path of a value that the cell is divided by
+    format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name
+    missing           what the cell says where its row lacks the field; without it that is an error
+    literal           a cell with this text and no row
+    published         a path in the values that papers report (`published.py`), instead of a row's
+    each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from leafbeam.errors import DataError
+
+__all__ = ["DEFINITIONS", "Axis", "Cell", "Definitions", "TableDefinition", "TextDefinition"]
+
+DEFINITIONS = Path(__file__).with_name("figures.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What selects one value, or a part of that."""
+
+    bench: str | None = None
+    where: Mapping[str, Any] | None = None
+    field: str | None = None
+    over: str | None = None
+    format: str | None = None
+    scale: float | None = None
+    missing: str | None = None
+    literal: str | None = None
+    published: str | None = None
+
+    def joined(self, other: Cell) -> Cell:
+        """This cell with what the other adds: parameters and paths are joined, everything else is replaced."""
+        given = {each.name: getattr(other, each.name) for each in fields(Cell) if getattr(other, each.name) is not None}
+        own = {each.name: getattr(self, each.name) for each in fields(Cell)}
+        paths = {key: "/".join(part for part in (own[key], given.get(key)) if part) or None for key in ("field", "published")}
+        return Cell(**{**own, **given, **paths, "where": {**(self.where or {}), **(other.where or {})}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A line or a column of a table, or one for each value of the parameters `each`."""
+
+    name: str
+    each: tuple[str, ...] = ()
+    cell: Cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDefinition:
+    """A table. corner: the heading above the lines' names. names: how parameter values are called in the names of an `each`."""
+
+    corner: str
+    command: str
+    cell: Cell
+    lines: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    names: Mapping[str, str]
+    sources: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDefinition:
+    """A text with values: a number within a sentence, or a caption. `{from}` in it: where its rows come from."""
+
+    text: str
+    command: str
+    values: Mapping[str, Cell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    """Everything that documents may name, and the numbers that they may hold without a row (settings), by file."""
+
+    figures: Mapping[str, TableDefinition | TextDefinition]
+    settings: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def read(cls, path: Path = DEFINITIONS) -> Definitions:
+        """Read `figures.toml`. Raises DataError with the name of the figure for a key that does not exist."""
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = {file: tuple(phrases) for file, phrases in tables.pop("settings", {}).items()}
+        return cls(figures={name: _figure(name, table) for name, table in tables.items()}, settings=settings)
+
+
+def _figure(name: str, table: dict[str, Any]) -> TableDefinition | TextDefinition:
+    command = table.pop("command", "")
+    if "text" in table:
+        text, values = table.pop("text"), table.pop("values", {})
+        shared = _cell(name, table)
+        return TextDefinition(
+            text=text, command=command, values={key: shared.joined(_cell(name, value)) for key, value in values.items()}
+        )
+    try:
+        lines, columns = table.pop("lines"), table.pop("columns")
+    except KeyError as error:
+        raise DataError(f"figure {name!r} has neither a text nor lines and columns: {error} is missing") from None
+    return TableDefinition(
+        corner=table.pop("corner", ""),
+        command=command,
+        names=table.pop("names", {}),
+        sources=table.pop("sources", ""),
+        lines=tuple(_axis(name, line) for line in lines),
+        columns=tuple(_axis(name, column) for column in columns),
+        cell=_cell(name, table),
+    )
+
+
+def _axis(figure: str, table: dict[str, Any]) -> Axis:
+    each = table.pop("each", ())
+    name = table.pop("name", None)
+    if name is None:
+        raise DataError(f"figure {figure!r} has a line or column without a name: {table}")
+    return Axis(name=name, each=(each,) if isinstance(each, str) else tuple(each), cell=_cell(figure, table))
+
+
+def _cell(figure: str, table: dict[str, Any]) -> Cell:
+    known = {each.name for each in fields(Cell)}
+    if unknown := sorted(table.keys() - known):
+        raise DataError(f"figure {figure!r} has {unknown}, expected some of {sorted(known)}")
+    return Cell(**table)

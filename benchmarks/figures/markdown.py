@@ -1,0 +1,162 @@
+"""Tables and texts as Markdown, each value looked up in its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from benchmarks.figures.definition import Axis, Cell, Definitions, TableDefinition, TextDefinition
+from benchmarks.figures.published import published_value
+from benchmarks.figures.selection import ResultRows
+from benchmarks.rows import Row
+from leafbeam.errors import DataError
+
+__all__ = ["provenance", "render", "value_at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """One figure being written: its name for errors, and the rows that it has read."""
+
+    name: str
+    rows: ResultRows
+    used: list[Row] = field(default_factory=list[Row])
+
+    def text_of(self, cell: Cell, at: str) -> str:
+        """The value of a cell in its format."""
+        try:
+            if cell.literal is not None:
+                return cell.literal
+            value = self._value(cell)
+            if value is None:
+                if cell.missing is None:
+                    raise DataError(f"there is no {cell.field or cell.published!r}, and no key `missing` says what to write")
+                return cell.missing
+            return _formatted(value, cell)
+        except DataError as error:
+            raise DataError(f"figure {self.name!r}, {at}: {error}") from None
+
+    def _value(self, cell: Cell) -> Any:
+        if cell.published is not None:
+            return published_value(cell.published)
+        if cell.bench is None or cell.field is None:
+            raise DataError(f"a cell needs bench and field, has {cell.bench!r} and {cell.field!r}")
+        try:
+            row = self.rows.newest(cell.bench, cell.where or {})
+        except DataError:
+            if cell.missing is not None and not self.rows.values(cell.bench, cell.where or {}, "distribution"):
+                return None
+            raise
+        value = value_at(row["measured"], cell.field)
+        if value is not None and row not in self.used:
+            self.used.append(row)
+        if value is None or cell.over is None:
+            return value
+        divisor = value_at(row["measured"], cell.over)
+        if not divisor:
+            raise DataError(f"cannot divide by {cell.over!r}, which is {divisor!r}")
+        return value / divisor
+
+
+def render(definitions: Definitions, name: str, rows: ResultRows) -> str:
+    """The Markdown of one figure. Raises DataError with its name for a figure, row or field that is not there."""
+    definition = definitions.figures.get(name)
+    if definition is None:
+        raise DataError(f"no figure is called {name!r}: figures.toml has {', '.join(definitions.figures)}")
+    writer = _Writer(name=name, rows=rows)
+    if isinstance(definition, TextDefinition):
+        values = {key: writer.text_of(cell, f"value {key!r}") for key, cell in definition.values.items()}
+        return definition.text.format(**values, **{"from": provenance(writer.used, definition.command)}).strip("\n")
+    return _table(definition, writer)
+
+
+def value_at(measured: Any, path: str) -> Any:
+    """The value at a path of keys, or None. In a list of records `a=1,b=x` is the one with these values."""
+    value = measured
+    for part in path.split("/"):
+        if isinstance(value, list):
+            wanted = dict(each.split("=", 1) for each in part.split(","))
+            held = [record for record in value if all(str(record.get(key)) == text for key, text in wanted.items())]
+            value = held[0] if len(held) == 1 else None
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def provenance(rows: Sequence[Row], command: str) -> str:
+    """Command, machine, load, versions, dates and commits of rows in one line; marks and missing loads are said."""
+    if not rows:
+        return ""
+    machines = sorted({f"{row['machine']['cpu']}, {row['machine'].get('cores', '?')} cores" for row in rows})
+    loads = sorted(row["machine"]["load"] for row in rows if row["machine"].get("load") is not None)
+    said = [*machines]
+    if loads:
+        said.append(f"load {loads[0]}" if loads[0] == loads[-1] else f"load {loads[0]} to {loads[-1]}")
+    if len(loads) < len(rows):
+        said.append(f"no load recorded for {len(rows) - len(loads)} of {len(rows)} rows")
+    said += [f"{name} {' and '.join(found)}" for name in ("torch", "numba") if (found := _versions(rows, name))]
+    dates = sorted({row["time"][:10] for row in rows})
+    said.append(dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")
+    commits = list(dict.fromkeys(row["commit"] for row in sorted(rows, key=lambda row: row["time"])))
+    said.append(f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}")
+    marks = sorted({row["marked"] for row in rows if row.get("marked")})
+    head = f"`python -m benchmarks {command}`: " if command else ""
+    return f"{head}{'; '.join(said)}.{''.join(f' Marked: {mark}.' for mark in marks)}"
+
+
+def _versions(rows: Sequence[Row], package: str) -> list[str]:
+    return sorted({row["versions"][package] for row in rows if row["versions"].get(package, "absent") != "absent"})
+
+
+def _table(definition: TableDefinition, writer: _Writer) -> str:
+    lines = _expanded(definition, definition.lines, writer)
+    columns = _expanded(definition, definition.columns, writer)
+    if not lines or not columns:
+        raise DataError(f"figure {writer.name!r} has {len(lines)} lines and {len(columns)} columns: no row may be shown")
+    out = [
+        f"| {definition.corner} | {' | '.join(column.name for column in columns)} |",
+        f"| --- |{' ---: |' * len(columns)}",
+    ]
+    for line in lines:
+        cells = [
+            writer.text_of(definition.cell.joined(line.cell).joined(column.cell), f"line {line.name!r}, column {column.name!r}")
+            for column in columns
+        ]
+        out.append(f"| {line.name} | {' | '.join(cells)} |")
+    notes = [note for note in (definition.sources, provenance(writer.used, definition.command)) if note]
+    return "\n".join([*out, *(part for note in notes for part in ("", note))])
+
+
+def _expanded(definition: TableDefinition, axes: Sequence[Axis], writer: _Writer) -> list[Axis]:
+    """Lines or columns with every `each` written out."""
+    out: list[Axis] = []
+    for axis in axes:
+        if not axis.each:
+            out.append(axis)
+            continue
+        cell = definition.cell.joined(axis.cell)
+        if cell.bench is None:
+            raise DataError(f"figure {writer.name!r}: `each` of {axis.name!r} needs a bench at the table or beside it")
+        found = [writer.rows.values(cell.bench, cell.where or {}, parameter) for parameter in axis.each]
+        for values in product(*found):
+            where = dict(zip(axis.each, values, strict=True))
+            if not writer.rows.values(cell.bench, {**(cell.where or {}), **where}, axis.each[0]):
+                continue
+            called = {key: definition.names.get(str(value), value) for key, value in where.items()}
+            name = axis.name.format(**{key: called[key] if isinstance(called[key], str) else where[key] for key in where})
+            out.append(Axis(name=name, cell=axis.cell.joined(Cell(where=where))))
+    return out
+
+
+def _formatted(value: Any, cell: Cell) -> str:
+    scale = cell.scale or 1
+    template = cell.format or "{}"
+    if isinstance(value, Mapping):
+        return template.format(**{key: _scaled(one, scale) for key, one in value.items()})
+    return template.format(_scaled(value, scale))
+
+
+def _scaled(value: Any, scale: float) -> Any:
+    return value * scale if scale != 1 and isinstance(value, (int, float)) and not isinstance(value, bool) else value

@@ -1,0 +1,132 @@
+"""The plots of the documents, drawn from rows; each file says in its metadata which rows it was drawn from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks.figures.selection import ResultRows
+from benchmarks.rows import Row
+
+__all__ = ["PLOTS", "Plot"]
+
+_STEP = {"distribution": "uniform", "num_items": 1_000_000, "B": 2, "K": 70, "V": 2048, "L": 8}
+_GREEN, _GREY, _LIGHT = "#2f7d4f", "#b0b7b3", "#d8dcd9"
+_ANSWERS = (
+    ("leafbeam", "leafbeam: the rule in the search", _GREEN, "o"),
+    ("post_filter_oversampled", "STATIC, ten times the beams, filtered afterwards", "#8a6d3b", "s"),
+    ("post_filter", "STATIC, filtered afterwards", "#b5541c", "D"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A file in docs/figures. rows: those it is drawn from. draw: them into a figure."""
+
+    file: str
+    rows: Callable[[ResultRows], list[Row]]
+    draw: Callable[[list[Row]], Figure]
+
+    def write(self, folder: Path, rows: ResultRows, redraw: bool = False) -> bool:
+        """Draw the file if it shows other rows, or with `redraw`; returns whether it was drawn."""
+        if not redraw and self.is_current(folder, rows):
+            return False
+        matplotlib.use("agg")
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = self.rows(rows)
+        self.draw(chosen).savefig(folder / self.file, dpi=160, metadata={"Rows": _fingerprint(chosen)})
+        return True
+
+    def is_current(self, folder: Path, rows: ResultRows) -> bool:
+        """Whether the file shows the rows that documents show."""
+        path = folder / self.file
+        if not path.exists():
+            return False
+        with Image.open(path) as image:
+            return image.info.get("Rows") == _fingerprint(self.rows(rows))
+
+
+def _fingerprint(rows: list[Row]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+
+def _rule_rows(rows: ResultRows) -> list[Row]:
+    answers = rows.newest("post_filter", {"distribution": "uniform", "num_items": 1_000_000})
+    return [answers, rows.newest("step", _STEP), rows.newest("filters", _STEP)]
+
+
+def _draw_rules(rows: list[Row]) -> Figure:
+    """Answers left under a rule, and the time of a round, leafbeam beside its peers."""
+    answers, step, filters = rows
+    figure = Figure(figsize=(9.6, 3.3), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+    _draw_answers(left, answers)
+    times = step["measured"]["step_us"]
+    bars = [
+        ("leafbeam", times["leafbeam"], _GREEN),
+        ("leafbeam, rule of 1 %", filters["measured"]["step_us"]["0.01"], _GREEN),
+        ("STATIC, torch", times["static_torch"], _GREY),
+        ("STATIC, torch, no mask", times["static_torch_lean"], _GREY),
+        ("no constraint at all", times["unconstrained"], _LIGHT),
+    ]
+    _draw_times(right, bars)
+    at = step["parameters"]
+    figure.suptitle(
+        f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread",
+        fontsize=9,
+    )
+    return figure
+
+
+def _draw_answers(axes: Axes, row: Row) -> None:
+    shares = sorted(row["measured"]["answers"], key=float, reverse=True)
+    for method, label, colour, marker in _ANSWERS:
+        counts = [row["measured"]["answers"][share][method] for share in shares]
+        axes.plot(range(len(shares)), counts, color=colour, marker=marker, ms=6, lw=2, label=label)
+        for place, count in enumerate(counts):
+            above = method != "post_filter"
+            if method != "post_filter_oversampled" or count < row["parameters"]["K"]:
+                axes.annotate(
+                    f"{count:.0f}" if count >= 1 or count == 0 else f"{count:.1f}",
+                    (place, count),
+                    xytext=(0, 6 if above else -13),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=colour,
+                )
+    axes.set_xticks(range(len(shares)), [f"{float(share):.1%}".replace(".0%", "%") for share in shares], fontsize=8)
+    axes.set_ylim(-8, 1.18 * row["parameters"]["K"])
+    axes.set_xlabel("items that the rule allows", fontsize=8)
+    axes.set_title(f"answers that obey the rule, of {row['parameters']['K']} asked for", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.62))
+    _tidy(axes)
+
+
+def _draw_times(axes: Axes, bars: list[tuple[str, dict[str, Any], str]]) -> None:
+    for place, (_, spread, colour) in enumerate(bars):
+        error = [[spread["p50"] - spread["p20"]], [spread["p80"] - spread["p50"]]]
+        axes.barh(place, spread["p50"], xerr=error, color=colour, error_kw={"lw": 1, "ecolor": "#555555"})
+        axes.text(spread["p80"], place, f"  {spread['p50']:,.0f} µs", va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title("one decoding round, µs (p50; bars p20 to p80)", fontsize=9, loc="left")
+    axes.margins(x=0.2)
+    _tidy(axes)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+PLOTS = (Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),)

@@ -1,0 +1,28 @@
+"""Values that papers report, by the path that `figures.toml` names them with. Each constant carries its source."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["published_value"]
+
+_VALUES = {
+    "static-4a": ("benchmarks.papers.paper", "TABLE_4A"),
+    "static-4b": ("benchmarks.papers.paper", "TABLE_4B"),
+    "static-table-3": ("benchmarks.papers.static_table_3", "PAPER"),
+    "tiger": ("benchmarks.papers.tiger_table_1", "PUBLISHED"),
+}
+
+
+def published_value(path: str) -> Any:
+    """The value at NAME/KEY/KEY, or None where the paper has none. Raises KeyError for an unknown NAME."""
+    name, *keys = path.split("/")
+    module, constant = _VALUES[name]
+    value = getattr(import_module(module), constant)
+    for key in keys:
+        if isinstance(value, dict):
+            value = next((held for own, held in value.items() if str(own) == key), None)
+        elif value is not None:
+            value = value[int(key)]
+    return value
