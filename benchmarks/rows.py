@@ -1,8 +1,9 @@
 """One JSON line for each benchmark run: what was measured, on what, from which commit, beside how much other load.
 
-Documents refuse a row of a tree with changes, and a timed one of a machine with more load than cores, unless somebody marked it:
-`"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh have `"timed": false`.
-Older rows lack the fields `dirty` and `timed`: a + behind their commit says that the tree had changes, and they count as timed.
+Documents refuse a row of a tree with changes, and a timed one of a machine with more load than cores, unless somebody marked
+it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh have
+`"timed": false`. Older rows lack the fields `dirty` and `timed`: a + behind their commit says that the tree had changes, and
+they count as timed.
 """
 
 from __future__ import annotations

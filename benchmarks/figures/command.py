@@ -33,9 +33,7 @@ def add_command(app: typer.Typer) -> None:
             for path in write(rows, redraw=redraw):
                 stdout().print(str(path.relative_to(ROOT)))
             if rows.refused:
-                stderr().print(
-                    f"{len(rows.refused)} of {len(rows.refused) + len(rows.rows)} rows are refused (see benchmarks/rows.py)"
-                )
+                stderr().print(f"{len(rows.refused)} rows are refused and {len(rows.rows)} are not: see benchmarks/rows.py")
         found = problems(rows)
         for problem in found:
             stderr().print(str(problem), soft_wrap=True)
@@ -76,7 +74,6 @@ def problems(rows: ResultRows, root: Path = ROOT) -> list[Problem]:
         found.append(Problem(file=DEFINITIONS.name, line=1, message=f"no document shows the figure {name!r}"))
     for plot in PLOTS:
         if not plot.is_current(root / "docs/figures", rows):
-            found.append(
-                Problem(file=f"docs/figures/{plot.file}", line=1, message="shows other rows than the newest: `make figures`")
-            )
+            message = "shows other rows than the newest (`make figures`)"
+            found.append(Problem(file=f"docs/figures/{plot.file}", line=1, message=message))
     return found

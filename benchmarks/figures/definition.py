@@ -10,7 +10,7 @@ column; the three are joined, the column's word last. Keys:
     format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name
     missing           what the cell says where its row lacks the field; without it that is an error
     literal           a cell with this text and no row
-    published         a path in the values that papers report (`published.py`), instead of a row's
+    published, part   a path in the values that papers report (`published.py`) instead of a row's; `part` is its last part
     each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,15 @@ class Cell:
     missing: str | None = None
     literal: str | None = None
     published: str | None = None
+    part: str | None = None
 
     def joined(self, other: Cell) -> Cell:
-        """This cell with what the other adds: parameters and paths are joined, everything else is replaced."""
-        given = {each.name: getattr(other, each.name) for each in fields(Cell) if getattr(other, each.name) is not None}
-        own = {each.name: getattr(self, each.name) for each in fields(Cell)}
-        paths = {key: "/".join(part for part in (own[key], given.get(key)) if part) or None for key in ("field", "published")}
-        return Cell(**{**own, **given, **paths, "where": {**(self.where or {}), **(other.where or {})}})
+        """This cell with what the other adds: parameters and fields are joined, everything else is replaced."""
+        given: dict[str, Any] = {each.name: getattr(other, each.name) for each in fields(Cell)}
+        given = {key: value for key, value in given.items() if value is not None}
+        if self.field and other.field:
+            given["field"] = f"{self.field}/{other.field}"
+        return replace(self, **{**given, "where": {**(self.where or {}), **(other.where or {})}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class TableDefinition:
     """A table. corner: the heading above the lines' names. names: how parameter values are called in the names of an `each`."""
 
     corner: str
-    command: str
+    commands: tuple[str, ...]
     cell: Cell
     lines: tuple[Axis, ...]
     columns: tuple[Axis, ...]
@@ -78,7 +80,7 @@ class TextDefinition:
     """A text with values: a number within a sentence, or a caption. `{from}` in it: where its rows come from."""
 
     text: str
-    command: str
+    commands: tuple[str, ...]
     values: Mapping[str, Cell]
 
 
@@ -98,12 +100,12 @@ class Definitions:
 
 
 def _figure(name: str, table: dict[str, Any]) -> TableDefinition | TextDefinition:
-    command = table.pop("command", "")
+    commands = tuple(table.pop("commands", ()))
     if "text" in table:
         text, values = table.pop("text"), table.pop("values", {})
         shared = _cell(name, table)
         return TextDefinition(
-            text=text, command=command, values={key: shared.joined(_cell(name, value)) for key, value in values.items()}
+            text=text, commands=commands, values={key: shared.joined(_cell(name, value)) for key, value in values.items()}
         )
     try:
         lines, columns = table.pop("lines"), table.pop("columns")
@@ -111,7 +113,7 @@ def _figure(name: str, table: dict[str, Any]) -> TableDefinition | TextDefinitio
         raise DataError(f"figure {name!r} has neither a text nor lines and columns: {error} is missing") from None
     return TableDefinition(
         corner=table.pop("corner", ""),
-        command=command,
+        commands=commands,
         names=table.pop("names", {}),
         sources=table.pop("sources", ""),
         lines=tuple(_axis(name, line) for line in lines),

@@ -10,7 +10,7 @@ __all__ = ["Problem", "differences", "filled", "stray_numbers"]
 
 _FIGURE = re.compile(r"<!-- figure: (?P<name>[a-z0-9-]+) -->(?P<text>.*?)<!-- end figure -->", re.DOTALL)
 _MARK = re.compile(r"<!-- (?:figure: [^\n]*?|end figure) -->")
-_UNIT = r"(?:%|x\b|×|(?:ms|µs|us|ns|s|h|B|bytes?|[KMG]i?B|seconds?|minutes?|hours?|times)\b)"
+_UNIT = r"(?:%|x\b|\u00d7|(?:ms|µs|us|ns|s|h|B|bytes?|[KMG]i?B|seconds?|minutes?|hours?|times)\b)"
 _NUMBER = re.compile(rf"(?<![\w.^])(?:\d[\d,]*\.\d+|\.\d+|\d[\d,]*(?=\s?{_UNIT}))(?:\s?{_UNIT})?")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE)
 

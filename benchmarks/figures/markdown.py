@@ -40,7 +40,7 @@ class _Writer:
 
     def _value(self, cell: Cell) -> Any:
         if cell.published is not None:
-            return published_value(cell.published)
+            return published_value("/".join(part for part in (cell.published, cell.part) if part))
         if cell.bench is None or cell.field is None:
             raise DataError(f"a cell needs bench and field, has {cell.bench!r} and {cell.field!r}")
         try:
@@ -68,7 +68,7 @@ def render(definitions: Definitions, name: str, rows: ResultRows) -> str:
     writer = _Writer(name=name, rows=rows)
     if isinstance(definition, TextDefinition):
         values = {key: writer.text_of(cell, f"value {key!r}") for key, cell in definition.values.items()}
-        return definition.text.format(**values, **{"from": provenance(writer.used, definition.command)}).strip("\n")
+        return definition.text.format(**values, **{"from": provenance(writer.used, definition.commands)}).strip("\n")
     return _table(definition, writer)
 
 
@@ -85,7 +85,7 @@ def value_at(measured: Any, path: str) -> Any:
     return value
 
 
-def provenance(rows: Sequence[Row], command: str) -> str:
+def provenance(rows: Sequence[Row], commands: Sequence[str]) -> str:
     """Command, machine, load, versions, dates and commits of rows in one line; marks and missing loads are said."""
     if not rows:
         return ""
@@ -102,7 +102,7 @@ def provenance(rows: Sequence[Row], command: str) -> str:
     commits = list(dict.fromkeys(row["commit"] for row in sorted(rows, key=lambda row: row["time"])))
     said.append(f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}")
     marks = sorted({row["marked"] for row in rows if row.get("marked")})
-    head = f"`python -m benchmarks {command}`: " if command else ""
+    head = f"{', '.join(f'`python -m benchmarks {command}`' for command in commands)}: " if commands else ""
     return f"{head}{'; '.join(said)}.{''.join(f' Marked: {mark}.' for mark in marks)}"
 
 
@@ -125,7 +125,7 @@ def _table(definition: TableDefinition, writer: _Writer) -> str:
             for column in columns
         ]
         out.append(f"| {line.name} | {' | '.join(cells)} |")
-    notes = [note for note in (definition.sources, provenance(writer.used, definition.command)) if note]
+    notes = [note for note in (definition.sources, provenance(writer.used, definition.commands)) if note]
     return "\n".join([*out, *(part for note in notes for part in ("", note))])
 
 
@@ -145,7 +145,7 @@ def _expanded(definition: TableDefinition, axes: Sequence[Axis], writer: _Writer
             if not writer.rows.values(cell.bench, {**(cell.where or {}), **where}, axis.each[0]):
                 continue
             called = {key: definition.names.get(str(value), value) for key, value in where.items()}
-            name = axis.name.format(**{key: called[key] if isinstance(called[key], str) else where[key] for key in where})
+            name = axis.name.format(**called)
             out.append(Axis(name=name, cell=axis.cell.joined(Cell(where=where))))
     return out
 

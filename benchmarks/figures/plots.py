@@ -80,10 +80,8 @@ def _draw_rules(rows: list[Row]) -> Figure:
     ]
     _draw_times(right, bars)
     at = step["parameters"]
-    figure.suptitle(
-        f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread",
-        fontsize=9,
-    )
+    shape = f"{at['num_items']:,} items, {at['L']} levels of {at['V']:,} codes, {at['K']} beams a request, one CPU thread"
+    figure.suptitle(shape, fontsize=9)
     return figure
 
 

@@ -53,10 +53,8 @@ class ResultRows:
             shared = row["parameters"].keys() & last["parameters"].keys()
             differing = sorted(key for key in shared if row["parameters"][key] != last["parameters"][key])
             if differing:
-                values = [(row["parameters"][key], last["parameters"][key]) for key in differing]
-                raise DataError(
-                    f"{dict(where)} is ambiguous among rows of {bench!r}: they differ in {dict(zip(differing, values, strict=True))}"
-                )
+                values = {key: (row["parameters"][key], last["parameters"][key]) for key in differing}
+                raise DataError(f"{dict(where)} is ambiguous among rows of {bench!r}: they differ in {values}")
         return last
 
     def values(self, bench: str, where: Mapping[str, Any], parameter: str) -> list[Any]:

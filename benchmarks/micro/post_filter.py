@@ -1,8 +1,9 @@
 """How many answers are left under a rule: the rule in the search, against a rule that is applied to the search's answers.
 
-STATIC decodes over the whole catalog and has no filters, so that its answers are filtered afterwards; once with as many beams as
-answers are asked for, once with ten times as many. leafbeam reads the rule in every round; its answers must equal those of an
-index built on the allowed items alone before anything is counted. Logits are standard normal, and the rule does not depend on them.
+STATIC decodes over the whole catalog and has no filters, so that its answers are filtered afterwards; once with as many beams
+as answers are asked for, once with ten times as many. leafbeam reads the rule in every round; its answers must equal those of
+an index built on the allowed items alone before anything is counted. Logits are standard normal; the rule does not depend on
+them.
 
 Shapes: B requests, K answers asked for, V codes, L levels.
 """
@@ -40,7 +41,7 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(parameters, measured): mean answers of a request that the rule allows, of K asked for, by the rule's share and method."""
+    """(parameters, measured): mean answers of a request that obey the rule, of K, by the rule's share and method."""
     rng = np.random.default_rng(seed)
     codes = random_codes(rng, distribution, num_items, V, L)
     logits = [random_logits(rng, B, 1, V) for _ in range(L)]  # of a level, the same for all beams of a request
@@ -59,7 +60,7 @@ def measure(distribution: str, num_items: int, seed: int = 0) -> tuple[dict[str,
         counts["leafbeam"] = [len(ours) for ours in found]
         answers[f"{share:g}"] = {name: round(float(np.mean(each)), 2) for name, each in counts.items()}
     parameters = {"distribution": distribution, "num_items": num_items, "B": B, "K": K, "V": V, "L": L}
-    return parameters, {"answers": answers, "oversampling": OVERSAMPLING}
+    return parameters, {"answers": answers, "asked": K, "oversampling": OVERSAMPLING}
 
 
 def _codes(trie: Trie, rule: Filter | None, logits: list[NDArray[np.float32]]) -> list[NDArray[np.int64]]:
