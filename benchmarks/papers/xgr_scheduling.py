@@ -19,18 +19,18 @@ from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, ta
 from benchmarks.serving import load, serve
 from benchmarks.serving.load import Planned
 from benchmarks.serving.load_run import LoadRun
-from benchmarks.serving.load_server import serving
+from benchmarks.serving.load_server import serving_with
 
 __all__ = ["FIGURE_18"]
 
 Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 RULE = "even"
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "all on": (),
-    "without batching": ("--no-batching",),
-    "without overlap": ("--no-overlap",),
-    "two workers": ("--workers", "2"),
-    "with a filter": (),
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all on": {},
+    "without batching": {"batching": False},
+    "without overlap": {"overlap": False},
+    "two workers": {"workers": 2},
+    "with a filter": {},
 }
 _COLOURS = ("#1f7a4a", "#b03a48", "#d9822b", "#3b82b8", "#7b5ea7")
 
@@ -38,10 +38,10 @@ _COLOURS = ("#1f7a4a", "#b03a48", "#d9822b", "#3b82b8", "#7b5ea7")
 def _points(options: RunOptions) -> Points:
     names = ("all on", "without batching") if options.quick else tuple(VARIANTS)
     beams, seconds = (16, 1.5) if options.quick else (50, 5.0)
-    common = ("--beams", str(beams), "--threads", "1", "--slo-ms", "500", "--rule", f"{RULE}=hash(item_id) % 2 = 0")
+    common, rules = {"num_beams": beams, "slo_s": 0.5}, {RULE: "hash(item_id) % 2 = 0"}
     with serve.load_run(options.quick, options.data) as run:
         for name in names:
-            with serving(run.path, *common, *VARIANTS[name]) as server:
+            with serving_with(run.path, common | VARIANTS[name], rules) as server:
                 rng = np.random.default_rng(1)
                 server.send(_planned(run, rng, np.linspace(0, 0.5, 10), name))
                 for rate in (6.0,) if options.quick else (10.0, 30.0, 60.0):

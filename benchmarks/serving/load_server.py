@@ -15,12 +15,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.resident import resident_bytes
 from benchmarks.serving.load import Answered, Planned
 from leafbeam.errors import DataError
 
-__all__ = ["Served", "serving"]
+__all__ = ["Served", "serving", "serving_with"]
 
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 _READY_S, _STOP_S = 180.0, 40.0
@@ -62,9 +63,23 @@ def serving(run: Path, *options: str) -> Generator[Served]:
 
     Raises DataError, with the end of its log, where it does not come up.
     """
+    with _running("leafbeam", "serve", "--run", str(run), "--port", "0", *options) as served:
+        yield served
+
+
+@contextmanager
+def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str]) -> Generator[Served]:
+    """The same with any engine settings, ablation switches included (`settings_server`)."""
+    words = (str(run), json.dumps(settings), json.dumps(rules))
+    with _running("benchmarks.serving.settings_server", *words) as served:
+        yield served
+
+
+@contextmanager
+def _running(module: str, *options: str) -> Generator[Served]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        words = [sys.executable, "-m", "leafbeam", "serve", "--run", str(run), "--port", "0", *options]
+        words = [sys.executable, "-m", module, *options]
         with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=_environment()) as child:
             try:
                 yield Served(url=_address(child, log), pid=child.pid)

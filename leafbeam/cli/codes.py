@@ -28,7 +28,7 @@ _EXPECTED = "expected item_id, and the codes as a list column `codes` or as colu
 class CodesTable:
     """The rows of a Parquet file, or of all Parquet files of a directory in the order of their names.
 
-    columns: the one list column of codes, or one for each level.
+    columns: the one list column of codes, or one for each level. id_column: the item ids.
     """
 
     files: tuple[Path, ...]
@@ -36,9 +36,12 @@ class CodesTable:
     num_levels: int
     num_rows: int
     codebook_sizes: tuple[int, ...]
+    id_column: str = "item_id"
 
     @classmethod
-    def open(cls, path: Path, codebook_sizes: Sequence[int] | None, *, sizes_needed: bool = True) -> "CodesTable":
+    def open(
+        cls, path: Path, codebook_sizes: Sequence[int] | None, *, id_column: str = "item_id", sizes_needed: bool = True
+    ) -> "CodesTable":
         """Read the schemas. codebook_sizes: one for each level, or one for all; None: those in the file's metadata.
 
         sizes_needed: False returns () where the sizes are unknown.
@@ -53,7 +56,7 @@ class CodesTable:
         for file in files:
             with _opened(file) as parquet:
                 schema = parquet.schema_arrow
-                names = _code_columns(file, schema)
+                names = _code_columns(file, schema, id_column)
                 levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
                 if columns and (names, levels) != (columns, num_levels):
                     raise DataError(
@@ -65,7 +68,14 @@ class CodesTable:
         sizes = tuple(codebook_sizes or sizes_in_file or ())
         if len(sizes) == 1:
             sizes *= num_levels
-        table = cls(files=files, columns=columns, num_levels=num_levels, num_rows=num_rows, codebook_sizes=sizes)
+        table = cls(
+            files=files,
+            columns=columns,
+            num_levels=num_levels,
+            num_rows=num_rows,
+            codebook_sizes=sizes,
+            id_column=id_column,
+        )
         if not sizes and sizes_needed:
             largest = [f"{code:,} in {name}" for name, code in table.largest_codes().items() if code is not None]
             raise ArgumentError(
@@ -103,8 +113,8 @@ class CodesTable:
         first = 0
         for file in self.files:
             with _opened(file) as parquet:
-                for batch in _batches(file, parquet, _BATCH, ["item_id", *self.columns]):
-                    yield self._codes(file, batch, first), _ids(file, batch["item_id"], first)
+                for batch in _batches(file, parquet, _BATCH, [self.id_column, *self.columns]):
+                    yield self._codes(file, batch, first), _ids(file, batch[self.id_column], first)
                     first += len(batch)
 
     def _codes(self, file: Path, batch: Any, first: int) -> NDArray[np.integer]:
@@ -147,10 +157,10 @@ def _batches(file: Path, parquet: pq.ParquetFile, size: int, columns: list[str])
         yield batch
 
 
-def _code_columns(file: Path, schema: Any) -> tuple[str, ...]:
+def _code_columns(file: Path, schema: Any, id_column: str) -> tuple[str, ...]:
     names = schema.names
-    if "item_id" not in names:
-        raise DataError(f"{file} has the columns {', '.join(names) or '(none)'}: {_EXPECTED}")
+    if id_column not in names:
+        raise DataError(f"{file} has the columns {', '.join(names) or '(none)'}: {_EXPECTED}; --item-column names other ids")
     if "codes" in names:
         kind = schema.field("codes").type
         lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

@@ -4,9 +4,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from leafbeam.cli.console import done, next_step, stdout
+from leafbeam.cli.options import option
 from leafbeam.errors import DataError
 from leafbeam.extras import require
 
@@ -14,11 +13,11 @@ __all__ = ["demo", "make_shop"]
 
 
 def make_shop(
-    out: Annotated[Path, typer.Option("--out", help="Directory for items.parquet, interactions.parquet, rules.toml.")],
-    items: Annotated[int, typer.Option("--items", help="Number of items.")] = 20_000,
-    users: Annotated[int, typer.Option("--users", help="Number of users.")] = 20_000,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same shop.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing tables.")] = False,
+    out: Annotated[Path, option("--out", "Directory for items.parquet, interactions.parquet, rules.toml.")],
+    items: Annotated[int, option("--items", "Number of items.")] = 20_000,
+    users: Annotated[int, option("--users", "Number of users.")] = 20_000,
+    seed: Annotated[int, option("--seed", "The same seed gives the same shop.")] = 0,
+    force: Annotated[bool, option("--force", "Replace existing tables.")] = False,
 ) -> None:
     """Generate a synthetic shop: items with attributes, and users whose purchases follow learnable patterns."""
     existing = [path for name in ("items", "interactions") if (path := out / f"{name}.parquet").exists()]
@@ -28,32 +27,24 @@ def make_shop(
     from leafbeam.datasets import make_shop as generate
     from leafbeam.demo.rules import write_rules
 
-    console = stdout()
     began = time.perf_counter()
     shop = generate(num_items=items, num_users=users, seed=seed)
     shop.save(out)
     rules = write_rules(out / "rules.toml", shop.items)
-    done(
-        console,
-        f"{shop.items.num_rows:,} items, {users:,} users, {shop.interactions.num_rows:,} interactions; "
-        f"rules {', '.join(rules)}",
-        since=began,
-    )
-    next_step(console, "leafbeam", "fit-sids", "--data", out, "--run", out)
+    counts = f"{shop.items.num_rows:,} items, {users:,} users, {shop.interactions.num_rows:,} interactions"
+    done(stdout(), f"{counts}; rules {', '.join(rules)}", since=began)
+    next_step(stdout(), "leafbeam", "fit-sids", "--data", out, "--run", out)
 
 
 def demo(
     data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Your own interactions.parquet and items.parquet. [dim]A synthetic shop[/dim]"),
+        Path | None, option("--data", "Your own interactions.* and items.*, with the default columns.", default="a shop")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Training time. [dim]2 for the shop, 10 for your own data[/dim]")
-    ] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Parent of the run directory.")] = Path("runs"),
-    items: Annotated[int, typer.Option("--items", help="Items of the shop.")] = 20_000,
-    users: Annotated[int, typer.Option("--users", help="Users of the shop.")] = 20_000,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the shop, the Semantic IDs and the training.")] = 0,
+    minutes: Annotated[float | None, option("--minutes", "Training time.", default="2 for the shop, 10 for your data")] = None,
+    runs: Annotated[Path, option("--runs", "Parent of the run directory.")] = Path("runs"),
+    items: Annotated[int, option("--items", "Items of the shop.")] = 20_000,
+    users: Annotated[int, option("--users", "Users of the shop.")] = 20_000,
+    seed: Annotated[int, option("--seed", "Seed of the shop, the Semantic IDs and the training.")] = 0,
 ) -> None:
     """Run every step from a log to recommendations that obey rules, and show the results."""
     if data is not None and not data.is_dir():

@@ -2,14 +2,12 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import RunOption, ScoringOption
+from leafbeam.cli.options import DEFAULT_RUN, RunOption, ScoringOption, option
 from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
 
@@ -17,21 +15,17 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    run: RunOption = Path("runs/shop"),
+    run: RunOption = DEFAULT_RUN,
+    users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
     part: Annotated[
-        Literal["test", "valid"], typer.Option("--part", help="Held-out items: each user's last (test), or the one before.")
+        Literal["test", "valid"],
+        option("--part", "Held-out items: each user's last (test), or the one before.", metavar="test|valid"),
     ] = "test",
-    num_beams: Annotated[int, typer.Option("--beams", help="Beams of the search.")] = 20,
+    remove_seen: Annotated[bool, option("--remove-seen", "Rank no item that the user already has.")] = False,
+    num_beams: Annotated[int, option("--beams", "Beams of the search.")] = 20,
     scoring: ScoringOption = "full",
-    remove_seen: Annotated[
-        bool,
-        typer.Option("--remove-seen", help="Rank no item that the user already has; for shops without repeat purchases."),
-    ] = False,
-    users: Annotated[int | None, typer.Option("--users", help="Evaluate a random sample of users. [dim]All[/dim]")] = None,
-    unconstrained: Annotated[
-        int, typer.Option("--unconstrained", help="Users to search for without the index too, for comparison.")
-    ] = 2_000,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample of users.")] = 0,
+    unconstrained: Annotated[int, option("--unconstrained", "Users to search for without the index too; 0: none.")] = 2_000,
+    seed: Annotated[int, option("--seed", "Seed of the sample of users.")] = 0,
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
@@ -40,29 +34,25 @@ def evaluate(
     if users is not None and users < 1:
         raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
     paths = RunDirectory(run)
-    sids_path = paths.existing(paths.sids, "fit-sids")
-    source_path = paths.existing(paths.source, "fit-sids")
-    model_path = paths.existing(paths.model, "train")
+    paths.check("sids", "source", "model")
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
-    from leafbeam.cli.sources import Source
     from leafbeam.index import Trie
     from leafbeam.model import load_model
     from leafbeam.semid import SidTable, text_columns, text_vectors
     from leafbeam.train import evaluate as measure
     from leafbeam.train import leave_one_out
 
-    sids = SidTable.load(sids_path)
-    model = load_model(model_path)
-    log = Source.load(source_path).read()
-    trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
-    columns = text_columns(log.items)
+    sids, source = SidTable.load(paths.sids), Source.load(paths.source)
+    model = load_model(paths.model)
+    log = source.read()
+    columns = source.text_columns or text_columns(log.items)
 
     console = stdout()
     began = time.perf_counter()
     with Bar("evaluating") as bar:
         report = measure(
             model,
-            trie,
+            Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids),
             log,
             leave_one_out(log),
             part=part,

@@ -4,16 +4,20 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import RunOption
+from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
 from leafbeam.cli.parse import parse_bytes, parse_plan, parse_sizes
 from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
+
+if TYPE_CHECKING:
+    from leafbeam.index import Trie
 
 __all__ = ["build", "inspect"]
 
@@ -24,49 +28,37 @@ EMPTY_RULES = """# A rule is an SQL predicate over the table `items` of catalog.
 """
 
 
+TABLE = "With TABLE"
+RuleOption = Annotated[list[str] | None, option("--rule", "Count the items of one more rule; repeatable.", metavar="NAME=SQL")]
+
+
 def build(
     table: Annotated[
         Path | None,
-        typer.Argument(
-            help="A Parquet table of item_id and codes (a list, or c0, c1, ...), or a directory of them. [dim]The run's[/dim]"
-        ),
+        typer.Argument(help="Your own codes in Parquet: item ids, and codes or c0, c1, ...", show_default="the run's"),
     ] = None,
-    run: RunOption = Path("runs/shop"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing catalog.duckdb, or --out.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="With TABLE: the index. [dim]TABLE.leafbeam[/dim]")] = None,
+    run: RunOption = DEFAULT_RUN,
+    rule: RuleOption = None,
+    force: Annotated[bool, option("--force", "Replace an existing catalog.duckdb, or --out.")] = False,
+    out: Annotated[Path | None, option("--out", "The index.", TABLE, default="TABLE.leafbeam")] = None,
+    item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id",
     sizes: Annotated[
-        str | None,
-        typer.Option("--codebook-sizes", help="With TABLE: codes of each level, or of all. [dim]As in the table[/dim]"),
+        str | None, option("--codebook-sizes", "Codes of each level, or of all.", TABLE, default="as in the table")
     ] = None,
-    memory_limit: Annotated[
-        str, typer.Option("--memory-limit", help="With TABLE: memory for rows; beyond it they are sorted on disk.")
-    ] = "4GiB",
-    scratch: Annotated[
-        Path | None, typer.Option("--scratch", help="With TABLE: where to sort. [dim]The system's temporary folder[/dim]")
-    ] = None,
-    packed: Annotated[
-        bool, typer.Option("--packed", help="With TABLE: codes take as many bits as their codebook needs (2,048: 11, not 16).")
-    ] = False,
-    rule: Annotated[
-        list[str] | None,
-        typer.Option("--rule", metavar="NAME=SQL", help="Count the items of a rule that rules.toml does not have; repeatable."),
-    ] = None,
+    packed: Annotated[bool, option("--packed", "Codes take as many bits as they need (2,048: 11, not 16).", TABLE)] = False,
+    memory_limit: Annotated[str, option("--memory-limit", "Beyond it, rows are sorted on disk.", TABLE)] = "4GiB",
+    scratch: Annotated[Path | None, option("--scratch", "Where to sort.", TABLE, default="the temporary folder")] = None,
 ) -> None:
-    """Build the index and the catalog of a run and evaluate its rules; or the index of a Parquet table of any size."""
-    if table is not None:
-        if rule:
-            raise ArgumentError("--rule goes with a run, which has a catalog of attributes: a TABLE has codes alone")
-        build_table(table, out, sizes, memory_limit, scratch, packed=packed, force=force)
+    """Build the index and the catalog of a run and evaluate its rules; or the index of a table of codes (TABLE)."""
+    if table is None:
+        if out is not None or sizes is not None or scratch is not None or packed:
+            raise ArgumentError(
+                "--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build"
+            )
+        build_run(run, force, rule or [])
         return
-    if out is not None or sizes is not None or scratch is not None or packed:
-        raise ArgumentError("--out, --codebook-sizes, --scratch and --packed go with a TABLE: name the Parquet file to build")
-    build_run(run, force, rule or [])
-
-
-def build_table(
-    table: Path, out: Path | None, sizes: str | None, memory_limit: str, scratch: Path | None, *, packed: bool, force: bool
-) -> None:
-    """Build an index from a Parquet table, a batch of rows at a time."""
+    if rule:
+        raise ArgumentError("--rule goes with a run, which has a catalog of attributes: a TABLE has codes alone")
     target = table.with_suffix(".leafbeam") if out is None else out
     if not table.exists():
         raise DataError(f"{table} does not exist: expected a Parquet file, or a directory of them")
@@ -78,7 +70,7 @@ def build_table(
     from leafbeam.cli.codes import CodesTable
     from leafbeam.index.builder import TrieBuilder
 
-    source = CodesTable.open(table, codebook_sizes)
+    source = CodesTable.open(table, codebook_sizes, id_column=item_column)
     target.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with (
@@ -91,39 +83,35 @@ def build_table(
         trie = builder.finish(lambda title, share: bar.show(title, 0.5 + 0.45 * share))
         bar.show("writing", 0.95)
         trie.save(target)
-    done(
-        stdout(),
-        f"{target}: {len(trie):,} items, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}",
-        since=began,
-    )
+    built(trie, target, began)
     next_step(stdout(), "leafbeam", "inspect", target)
+
+
+def built(trie: "Trie", path: Path, began: float) -> None:
+    """Print that an index was built."""
+    text = f"{path}: {len(trie):,} items, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}"
+    done(stdout(), text, since=began)
 
 
 def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     """Build the index and the catalog of a run. extra_rules: NAME=SQL, evaluated once and not kept."""
     paths = RunDirectory(run)
-    sids_path = paths.existing(paths.sids, "fit-sids")
-    source_path = paths.existing(paths.source, "fit-sids")
+    paths.check("sids", "source")
     require("`leafbeam build`", "duckdb", "pyarrow")
     from leafbeam.catalog import Catalog, rules_from_text
-    from leafbeam.cli.sources import Source
     from leafbeam.index import Trie
     from leafbeam.semid import SidTable
 
     console = stdout()
     rules = rules_from_text(extra_rules)
-    sids = SidTable.load(sids_path)
-    source = Source.load(source_path)
+    sids = SidTable.load(paths.sids)
+    source = Source.load(paths.source)
     items = source.read().items
 
     began = time.perf_counter()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     trie.save(paths.trie)
-    done(
-        console,
-        f"{paths.trie}: {len(trie):,} items, {trie.bytes_per_item:.1f} bytes an item, version {trie.version}",
-        since=began,
-    )
+    built(trie, paths.trie, began)
 
     began = time.perf_counter()
     if paths.catalog.exists() and not force:
@@ -155,17 +143,14 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 
 def inspect(
     path: Annotated[
-        Path | None, typer.Argument(help="An index, a table of SIDs, a model's directory, or a run's.", show_default=False)
+        Path | None, typer.Argument(help="An index, a table of codes, a model's directory, or a run's.", show_default=False)
     ] = None,
     plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", metavar="N,V,L", help="Estimate the size of an index of N items: 1e7,2048,8, or 10^8,2048x2048x8192."
-        ),
+        str | None, option("--plan", "Estimate an index of N items: 1e7,2048,8 or 1e7,2048x2048x8192.", metavar="N,V,L")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For an index or --plan: print one JSON object.")] = False,
+    as_json: Annotated[bool, option("--json", "For an index or --plan: print one JSON object.")] = False,
 ) -> None:
-    """Show what a file or directory holds: bytes by part, levels, nodes, codebook use; or estimate the size of an index."""
+    """Show what a file or directory holds: levels, bytes, codebook use; or estimate the size of an index."""
     if (path is None) == (plan is None):
         raise ArgumentError("inspect takes either a PATH or --plan N,V,L, one of the two")
     if path is not None and not path.exists():

@@ -1,17 +1,36 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how an option is written."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = ["DeviceOption", "Format", "RunOption", "ScoringOption"]
+__all__ = ["DEFAULT_RUN", "DeviceOption", "Format", "Order", "RunOption", "ScoringOption", "TimeUnit", "option", "split_names"]
 
 Format = Literal["tables", "amazon", "movielens"]
+Order = Literal["time", "file"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+DEFAULT_RUN = Path("runs/shop")
 
-RunOption = Annotated[Path, typer.Option("--run", help="The run directory, where commands leave files for one another.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1, ...")]
+
+def option(flags: str, text: str, group: str | None = None, *, default: str | None = None, metavar: str | None = None) -> Any:
+    """An option of a command.
+
+    flags: its names with spaces between them. text: its help. group: its panel in `--help`, None the first. default: in words,
+    where the value in the code (None) says nothing.
+    """
+    shown = default or True
+    return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """`a,b` as names, without blanks."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+RunOption = Annotated[Path, option("--run", "Directory that keeps the files of all commands.")]
+DeviceOption = Annotated[str, option("--device", "Device of the model: cpu, cuda, cuda:1, ...")]
 ScoringOption = Annotated[
     Literal["full", "allowed"],
-    typer.Option("--scoring", help="Normalise probabilities over the full codebook or over the allowed codes."),
+    option("--scoring", "Normalise over the full codebook or the allowed codes.", metavar="full|allowed"),
 ]

@@ -8,11 +8,13 @@ from leafbeam.errors import CheckpointError, DataError
 
 __all__ = ["RunDirectory"]
 
+_WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
+
 
 class RunDirectory:
     """Paths of a run, and its report.
 
-    source.json          where the log is, and in which format              (fit-sids)
+    source.json          where the log is, its format, columns and units    (fit-sids)
     sids.parquet, sids/  Semantic IDs, and the quantiser that made them     (fit-sids)
     checkpoint/, model/  training's state, and the model in HF's format     (train)
     index.leafbeam       the index                                          (build)
@@ -32,11 +34,12 @@ class RunDirectory:
         self.rules = path / "rules.toml"
         self.report = path / "report.json"
 
-    def existing(self, path: Path, command: str) -> Path:
-        """`path`; raises CheckpointError, which names the command that makes it, where it does not exist."""
-        if not path.exists():
-            raise CheckpointError(f"{path} does not exist: run `leafbeam {command} --run {self.path}` first")
-        return path
+    def check(self, *names: str) -> None:
+        """Raise CheckpointError, which names the command to run first, where one of these files does not exist."""
+        for name in names:
+            path: Path = getattr(self, name)
+            if not path.exists():
+                raise CheckpointError(f"{path} does not exist: run `leafbeam {_WRITERS[name]} --run {self.path}` first")
 
     def add_to_report(self, step: str, figures: dict[str, Any]) -> None:
         """Write the figures of a step into report.json; those of other steps stay."""

@@ -1,87 +1,95 @@
 """`leafbeam fit-sids`."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import Format, RunOption
+from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
 from leafbeam.cli.parse import parse_sizes
 from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
 __all__ = ["fit_sids"]
 
+TABLES = "Your tables (remembered in the run)"
+VECTORS = "Vectors and codes"
+STRATEGIES = "level, free, hungarian, sinkhorn, none."
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
 def fit_sids(
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Directory with interactions.* and items.*, or a file of reviews. [dim]The run's[/dim]"),
-    ] = None,
-    run: RunOption = Path("runs/shop"),
+    data: Annotated[Path | None, option("--data", "Directory or file of interactions.", default="the run's")] = None,
+    items: Annotated[Path | None, option("--items --metadata", "File of items, if it is not in that directory.")] = None,
+    run: RunOption = DEFAULT_RUN,
     kind: Annotated[
-        Format, typer.Option("--format", help="tables are Parquet or CSV; amazon is JSON lines of reviews.")
-    ] = "tables",
-    metadata: Annotated[Path | None, typer.Option("--metadata", help="With --format amazon: the file of the products.")] = None,
-    k_core: Annotated[
-        int, typer.Option("--core", help="Keep only users and items with at least this many interactions. [dim]All[/dim]")
-    ] = 0,
-    method: Annotated[
-        Method,
-        typer.Option("--quantiser", help="Residual k-means of the vectors, or a residual-quantised autoencoder."),
-    ] = "kmeans",
-    codebooks: Annotated[
-        str | None,
-        typer.Option("--codebooks", help="Codes of each level. [dim]256,256,256; for rqvae 256,256,256,256[/dim]"),
+        Format | None, option("--format", "tables (Parquet, CSV), amazon, movielens.", default="tables", metavar="NAME")
     ] = None,
+    user_column: Annotated[str | None, option("--user-column", "User of an interaction.", TABLES, default="user_id")] = None,
+    item_column: Annotated[str | None, option("--item-column", "Item of an interaction.", TABLES, default="item_id")] = None,
+    time_column: Annotated[str | None, option("--time-column", "Its time.", TABLES, default="timestamp")] = None,
+    time_unit: Annotated[
+        TimeUnit | None, option("--time-unit", "Unit of times that are numbers.", TABLES, default="s", metavar="s|ms|us|ns")
+    ] = None,
+    order: Annotated[
+        Order | None,
+        option("--order", "file: rows are in order, no times needed.", TABLES, default="time", metavar="NAME"),
+    ] = None,
+    id_column: Annotated[
+        str | None, option("--id-column", "Item id in the table of items.", TABLES, default="as --item-column")
+    ] = None,
+    text_columns: Annotated[
+        str | None, option("--text-columns", "Items' text, with commas.", TABLES, default="every column of words")
+    ] = None,
+    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.", TABLES)] = False,
+    delimiter: Annotated[str | None, option("--delimiter", "Of CSV: one character, or tab.", TABLES, default=",")] = None,
+    k_core: Annotated[int | None, option("--core", "Keep users and items with so many rows.", TABLES, default="all")] = None,
+    text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf",
+    no_behaviour: Annotated[bool, option("--no-behaviour", "Leave out which items occur together.", VECTORS)] = False,
+    vectors: Annotated[Path | None, option("--vectors", "Your own (.npy, .parquet) in place of both.", VECTORS)] = None,
+    method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans",
+    codebooks: Annotated[str | None, option("--codebooks", "Codes of each level.", VECTORS, default="256,256,256")] = None,
     collision_strategy: Annotated[
-        CollisionStrategy,
-        typer.Option(
-            "--collision-strategy",
-            help="Items with equal codes get an extra level, or move to free codes (free, hungarian, sinkhorn).",
-        ),
+        CollisionStrategy, option("--collision-strategy", STRATEGIES, VECTORS, metavar="NAME")
     ] = "level",
-    text: Annotated[
-        str, typer.Option("--text", help="Vectors of the text: tfidf, none, or a sentence-transformers model.")
-    ] = "tfidf",
-    behaviour: Annotated[
-        bool, typer.Option("--behaviour/--no-behaviour", help="Add vectors of items that occur in the same training sessions.")
-    ] = True,
-    vectors: Annotated[
-        Path | None, typer.Option("--vectors", help="Your own vectors (.npy or .parquet) in place of text and behaviour.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write a plot of the report into this file (.png, .svg).")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same codes.")] = 0,
+    plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None,
+    seed: Annotated[int, option("--seed", "The same seed gives the same codes.", VECTORS)] = 0,
 ) -> None:
-    """Give every item a Semantic ID: embed, quantise, resolve collisions.
-
-    The vectors come from the items' text and from the training part of the log, never from held-out interactions.
-    """
-    default_codebooks = "256,256,256,256" if method == "rqvae" else "256,256,256"
-    sizes = parse_sizes(codebooks or default_codebooks, "--codebooks")
+    """Read a log, and give every item a Semantic ID by its text and its training interactions."""
+    sizes = parse_sizes(codebooks or "256,256,256" + (",256" if method == "rqvae" else ""), "--codebooks")
     quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
-    embedding = EmbeddingConfig(text=text) if behaviour else EmbeddingConfig(text=text, behaviour_dims=0)
-    log_path = data or run
-    if not log_path.exists():
-        raise DataError(
-            f"there is no {'file' if kind == 'amazon' else 'directory'} {log_path}: pass the log's path with --data"
-        )
     if plot is not None:
         check_plot(plot)
     require("`leafbeam fit-sids`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
-    from leafbeam.cli.sources import Source
+    paths = RunDirectory(run)
+    remembered = Source.load(paths.source) if data is None and paths.source.exists() else Source(path=data or run)
+    given: dict[str, Any] = {
+        "kind": kind,
+        "items": items,
+        "k_core": k_core,
+        "user_column": user_column,
+        "item_column": item_column,
+        "time_column": time_column,
+        "id_column": id_column,
+        "text_columns": text_columns and split_names(text_columns),
+        "time_unit": time_unit,
+        "order": order,
+        "text_ids": text_ids or None,
+        "delimiter": "\t" if delimiter == "tab" else delimiter,
+    }
+    source = replace(remembered, **{name: value for name, value in given.items() if value is not None})
+    embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
+    if not source.path.exists():
+        raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")
+    from leafbeam.semid import fit_sids as fit
+    from leafbeam.semid import load_vectors, plot_report
     from leafbeam.train import leave_one_out
 
     console = stdout()
-    paths = RunDirectory(run)
-    source = Source(path=log_path, kind=kind, items=metadata, k_core=k_core)
     began = time.perf_counter()
     log = source.read()
     split = leave_one_out(log)
@@ -92,16 +100,12 @@ def fit_sids(
         f"{split.report.users_too_short:,} users too short to evaluate",
         since=began,
     )
-
-    from leafbeam.semid import fit_sids as fit
-    from leafbeam.semid import load_vectors, plot_report
-
     began = time.perf_counter()
     own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
     with Bar("reading") as bar:
         fitted = fit(
             log.items,
-            split.train if behaviour else None,
+            None if no_behaviour else split.train,
             embedding=embedding if own_vectors is None else None,
             vectors=own_vectors,
             quantiser=quantiser,

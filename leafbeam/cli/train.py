@@ -2,54 +2,51 @@
 
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 import typer
 
 from leafbeam.cli.console import Bar, done, next_step, stdout
-from leafbeam.cli.options import DeviceOption, RunOption
+from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, option
 from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 
 __all__ = ["train"]
 
+MODEL = "Model"
+Shape = Literal["decoder-only", "encoder-decoder"]
+
 
 def train(
-    run: RunOption = Path("runs/shop"),
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Stop after this many minutes. [dim]The preset's: 10[/dim]")
-    ] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="Stop after this many passes over the log.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Stop after this many updates.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the initial weights, the order of the data and dropout.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's checkpoint.")] = False,
-    architecture: Annotated[
-        Literal["decoder-only", "encoder-decoder"],
-        typer.Option("--architecture", help="Qwen3's decoder, or T5's encoder and decoder (TIGER)."),
-    ] = "decoder-only",
-    experts: Annotated[
-        int, typer.Option("--experts", help="Experts of each decoder layer of an encoder-decoder; 0: none.")
-    ] = 0,
+    run: RunOption = DEFAULT_RUN,
     size: Annotated[
-        Literal["tiny", "small", "base"], typer.Option("--preset", help="Size of the model, and the training that suits it.")
+        Literal["tiny", "small", "base"],
+        option("--preset", "tiny, small or base: a model, and the training that suits it.", metavar="NAME"),
     ] = "small",
-    layers: Annotated[
-        int | None, typer.Option("--layers", help="Layers of the model, or of each of its halves. [dim]The preset's[/dim]")
-    ] = None,
-    width: Annotated[int | None, typer.Option("--width", help="Hidden size, a multiple of 32. [dim]The preset's[/dim]")] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="Peak learning rate. [dim]The preset's[/dim]")
-    ] = None,
-    max_items: Annotated[
-        int | None, typer.Option("--max-items", help="The longest history the model reads. [dim]The preset's[/dim]")
-    ] = None,
-    user_tokens: Annotated[
-        int, typer.Option("--user-tokens", help="Hash users to this many tokens before the history (TIGER: 2000); 0: none.")
-    ] = 0,
+    minutes: Annotated[float | None, option("--minutes", "Stop after this many minutes.", default="the preset's: 10")] = None,
+    epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None,
+    steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None,
+    resume: Annotated[bool, option("--resume", "Continue from the run's checkpoint.")] = False,
+    seed: Annotated[int, option("--seed", "Seed of weights, data order and dropout.")] = 0,
     device: DeviceOption = "cpu",
+    architecture: Annotated[
+        Shape, option("--architecture", "Or encoder-decoder: T5's (TIGER), not Qwen3's.", MODEL, metavar="NAME")
+    ] = "decoder-only",
+    layers: Annotated[
+        int | None, option("--layers", "Layers, of each half if it has two.", MODEL, default="the preset's")
+    ] = None,
+    width: Annotated[int | None, option("--width", "Hidden size, a multiple of 32.", MODEL, default="the preset's")] = None,
+    experts: Annotated[int, option("--experts", "Experts of each decoder layer of an encoder-decoder.", MODEL)] = 0,
+    max_items: Annotated[
+        int | None, option("--max-items", "The longest history it reads.", MODEL, default="the preset's")
+    ] = None,
+    user_tokens: Annotated[int, option("--user-tokens", "Tokens that users are hashed to (TIGER: 2000).", MODEL)] = 0,
+    learning_rate: Annotated[
+        float | None, option("--learning-rate", "Peak learning rate.", MODEL, default="the preset's")
+    ] = None,
 ) -> None:
     """Train a model on the training part of the log: everything but each user's last two items.
 
@@ -58,16 +55,14 @@ def train(
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
     paths = RunDirectory(run)
-    sids_path = paths.existing(paths.sids, "fit-sids")
-    source_path = paths.existing(paths.source, "fit-sids")
+    paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
-    from leafbeam.cli.sources import Source
     from leafbeam.semid import SidTable
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
 
-    limited = minutes is not None or epochs is not None or steps is not None
-    budget = Budget(minutes=minutes, epochs=epochs, steps=steps) if limited else None
+    limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
+    budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
     recipe = preset(size, budget=budget, seed=seed, architecture=architecture)
     changes: dict[str, Any] = {
         "num_experts": experts or None,
@@ -82,8 +77,8 @@ def train(
         changes |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
     require_device(device)
-    sids = SidTable.load(sids_path)
-    log = Source.load(source_path).read()
+    sids = SidTable.load(paths.sids)
+    log = Source.load(paths.source).read()
     split = leave_one_out(log)
 
     console = stdout()
@@ -107,23 +102,14 @@ def train(
     if not latest:
         console.print("Nothing was left to train: the checkpoint had used up this budget.")
     else:
-        last = latest[0]
-        parameters = sum(weight.numel() for weight in model.parameters())
+        last = asdict(latest[0])
+        figures = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
+        figures |= {"parameters": sum(weight.numel() for weight in model.parameters()), "steps": last["step"]}
         done(
             console,
-            f"{paths.model}: {parameters:,} parameters, {last.step:,} steps, {last.epochs:.1f} passes over "
-            f"{split.report.train_interactions:,} interactions, loss {last.loss:.2f}",
+            f"{paths.model}: {figures['parameters']:,} parameters, {last['step']:,} steps, {last['epochs']:.1f} passes over "
+            f"{split.report.train_interactions:,} interactions, loss {last['loss']:.2f}",
             since=began,
         )
-        paths.add_to_report(
-            "train",
-            {
-                "parameters": parameters,
-                "steps": last.step,
-                "epochs": last.epochs,
-                "loss": last.loss,
-                "seconds": last.seconds,
-                "items_per_second": last.items_per_second,
-            },
-        )
+        paths.add_to_report("train", figures)
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -41,7 +41,7 @@ Unseen = Literal["keep", "drop"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Column names of the user's own tables."""
+    """Column names of the user's own tables: of the interactions, and the item id in the table of items."""
 
     user: str = "user_id"
     item: str = "item_id"
@@ -111,17 +111,23 @@ def load_log(
     unlisted: Unlisted = "keep",
     unseen: Unseen = "keep",
     k_core: int = 0,
+    text_ids: bool = False,
+    delimiter: str = ",",
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items.
 
     path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
-    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV.
     The other options are those of `log_from_tables`.
 
     Raises DataError for a file that is missing, empty or not a table, and as `log_from_tables` does.
+
+    >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
     if (path is None) == (interactions is None):
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
+    if len(delimiter) != 1:
+        raise ArgumentError(f"delimiter={delimiter!r}: expected one character, such as ',' or ';'")
     columns = columns or Columns()
     if path is not None:
         directory = Path(path)
@@ -129,12 +135,15 @@ def load_log(
             raise DataError(f"there is no directory {directory}: it should hold interactions.parquet (or .csv)")
         interactions = find_table(directory, "interactions")
         if interactions is None:
-            raise DataError(f"{directory} holds no interactions.parquet, interactions.csv or interactions.csv.gz")
+            raise DataError(
+                f"{directory} holds no interactions.parquet, interactions.csv or interactions.csv.gz: rename the file, or name "
+                "it with --data FILE (interactions=FILE)"
+            )
         items = items if items is not None else find_table(directory, "items")
     assert interactions is not None
     return log_from_tables(
-        read_table(Path(interactions), (columns.user, columns.item)),
-        None if items is None else read_table(Path(items), (columns.item_of_items,)),
+        read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter),
+        None if items is None else read_table(Path(items), (columns.item_of_items,), delimiter=delimiter),
         columns=columns,
         time_unit=time_unit,
         duplicates=duplicates,
@@ -142,6 +151,7 @@ def load_log(
         unlisted=unlisted,
         unseen=unseen,
         k_core=k_core,
+        text_ids=text_ids,
     )
 
 
@@ -156,12 +166,15 @@ def log_from_tables(
     unlisted: Unlisted = "keep",
     unseen: Unseen = "keep",
     k_core: int = 0,
+    text_ids: bool = False,
 ) -> InteractionLog:
     """Make a log from two tables in memory. Cost: a sort of the rows.
 
     Times are numbers of `time_unit` since 1970, datetimes, dates or ISO 8601 text. Rules, each counted in `report`:
 
-    * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether);
+    * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether,
+      and needs no column of times: without one, a row's number is its time);
+    * ids keep their type (text_ids=True makes all of them text);
     * a time in the future is kept; if *every* time is in the future, the unit is wrong: an error;
     * rows with the same user, item and time are one interaction (duplicates="keep": all of them are kept);
     * an item that the item table lacks is added with null attributes (unlisted="drop" drops its rows, "refuse" raises);
@@ -178,24 +191,30 @@ def log_from_tables(
     _check_options(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
     if not isinstance(interactions, SourceTable):
         interactions = SourceTable(interactions, "the table of interactions")
-    users, taken = id_column(interactions, columns.user), id_column(interactions, columns.item)
-    times_E = timestamps(interactions, columns.timestamp, time_unit)
+    users = id_column(interactions, columns.user, role="user", as_text=text_ids)
+    taken = id_column(interactions, columns.item, role="item", as_text=text_ids)
+    if order == "file" and columns.timestamp not in interactions.table.column_names:
+        times_E = np.arange(len(users), dtype=np.int64)
+    else:
+        times_E = timestamps(interactions, columns.timestamp, time_unit)
     if len(users) == 0:
         raise DataError(f"{interactions.source} has no rows")
-    users = whole_numbers(users) if interactions.is_csv else users
+    users = whole_numbers(users) if interactions.is_csv and not text_ids else users
     future_E = times_E > time.time() * 1e6
     if future_E.all():
-        raise DataError(f"every time lies in the future as time_unit={time_unit!r}: is it another unit (s, ms, us, ns)?")
+        raise DataError(f"every time lies in the future as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
 
     if items is None:
-        taken = whole_numbers(taken) if interactions.is_csv else taken
+        taken = whole_numbers(taken) if interactions.is_csv and not text_ids else taken
         listed, attributes = taken.slice(0, 0), pa.table({columns.item_of_items: taken.slice(0, 0)})
     else:
         items = items if isinstance(items, SourceTable) else SourceTable(items, "the table of items")
-        listed, attributes = id_column(items, columns.item_of_items), items.table
+        listed = id_column(items, columns.item_of_items, role="item_of_items", as_text=text_ids)
+        attributes = items.table
         if len(listed) == 0:
             raise DataError(f"{items.source} has no rows: leave it out, or fill it")
-        taken, listed = same_id_type(taken, listed, interactions, items)
+        if not text_ids:
+            taken, listed = same_id_type(taken, listed, interactions, items)
         _check_unique(listed, items.source)
     unlisted_ids = pc.unique(taken.filter(pc.invert(pc.is_in(taken, value_set=listed.combine_chunks()))))
     if len(unlisted_ids) and unlisted == "refuse":

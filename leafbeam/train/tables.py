@@ -27,6 +27,12 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 _SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _YEAR_3000 = 32_503_680_000  # in seconds: a later time means a wrong unit
+_OPTIONS = {  # of the command line, by the field of `Columns`
+    "user": "--user-column",
+    "item": "--item-column",
+    "timestamp": "--time-column",
+    "item_of_items": "--id-column",
+}
 _TIMESTAMPS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))  # without and with an offset from UTC
 
 
@@ -46,8 +52,8 @@ def find_table(directory: Path, stem: str) -> Path | None:
     return found[0] if found else None
 
 
-def read_table(path: Path, id_columns: tuple[str, ...]) -> SourceTable:
-    """Read one Parquet or CSV file; in CSV the `id_columns` stay text, so that "007" is not 7."""
+def read_table(path: Path, id_columns: tuple[str, ...], *, delimiter: str = ",") -> SourceTable:
+    """Read one Parquet or CSV file; in CSV the `id_columns` stay text, so that "007" is not 7. delimiter: of CSV."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.stat().st_size == 0:
@@ -58,8 +64,9 @@ def read_table(path: Path, id_columns: tuple[str, ...]) -> SourceTable:
             table = pq.read_table(path)
         elif is_csv:
             types = {name: pa.string() for name in id_columns}
-            options = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
-            table = pacsv.read_csv(path, convert_options=options, parse_options=pacsv.ParseOptions(newlines_in_values=True))
+            convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
+            parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+            table = pacsv.read_csv(path, convert_options=convert, parse_options=parse)
         else:
             raise DataError(f"{path.name} is neither .parquet, .csv nor .csv.gz: convert it to one of them")
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
@@ -70,9 +77,14 @@ def read_table(path: Path, id_columns: tuple[str, ...]) -> SourceTable:
     return SourceTable(table, str(path), is_csv)
 
 
-def id_column(source: SourceTable, name: str) -> pa.ChunkedArray:
-    """A column of ids as int64 or text. Raises DataError for nulls, empty text and other types."""
-    values, where = _column(source, name), f"{source.source}, column {name!r}"
+def id_column(source: SourceTable, name: str, *, role: str, as_text: bool = False) -> pa.ChunkedArray:
+    """A column of ids as int64 or text. role: its field of `Columns`, for messages. as_text: numbers become text too.
+
+    Raises DataError for nulls, empty text and other types.
+    """
+    values, where = _column(source, name, role), f"{source.source}, column {name!r}"
+    if pa.types.is_integer(values.type) and as_text:
+        return values.cast(pa.large_string())
     if pa.types.is_integer(values.type):
         try:
             return values.cast(pa.int64())
@@ -117,7 +129,7 @@ def same_id_type(
 
 def timestamps(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.int64]:
     """A column of numbers of `unit`, datetimes, dates or ISO 8601 text as int64 microseconds since 1970 (UTC)."""
-    values, where = _column(source, name), f"{source.source}, column {name!r}"
+    values, where = _column(source, name, "timestamp"), f"{source.source}, column {name!r}"
     if len(values) == 0:
         return np.empty(0, np.int64)
     if _is_text(values):
@@ -129,14 +141,16 @@ def timestamps(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.int
     return _microseconds(values.to_numpy(), where, unit)
 
 
-def _column(source: SourceTable, name: str) -> pa.ChunkedArray:
+def _column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
     """The column `name` without dictionary encoding. Raises DataError where it is missing or has nulls."""
     names = source.table.column_names
     if name not in names:
-        raise DataError(
-            f"{source.source} has no column {name!r}; it has {', '.join(map(repr, names)) or 'none'}: "
-            "rename the column, or name it with Columns(...)"
-        )
+        fix = f"name it with {_OPTIONS[role]} (in Python Columns({role}=...))"
+        if role == "timestamp":
+            fix += "; rows that are in order already need no times with --order file (order='file')"
+        if source.is_csv and len(names) == 1 and (found := [mark for mark in ";\t|" if mark in names[0]]):
+            fix = f"the fields are separated by {found[0]!r}: pass it as --delimiter (delimiter={found[0]!r})"
+        raise DataError(f"{source.source} has no column {name!r}; it has {', '.join(map(repr, names)) or 'none'}: {fix}")
     values = source.table[name]
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
@@ -156,7 +170,7 @@ def _microseconds(numbers: NDArray[np.generic], where: str, unit: TimeUnit) -> N
     largest = float(np.abs(numbers.astype(np.float64)).max())
     if largest / per_second > _YEAR_3000:
         likely = [other for other, scale in _PER_SECOND.items() if largest / scale <= _YEAR_3000]
-        hint = f"pass time_unit={likely[0]!r}" if likely else "check the column"
+        hint = f"pass time_unit={likely[0]!r} (--time-unit {likely[0]})" if likely else "check the column"
         raise DataError(f"{where} reaches {largest:.0f}, beyond the year 3000 as time_unit={unit!r}: {hint}")
     if np.issubdtype(numbers.dtype, np.floating):
         return np.rint(numbers.astype(np.float64) * (10**6 / per_second)).astype(np.int64)

@@ -42,6 +42,14 @@ def test_each_command_explains_itself_and_its_options(command: str):
         assert len([word for word in words if word.strip()]) >= 2, f"{command}: no help for {line}"
 
 
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_on_one_screen(command: str):
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={**ENV, "COLUMNS": "100"})
+    lines = shown.stdout.rstrip().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 40
+
+
 def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):
     result = call("inspect", tmp_path / "nothing.leafbeam")
     assert result.exit_code == 2
@@ -83,9 +91,11 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
         (("fit-sids", "--codebooks", "0,4"), "of each level, at least 1"),
         (("fit-sids", "--collision-strategy", "glue"), "not one of 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
-        (("fit-sids", "--metadata", "meta.json"), "goes with --format amazon"),
+        (("fit-sids", "--format", "movielens", "--items", "m.csv"), "goes with --format tables or amazon"),
+        (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit goes with --format tables"),
+        (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids goes with --format tables"),
         (("fit-sids",), "interactions.parquet"),
-        (("fit-sids", "--data", "nowhere/at/all"), "there is no directory nowhere/at/all"),
+        (("fit-sids", "--data", "nowhere/at/all"), "there is no nowhere/at/all: pass the log's directory or file with --data"),
         (("train", "--width", "33"), "multiple of 32"),
         (("evaluate", "--scoring", "fulll"), "not one of 'full', 'allowed'"),
         (("evaluate", "--part", "train"), "not one of 'test', 'valid'"),

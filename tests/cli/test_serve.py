@@ -1,6 +1,7 @@
 """`leafbeam serve`: its options reach the server and the engine."""
 
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 import leafbeam.serve
 from leafbeam.cli import app
 from leafbeam.cli.run import RunDirectory
+from leafbeam.engine import Settings
 
 
 @pytest.fixture
@@ -43,8 +45,14 @@ def test_graphs_are_off_by_default_and_have_a_memory_limit(serve_with: Any):
     assert (settings.graphs, settings.graph_mb) == (True, 512)
 
 
+def test_ablation_switches_are_settings_and_no_options():
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).stdout
+    assert not [name for name in ("batching", "overlap", "predict") if f"--{name}" in shown or f"--no-{name}" in shown]
+    assert {"batching", "overlap", "predict"} <= {field.name for field in fields(Settings)}
+
+
 def test_options_reach_the_engine_in_its_own_units(serve_with: Any):
-    received = serve_with("--slo-ms", "200", "--wait-ms", "5", "--max-body-kb", "2", "--no-overlap", "--max-beams", "64")
+    received = serve_with("--slo-ms", "200", "--wait-ms", "5", "--max-body-kb", "2", "--max-beams", "64")
     settings = received["settings"]
-    assert (settings.slo_s, settings.wait_s, settings.overlap, settings.batching) == (0.2, 0.005, False, True)
+    assert (settings.slo_s, settings.wait_s) == (0.2, 0.005)
     assert (received["limits"].max_beams, received["limits"].max_items, received["max_body_bytes"]) == (64, 64, 2048)

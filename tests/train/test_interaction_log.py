@@ -191,6 +191,51 @@ def test_numbers_in_one_csv_and_text_in_the_other_agree_as_text(tmp_path):
     assert load_log(tmp_path).item_ids.tolist() == ["8", "A9"]
 
 
+def test_text_ids_make_every_id_text_whatever_the_files_hold(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id,item_id,timestamp\n1,0,1\n1,7,2\n")
+    pq.write_table(pa.table({"item_id": [0, 7], "title": ["a", "b"]}), tmp_path / "items.parquet")
+    numbers, text = load_log(tmp_path), load_log(tmp_path, text_ids=True)
+    assert (numbers.item_ids.tolist(), numbers.user_ids.tolist()) == ([0, 7], [1])
+    assert (text.item_ids.tolist(), text.user_ids.tolist()) == (["0", "7"], ["1"])
+    assert names(text, 0) == ["0", "7"]
+    table = pa.table({"user_id": pa.array([1], pa.int32()), "item_id": pa.array([2**63], pa.uint64()), "timestamp": [1]})
+    assert log_from_tables(table, text_ids=True).item_ids.tolist() == [str(2**63)]
+
+
+def test_a_log_in_order_needs_no_times(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id,item_id\nb,x\na,x\nb,y\nb,x\nb,x\n")
+    log = load_log(tmp_path, order="file")
+    assert [names(log, user) for user in range(2)] == [["x", "y", "x", "x"], ["x"]]
+    with pytest.raises(DataError, match=r"'timestamp'.*--time-column.*--order file"):
+        load_log(tmp_path)
+
+
+def test_csv_may_have_another_delimiter(tmp_path):
+    (tmp_path / "interactions.csv").write_text("user_id;item_id;timestamp\n1;8;1\n")
+    assert load_log(tmp_path, delimiter=";").item_ids.tolist() == [8]
+    with pytest.raises(DataError, match="separated by ';': pass it as --delimiter"):
+        load_log(tmp_path)
+    with pytest.raises(ArgumentError, match="one character"):
+        load_log(tmp_path, delimiter="")
+
+
+@pytest.mark.parametrize(
+    ("columns", "option"),
+    [
+        (Columns(user="who"), "--user-column"),
+        (Columns(item="what"), "--item-column"),
+        (Columns(timestamp="when"), "--time-column"),
+        (Columns(item_of_items="sku"), "--id-column"),
+    ],
+)
+def test_a_missing_column_names_the_file_its_columns_and_the_option(tmp_path, columns, option):
+    write(tmp_path, "csv", ROWS, ITEMS)
+    with pytest.raises(DataError) as caught:
+        load_log(tmp_path, columns=columns)
+    name = "items.csv" if option == "--id-column" else "interactions.csv"
+    assert all(part in str(caught.value) for part in (name, "it has ", "'item_id'", option))
+
+
 BAD_TABLES = {
     "no such column": ({"user_id": [1], "item_id": [1]}, "no column 'timestamp'"),
     "null user": ({**ROWS, "user_id": ["a", None, "b", "b", "b", "b"]}, "column 'user_id': null in 1 rows, first in row 1"),

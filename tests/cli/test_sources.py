@@ -1,0 +1,110 @@
+"""A log of any column names, units and files: named once to `fit-sids`, remembered in the run, read by every later command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from leafbeam import Trie
+from leafbeam.cli import app
+from leafbeam.cli.sources import Source
+from leafbeam.errors import DataError
+
+ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+OPTIONS = (
+    *("--user-column", "customer", "--item-column", "sku", "--id-column", "code", "--time-column", "at"),
+    *("--time-unit", "ms", "--delimiter", ";", "--text-columns", "name", "--text-ids"),
+)
+
+
+def call(*words: str | Path):
+    return CliRunner().invoke(app, [str(word) for word in words], env=ENV)
+
+
+def write_log(directory: Path) -> tuple[Path, Path]:
+    """Orders and goods under names of their own: 40 items with numbers as ids, 60 customers, times in milliseconds."""
+    rng = np.random.default_rng(0)
+    orders, goods = directory / "orders.csv", directory / "goods.csv"
+    rows = [
+        f"{customer};{(3 * customer + step) % 40};{1_700_000_000_000 + 1000 * step}"
+        for customer in range(60)
+        for step in range(int(rng.integers(3, 8)))
+    ]
+    orders.write_text("\n".join(["customer;sku;at", *rows]) + "\n", encoding="utf-8")
+    words = ("red", "green", "blue", "small", "large")
+    rows = [f"{item};{words[item % 5]} {words[item % 3]} thing;{item / 2}" for item in range(40)]
+    goods.write_text("\n".join(["code;name;price", *rows]) + "\n", encoding="utf-8")
+    return orders, goods
+
+
+def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path: Path) -> None:
+    orders, goods = write_log(tmp_path)
+    run = ("--run", tmp_path / "run")
+    fitted = call("fit-sids", "--data", orders, "--items", goods, *run, *OPTIONS, "--codebooks", "8,8")
+    assert fitted.exit_code == 0, fitted.stderr
+    assert "60 users, 40 items" in fitted.stdout
+    for command in (
+        ("train", *run, "--steps", "3", "--width", "32"),
+        ("evaluate", *run, "--users", "5", "--unconstrained", "0"),
+        ("build", *run, "--rule", "cheap=price < 5"),
+        ("recommend", *run, "--user", "7", "--items", "3"),
+        ("recommend", *run, "--history", "0,7", "--items", "3"),
+    ):
+        result = call(*command)
+        assert result.exit_code == 0, (command, result.stderr)
+    assert "rule cheap: 10 items" in call("build", *run, "--rule", "cheap=price < 5").stdout
+    assert Trie.load(tmp_path / "run" / "index.leafbeam").item_ids[:2].tolist() == ["0", "1"]
+
+    again = call("fit-sids", *run, "--codebooks", "8,8", "--core", "2")  # the same log, with one option more
+    assert again.exit_code == 0, again.stderr
+    source = Source.load(tmp_path / "run" / "source.json")
+    assert (source.path, source.items, source.k_core) == (orders, goods, 2)
+    assert (source.user_column, source.id_column, source.time_unit) == ("customer", "code", "ms")
+    assert (source.text_columns, source.text_ids, source.delimiter) == (("name",), True, ";")
+
+
+@pytest.mark.parametrize(
+    ("missing", "file", "found", "option"),
+    [
+        ("--user-column", "orders.csv", "'customer'", "--user-column"),
+        ("--item-column", "orders.csv", "'sku'", "--item-column"),
+        ("--time-column", "orders.csv", "'at'", "--time-column"),
+        ("--id-column", "goods.csv", "'code'", "--id-column"),
+        ("--time-unit", "orders.csv", "beyond the year 3000", "--time-unit ms"),
+        ("--delimiter", "orders.csv", "'customer;sku;at'", "--delimiter"),
+    ],
+)
+def test_a_mistake_names_file_column_and_option(tmp_path: Path, missing: str, file: str, found: str, option: str) -> None:
+    orders, goods = write_log(tmp_path)
+    at = OPTIONS.index(missing)
+    result = call("fit-sids", "--data", orders, "--items", goods, "--run", tmp_path, *OPTIONS[:at], *OPTIONS[at + 2 :])
+    assert result.exit_code == 2
+    assert all(part in result.stderr for part in (file, found, option)), result.stderr
+    assert not (tmp_path / "source.json").exists()
+
+
+def test_a_text_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    orders, goods = write_log(tmp_path)
+    options = ["title" if word == "name" else word for word in OPTIONS]
+    result = call("fit-sids", "--data", orders, "--items", goods, "--run", tmp_path, *options)
+    assert result.exit_code == 2
+    assert "no column 'title'" in result.stderr
+    assert "'name'" in result.stderr
+
+
+def test_a_source_of_version_0_1_is_read(tmp_path: Path) -> None:
+    fields = {"data": str(tmp_path / "log"), "format": "amazon", "metadata": str(tmp_path / "meta"), "k_core": 5}
+    (tmp_path / "source.json").write_text(json.dumps(fields))
+    expected = Source(path=tmp_path / "log", kind="amazon", items=tmp_path / "meta", k_core=5)
+    assert Source.load(tmp_path / "source.json") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"path": "x", "items": null, "colour": "red"}', '{"path": 3, "items": null}']
+)
+def test_a_damaged_source_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "source.json").write_text(text)
+    with pytest.raises(DataError, match="fit-sids --data"):
+        Source.load(tmp_path / "source.json")
