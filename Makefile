@@ -5,13 +5,21 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test check bench reproduce gpu clean
+.PHONY: demo test test-all check check-full bench reproduce gpu clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
 
+# Every test but the slow ones; `test-all` runs those too.
 test: .venv/.dev
+	$(BIN)/python -m pytest -n 2 -m "not slow and not full"
+
+test-all: .venv/.dev
 	$(BIN)/python -m pytest -n 2
+
+# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter): about an hour.
+check-full: .venv/.dev
+	$(BIN)/python -m pytest -n 2 -m full tests/parity
 
 check: .venv/.dev
 	$(BIN)/ruff check .

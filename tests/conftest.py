@@ -25,5 +25,8 @@ for _path in sorted((_ROOT / "leafbeam").rglob("*.py")):
         _STATE.update(ast.dump(_tree).encode())
 os.environ["NUMBA_CACHE_DIR"] = str(_ROOT / ".pytest_cache" / f"numba-{_STATE.hexdigest()}")
 
+# Two workers share the machine: more threads than cores only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Triton's kernels run under its interpreter here, GPU or not (read when a kernel's file is first imported).
 os.environ["TRITON_INTERPRET"] = "1"

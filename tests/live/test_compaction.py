@@ -30,7 +30,6 @@ def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monke
     index.compact()
     assert begun.wait(20)
     assert index.status.is_compacting
-    before = time.perf_counter()
     for number in range(20):
         index.insert([[0, 0, number]], [f"x{number}"])
         items[f"x{number}"] = (0, 0, number)
@@ -42,7 +41,7 @@ def test_changes_made_during_a_compaction_are_on_top_of_it(tmp_path: Path, monke
     items["b"] = (2, 1, 1)
     index.insert([[1, 1, 1]], ["d"])
     items["d"] = (1, 1, 1)
-    assert time.perf_counter() - before < 10  # nobody waited for the compaction
+    assert index.status.is_compacting  # no change waited for it
     agree(index, items)
     number = index.version().number
     go.set()

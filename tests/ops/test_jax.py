@@ -46,7 +46,7 @@ def quick_compilation() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "scoring"), GRID)
 def test_the_parity_grid(name: str, shape: str, scoring: str) -> None:
-    grid.test_every_backend_gives_the_beams_of_the_oracle(name, shape, "jax", scoring)
+    grid.check_case(name, shape, "jax", scoring)
 
 
 def random_table(rng: np.random.Generator, num_items: int) -> np.ndarray:

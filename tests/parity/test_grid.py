@@ -144,30 +144,31 @@ class Catalog:
         return cls(Version(segments=tuple(segments), number=3), sids)
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", CASES)
-def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
+def check_case(
+    name: str, shape: str, backend: str, scoring: str, *, num_requests: int = 2, max_beams: int | None = None
+) -> None:
+    """Search a case with a backend and compare items, SIDs and scores with the oracle's. max_beams cuts the case's beams."""
     case = CASES[name]
+    widths = case.widths if max_beams is None else tuple(min(width, max_beams) for width in case.widths)
     rng = np.random.default_rng(99)
     catalog = Catalog.of(case, shape)
     ids = np.array(list(catalog.sids), dtype=np.str_)
-    masks = [np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share for _ in range(2)]
+    requests = range(num_requests)
+    masks = [np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share for _ in requests]
     filters = [None if case.share is None else catalog.filter(ids[mask].tolist()) for mask in masks]
-    denied_rows = [rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64) for _ in range(2)]
+    denied_rows = [rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64) for _ in requests]
     deny = [[*ids[rows], "never-heard-of"] for rows in denied_rows]
-    models = [TableModel(case, seed) for seed in (1, 2)]
-    search_ours = BeamSearch(catalog.index, list(case.widths), scoring=scoring, backend=backend)
-    result = search_ours.run(Recorder(models), batch_size=2, filters=filters, deny=deny)
-    for request in range(2):
+    models = [TableModel(case, seed + 1) for seed in requests]
+    beam_search = BeamSearch(catalog.index, list(widths), scoring=scoring, backend=backend)  # type: ignore[arg-type]
+    result = beam_search.run(Recorder(models), batch_size=num_requests, filters=filters, deny=deny)
+    for request in requests:
         may_show = masks[request].copy()
         may_show[denied_rows[request]] = False
         by_sid: dict[tuple[int, ...], list[str]] = {}
         for item in ids[may_show].tolist():
             by_sid.setdefault(catalog.sids[item], []).append(item)
-        rounds = search(list(by_sid), models[request].logits, case.widths, scoring)
-        expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
+        rounds = search(list(by_sid), models[request].logits, widths, scoring)
+        expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: widths[-1]]
         count = int(result.num_valid[request])
         assert count == len(expected)
         assert [str(item) for item in result.item_ids[request]] == [item for item, _, _ in expected]
@@ -175,3 +176,20 @@ def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, back
         np.testing.assert_allclose(result.scores[request, :count], [score for _, score, _ in expected], rtol=1e-5, atol=2e-5)
         assert (result.scores[request, count:] == -np.inf).all()
         assert (result.codes[request, count:] == 0).all()
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_backend_gives_the_beams_of_the_oracle(name: str, shape: str, backend: str, scoring: str) -> None:
+    check_case(name, shape, backend, scoring)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_jax_gives_the_beams_of_the_oracle(name: str, shape: str, scoring: str) -> None:
+    pytest.importorskip("jax")
+    check_case(name, shape, "jax", scoring)

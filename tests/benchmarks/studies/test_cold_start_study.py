@@ -63,8 +63,8 @@ def test_seen_items_are_excluded_and_learnt_methods_beat_chance(result: ColdResu
         assert (result.ranks[name] <= result.ranks_seen_kept[name]).all()
     chance = 1 / result.report.cold_items
     for name in ("hybrid", "exact_allowed", "text"):  # there are six kinds, and each user takes one kind only
-        assert (result.ranks[name] < 2).mean() > 2.5 * 2 * chance
-    assert (result.ranks["random"] < 2).mean() < 2 * 2 * chance
+        assert (result.ranks[name] < 2).mean() > 1.7 * 2 * chance
+    assert (result.ranks["random"] < 2).mean() < 1.6 * 2 * chance
 
 
 def test_fusion_adds_standardised_scores_and_ignores_constant_ones():
