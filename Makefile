@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full bench reproduce gpu clean
+.PHONY: demo test test-all check check-full bench reproduce figures gpu clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -29,7 +29,7 @@ check: .venv/.dev
 
 # Benchmarks beside their peers, all of the short ones or those of NAME="step index"; rows go to benchmarks/results.
 bench: .venv/.dev
-	for name in $(or $(NAME),step index filters forced head attention automaton language hf updates); do \
+	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 	$(BIN)/python -m benchmarks.micro.kernel_report
 
@@ -37,6 +37,10 @@ bench: .venv/.dev
 reproduce: .venv/.dev
 	for name in $(or $(NAME),static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3); do \
 	  $(BIN)/python -m benchmarks $$name --json --out docs/figures || exit 1; done
+
+# The numbers and plots of the README and docs/results, from the newest rows that are not refused.
+figures: .venv/.dev
+	$(BIN)/python -m benchmarks figures
 
 # Triton kernels on a GPU: needs a Python with torch (CUDA), triton, numpy, numba and safetensors; installs nothing.
 gpu:

@@ -4,20 +4,22 @@ A table has lines and columns. What selects a cell (the row and the value in it)
 column; the three are joined, the column's word last. Keys:
 
     bench, where      the newest row of this benchmark with these parameters
+    ignoring          parameters in which older rows may differ from the newest; any other difference is an ambiguity
     field             path in the row's `measured`, parts separated by /, from table, line and column in turn; in a list of
                       records a part such as `kind=leafbeam,beams=128` names the one it means
     over              path of a value that the cell is divided by
     format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name
-    missing           what the cell says where its row lacks the field; without it that is an error
+    missing           what the cell says where no row or no such field is there; without it that is an error
     literal           a cell with this text and no row
-    published, part   a path in the values that papers report (`published.py`) instead of a row's; `part` is its last part
+    published, part   a path in the values that papers report (`published.py`) and its last part: where both are there, the
+                      cell is that value instead of a row's
     each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ class Cell:
 
     bench: str | None = None
     where: Mapping[str, Any] | None = None
+    ignoring: Sequence[str] | None = None
     field: str | None = None
     over: str | None = None
     format: str | None = None
@@ -48,8 +51,9 @@ class Cell:
         """This cell with what the other adds: parameters and fields are joined, everything else is replaced."""
         given: dict[str, Any] = {each.name: getattr(other, each.name) for each in fields(Cell)}
         given = {key: value for key, value in given.items() if value is not None}
-        if self.field and other.field:
-            given["field"] = f"{self.field}/{other.field}"
+        for path in ("field", "published"):
+            parts = [part for part in (getattr(self, path), getattr(other, path)) if part]
+            given |= {path: "/".join(parts)} if parts else {}
         return replace(self, **{**given, "where": {**(self.where or {}), **(other.where or {})}})
 
 
@@ -96,10 +100,11 @@ class Definitions:
         """Read `figures.toml`. Raises DataError with the name of the figure for a key that does not exist."""
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         settings = {file: tuple(phrases) for file, phrases in tables.pop("settings", {}).items()}
-        return cls(figures={name: _figure(name, table) for name, table in tables.items()}, settings=settings)
+        names = tables.pop("names", {})
+        return cls(figures={name: _figure(name, table, names) for name, table in tables.items()}, settings=settings)
 
 
-def _figure(name: str, table: dict[str, Any]) -> TableDefinition | TextDefinition:
+def _figure(name: str, table: dict[str, Any], names: Mapping[str, str]) -> TableDefinition | TextDefinition:
     commands = tuple(table.pop("commands", ()))
     if "text" in table:
         text, values = table.pop("text"), table.pop("values", {})
@@ -114,7 +119,7 @@ def _figure(name: str, table: dict[str, Any]) -> TableDefinition | TextDefinitio
     return TableDefinition(
         corner=table.pop("corner", ""),
         commands=commands,
-        names=table.pop("names", {}),
+        names=names,
         sources=table.pop("sources", ""),
         lines=tuple(_axis(name, line) for line in lines),
         columns=tuple(_axis(name, column) for column in columns),

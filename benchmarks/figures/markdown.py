@@ -39,16 +39,13 @@ class _Writer:
             raise DataError(f"figure {self.name!r}, {at}: {error}") from None
 
     def _value(self, cell: Cell) -> Any:
-        if cell.published is not None:
-            return published_value("/".join(part for part in (cell.published, cell.part) if part))
+        if cell.published is not None and cell.part is not None:
+            return published_value(f"{cell.published}/{cell.part}")
         if cell.bench is None or cell.field is None:
             raise DataError(f"a cell needs bench and field, has {cell.bench!r} and {cell.field!r}")
-        try:
-            row = self.rows.newest(cell.bench, cell.where or {})
-        except DataError:
-            if cell.missing is not None and not self.rows.values(cell.bench, cell.where or {}, "distribution"):
-                return None
-            raise
+        if cell.missing is not None and not self.rows.has(cell.bench, cell.where or {}):
+            return None
+        row = self.rows.newest(cell.bench, cell.where or {}, cell.ignoring or ())
         value = value_at(row["measured"], cell.field)
         if value is not None and row not in self.used:
             self.used.append(row)
@@ -90,12 +87,13 @@ def provenance(rows: Sequence[Row], commands: Sequence[str]) -> str:
     if not rows:
         return ""
     machines = sorted({f"{row['machine']['cpu']}, {row['machine'].get('cores', '?')} cores" for row in rows})
-    loads = sorted(row["machine"]["load"] for row in rows if row["machine"].get("load") is not None)
+    timed = [row for row in rows if row.get("timed", True)]
+    loads = sorted(row["machine"]["load"] for row in timed if row["machine"].get("load") is not None)
     said = [*machines]
     if loads:
         said.append(f"load {loads[0]}" if loads[0] == loads[-1] else f"load {loads[0]} to {loads[-1]}")
-    if len(loads) < len(rows):
-        said.append(f"no load recorded for {len(rows) - len(loads)} of {len(rows)} rows")
+    if len(loads) < len(timed):
+        said.append(f"no load recorded for {len(timed) - len(loads)} of {len(timed)} rows")
     said += [f"{name} {' and '.join(found)}" for name in ("torch", "numba") if (found := _versions(rows, name))]
     dates = sorted({row["time"][:10] for row in rows})
     said.append(dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}")
@@ -142,10 +140,11 @@ def _expanded(definition: TableDefinition, axes: Sequence[Axis], writer: _Writer
         found = [writer.rows.values(cell.bench, cell.where or {}, parameter) for parameter in axis.each]
         for values in product(*found):
             where = dict(zip(axis.each, values, strict=True))
-            if not writer.rows.values(cell.bench, {**(cell.where or {}), **where}, axis.each[0]):
+            if not writer.rows.has(cell.bench, {**(cell.where or {}), **where}):
                 continue
             called = {key: definition.names.get(str(value), value) for key, value in where.items()}
             name = axis.name.format(**called)
+            name = name.replace("|", "\\|")
             out.append(Axis(name=name, cell=axis.cell.joined(Cell(where=where))))
     return out
 

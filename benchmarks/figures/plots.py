@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.figures.selection import ResultRows
+from benchmarks.papers.experiments import experiment, learning_table, serving_figure
 from benchmarks.rows import Row
 
 __all__ = ["PLOTS", "Plot"]
@@ -22,9 +23,9 @@ __all__ = ["PLOTS", "Plot"]
 _STEP = {"distribution": "uniform", "num_items": 1_000_000, "B": 2, "K": 70, "V": 2048, "L": 8}
 _GREEN, _GREY, _LIGHT = "#2f7d4f", "#b0b7b3", "#d8dcd9"
 _ANSWERS = (
-    ("leafbeam", "leafbeam: the rule in the search", _GREEN, "o"),
-    ("post_filter_oversampled", "STATIC, ten times the beams, filtered afterwards", "#8a6d3b", "s"),
-    ("post_filter", "STATIC, filtered afterwards", "#b5541c", "D"),
+    ("leafbeam", "leafbeam: the rule in the search", _GREEN),
+    ("post_filter_oversampled", "STATIC with ten times the beams, filtered afterwards", _GREY),
+    ("post_filter", "STATIC, filtered afterwards", _LIGHT),
 )
 
 
@@ -67,16 +68,16 @@ def _rule_rows(rows: ResultRows) -> list[Row]:
 def _draw_rules(rows: list[Row]) -> Figure:
     """Answers left under a rule, and the time of a round, leafbeam beside its peers."""
     answers, step, filters = rows
-    figure = Figure(figsize=(9.6, 3.3), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
     _draw_answers(left, answers)
     times = step["measured"]["step_us"]
     bars = [
         ("leafbeam", times["leafbeam"], _GREEN),
-        ("leafbeam, rule of 1 %", filters["measured"]["step_us"]["0.01"], _GREEN),
+        ("leafbeam, under a rule of 1 %", filters["measured"]["step_us"]["0.01"], _GREEN),
         ("STATIC, torch", times["static_torch"], _GREY),
-        ("STATIC, torch, no mask", times["static_torch_lean"], _GREY),
-        ("no constraint at all", times["unconstrained"], _LIGHT),
+        ("STATIC, torch, without its mask", times["static_torch_lean"], _GREY),
+        ("no constraint, torch", times["unconstrained"], _LIGHT),
     ]
     _draw_times(right, bars)
     at = step["parameters"]
@@ -87,26 +88,19 @@ def _draw_rules(rows: list[Row]) -> Figure:
 
 def _draw_answers(axes: Axes, row: Row) -> None:
     shares = sorted(row["measured"]["answers"], key=float, reverse=True)
-    for method, label, colour, marker in _ANSWERS:
+    asked, width = row["parameters"]["K"], 0.28
+    for number, (method, label, colour) in enumerate(_ANSWERS):
         counts = [row["measured"]["answers"][share][method] for share in shares]
-        axes.plot(range(len(shares)), counts, color=colour, marker=marker, ms=6, lw=2, label=label)
-        for place, count in enumerate(counts):
-            above = method != "post_filter"
-            if method != "post_filter_oversampled" or count < row["parameters"]["K"]:
-                axes.annotate(
-                    f"{count:.0f}" if count >= 1 or count == 0 else f"{count:.1f}",
-                    (place, count),
-                    xytext=(0, 6 if above else -13),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                    color=colour,
-                )
+        places = [place + (number - 1) * width for place in range(len(shares))]
+        axes.bar(places, counts, width=0.92 * width, color=colour, label=label)
+        for place, count in zip(places, counts, strict=True):
+            text = f"{count:.1f}" if count < 10 else f"{count:.0f}"
+            axes.text(place, count + 1, text, ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(shares)), [f"{float(share):.1%}".replace(".0%", "%") for share in shares], fontsize=8)
-    axes.set_ylim(-8, 1.18 * row["parameters"]["K"])
-    axes.set_xlabel("items that the rule allows", fontsize=8)
-    axes.set_title(f"answers that obey the rule, of {row['parameters']['K']} asked for", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.62))
+    axes.set_ylim(0, 1.12 * asked)
+    axes.set_xlabel("share of the items that the rule allows", fontsize=8)
+    axes.set_title(f"answers that obey the rule, of {asked} asked for", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1)
     _tidy(axes)
 
 
@@ -118,7 +112,7 @@ def _draw_times(axes: Axes, bars: list[tuple[str, dict[str, Any], str]]) -> None
     axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_title("one decoding round, µs (p50; bars p20 to p80)", fontsize=9, loc="left")
-    axes.margins(x=0.2)
+    axes.margins(x=0.25)
     _tidy(axes)
 
 
@@ -127,4 +121,52 @@ def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-PLOTS = (Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),)
+def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> Callable[[ResultRows], list[Row]]:
+    """The newest row of each point of a figure; a point is told by these parameters."""
+
+    def choose(rows: ResultRows) -> list[Row]:
+        points = {tuple(row["parameters"].get(key) for key in keys): row for row in rows.matching(bench, where)}
+        return [points[point] for point in sorted(points, key=str)]
+
+    return choose
+
+
+def _static(name: str, quick: bool) -> Plot:
+    def draw(rows: list[Row]) -> Figure:
+        return experiment(name).draw(rows)
+
+    rows = _newest_points("reproduce", {"experiment": name, "quick": quick}, ("distribution", "num_items", "V"))
+    return Plot(file=f"{name}.png", rows=rows, draw=draw)
+
+
+def _learning(name: str, where: dict[str, Any]) -> Plot:
+    def draw(rows: list[Row]) -> Figure:
+        table = learning_table(name)
+        assert table is not None
+        return table.draw(rows)
+
+    rows = _newest_points(name.replace("-", "_"), {"quick": False, **where}, ("data", "share", "seed"))
+    return Plot(file=f"{name}.png", rows=rows, draw=draw)
+
+
+def _serving(name: str) -> Plot:
+    def draw(rows: list[Row]) -> Figure:
+        figure = serving_figure(name)
+        assert figure is not None
+        return figure.draw(rows)
+
+    rows = _newest_points("reproduce_xgr", {"experiment": name, "quick": False}, ("variant", "rate"))
+    return Plot(file=f"{name}.png", rows=rows, draw=draw)
+
+
+PLOTS = (
+    Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
+    _static("static-table-1", quick=True),
+    _static("static-figure-2", quick=True),
+    _static("static-figure-3", quick=True),
+    _static("static-figure-4", quick=True),
+    _static("static-memory", quick=False),
+    _learning("tiger-table-1", {}),
+    _learning("static-table-3", {"budget": "8 epochs"}),
+    _serving("xgr-figure-18"),
+)

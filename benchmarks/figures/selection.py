@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,33 +38,38 @@ class ResultRows:
             refused=tuple((reason, row) for reason, row in judged if reason),
         )
 
-    def newest(self, bench: str, where: Mapping[str, Any]) -> Row:
+    def newest(self, bench: str, where: Mapping[str, Any], ignoring: Iterable[str] = ()) -> Row:
         """The newest row of a benchmark with these parameters.
 
-        Raises DataError if there is none, or if the parameters do not tell apart rows that differ in one that both have.
+        Raises DataError if there is none, or if older rows differ from it in a parameter that both have, except for `ignoring`.
         """
-        found = self._matching(bench, where)
+        found = self.matching(bench, where)
         if not found:
             reasons = [f"{row['time']}: {reason}" for reason, row in self.refused if _matches(row, bench, where)]
             said = f"; refused: {'; '.join(reasons)}" if reasons else ""
             raise DataError(f"no row of {bench!r} has {dict(where)}{said}: measure it with python -m benchmarks")
         last = found[-1]
         for row in found[:-1]:
-            shared = row["parameters"].keys() & last["parameters"].keys()
+            shared = (row["parameters"].keys() & last["parameters"].keys()) - set(ignoring)
             differing = sorted(key for key in shared if row["parameters"][key] != last["parameters"][key])
             if differing:
                 values = {key: (row["parameters"][key], last["parameters"][key]) for key in differing}
                 raise DataError(f"{dict(where)} is ambiguous among rows of {bench!r}: they differ in {values}")
         return last
 
+    def has(self, bench: str, where: Mapping[str, Any]) -> bool:
+        """Whether a row may be shown for these parameters."""
+        return bool(self.matching(bench, where))
+
     def values(self, bench: str, where: Mapping[str, Any], parameter: str) -> list[Any]:
         """The values of a parameter among the matching rows: numbers in order, text as it first came."""
         found = dict.fromkeys(
-            row["parameters"][parameter] for row in self._matching(bench, where) if parameter in row["parameters"]
+            row["parameters"][parameter] for row in self.matching(bench, where) if parameter in row["parameters"]
         )
         return list(found) if any(isinstance(value, str) for value in found) else sorted(found)
 
-    def _matching(self, bench: str, where: Mapping[str, Any]) -> list[Row]:
+    def matching(self, bench: str, where: Mapping[str, Any]) -> list[Row]:
+        """Every row that may be shown for these parameters, oldest first."""
         return [row for row in self.rows if _matches(row, bench, where)]
 
 

@@ -1,0 +1,181 @@
+"""Numbers in documents come from rows: the documents are current, and what is stale, ambiguous or missing is said by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.figures.command import stale, stray
+from benchmarks.figures.definition import Definitions
+from benchmarks.figures.document import differences, filled, stray_numbers
+from benchmarks.figures.markdown import provenance, render
+from benchmarks.figures.plots import PLOTS
+from benchmarks.figures.selection import ResultRows
+from benchmarks.rows import Row, keep_row, make_row, refusal
+from leafbeam.errors import DataError
+
+TABLE = """
+[speed]
+bench = "step"
+commands = ["step"]
+corner = "one round"
+field = "us"
+format = "{p50:,.0f}"
+columns = [{ name = "small", where = { items = 10 } }, { name = "large", where = { items = 1000 } }]
+lines = [{ name = "ours", field = "ours" }, { name = "peer", field = "peer", missing = "left out" }]
+
+[ratio]
+bench = "step"
+text = "{ratio}"
+values.ratio = { where = { items = 10 }, field = "us/peer/p50", over = "us/ours/p50", format = "{:.1f}x" }
+"""
+
+
+def row(items: int, ours: float, time: str = "2026-01-02T00:00:00Z", **other: Any) -> Row:
+    return {
+        "bench": "step",
+        "time": time,
+        "commit": "abc",
+        "machine": {"cpu": "CPU", "cores": 2, "load": 1.0},
+        "versions": {"torch": "2", "numba": "1"},
+        "parameters": {"items": items},
+        "measured": {"us": {"ours": {"p50": ours}} | ({"peer": {"p50": 4 * ours}} if items < 100 else {})},
+    } | other
+
+
+def read(tmp_path: Path, *rows: Row) -> ResultRows:
+    (tmp_path / "step.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return ResultRows.read(tmp_path)
+
+
+@pytest.fixture
+def definitions(tmp_path: Path) -> Definitions:
+    file = tmp_path / "figures.toml"
+    file.write_text(TABLE)
+    return Definitions.read(file)
+
+
+def test_the_documents_say_what_their_rows_say() -> None:
+    assert [str(problem) for problem in stale(ResultRows.read())] == []
+
+
+def test_every_number_of_the_readme_and_of_the_results_comes_from_a_row() -> None:
+    assert [str(problem) for problem in stray()] == []
+
+
+def test_the_newest_row_that_is_not_refused_wins(tmp_path: Path, definitions: Definitions) -> None:
+    busy = {"cpu": "CPU", "cores": 2, "load": 2.5}
+    rows = read(
+        tmp_path,
+        row(10, 1000.0),
+        row(10, 2000.0, "2026-01-03T00:00:00Z"),
+        row(10, 9000.0, "2026-01-04T00:00:00Z", machine=busy),
+        row(10, 9000.0, "2026-01-05T00:00:00Z", dirty=True),
+        row(10, 9000.0, "2026-01-06T00:00:00Z", commit="abc+"),
+        row(1000, 3000.0, machine=busy, marked="counts only"),
+    )
+    assert len(rows.refused) == 3
+    text = render(definitions, "speed", rows)
+    assert "| ours | 2,000 | 3,000 |" in text
+    assert "| peer | 8,000 | left out |" in text
+    assert text.endswith("Marked: counts only.")
+    assert render(definitions, "ratio", rows) == "4.0x"
+
+
+def test_rows_without_a_load_are_shown_with_that_remark() -> None:
+    assert "no load recorded for 1 of 2 rows" in provenance([row(10, 1.0), row(10, 1.0, machine={"cpu": "CPU"})], ["step"])
+
+
+def test_a_missing_row_and_an_ambiguous_one_are_errors_with_the_figure_and_the_place(
+    tmp_path: Path, definitions: Definitions
+) -> None:
+    with pytest.raises(DataError, match=r"figure 'speed', line 'ours', column 'large': no row of 'step' has .*'items': 1000"):
+        render(definitions, "speed", read(tmp_path, row(10, 1.0)))
+    with pytest.raises(DataError, match=r"figure 'ratio', value 'ratio': .* refused: .* load was 9"):
+        render(definitions, "ratio", read(tmp_path, row(10, 1.0, machine={"cpu": "CPU", "cores": 2, "load": 9})))
+    other = row(10, 1.0, parameters={"items": 10, "beams": 4})
+    rows = read(tmp_path, other, row(10, 1.0, parameters={"items": 10, "beams": 8}))
+    with pytest.raises(DataError, match=r"ambiguous among rows of 'step': they differ in \{'beams': \(4, 8\)\}"):
+        render(definitions, "ratio", rows)
+    with pytest.raises(DataError, match="no figure is called 'speeed'"):
+        render(definitions, "speeed", rows)
+    with pytest.raises(DataError, match="there is no 'us/ours'"):
+        render(definitions, "speed", read(tmp_path, row(10, 1.0, measured={})))
+
+
+def test_writing_twice_changes_nothing_and_code_is_left_alone(tmp_path: Path, definitions: Definitions) -> None:
+    rows = read(tmp_path, row(10, 1.0), row(1000, 2.0))
+    document = (
+        "A peer takes <!-- figure: ratio --><!-- end figure --> as long.\n\n<!-- figure: speed --><!-- end figure -->\n\n"
+        "```\n<!-- figure: unknown --><!-- end figure -->\n```\n"
+    )
+    once = filled(document, lambda name: render(definitions, name, rows))
+    assert "A peer takes <!-- figure: ratio -->4.0x<!-- end figure --> as long." in once
+    assert "<!-- figure: speed -->\n\n| one round |" in once
+    assert once.endswith("<!-- figure: unknown --><!-- end figure -->\n```\n")
+    assert filled(once, lambda name: render(definitions, name, rows)) == once
+    assert differences("a.md", once, lambda name: render(definitions, name, rows)) == []
+
+
+def test_a_number_that_was_changed_by_hand_is_found_with_file_line_and_name(tmp_path: Path, definitions: Definitions) -> None:
+    rows = read(tmp_path, row(10, 1.0), row(1000, 2.0))
+    document = filled("# Title\n\n<!-- figure: speed --><!-- end figure -->\n", lambda name: render(definitions, name, rows))
+    (problem,) = differences(
+        "a.md", document.replace("| ours | 1 |", "| ours | 7 |"), lambda name: render(definitions, name, rows)
+    )
+    assert str(problem).startswith("a.md:3: figure 'speed' differs from its rows")
+    assert "'| ours | 7 | 2 |', the rows give '| ours | 1 | 2 |'" in problem.message
+
+
+def test_marks_without_a_partner_and_numbers_that_begin_a_line_are_found(definitions: Definitions) -> None:
+    found = differences("a.md", "one\n<!-- figure: Speed -->1<!-- end figure -->\n", lambda name: "1")
+    assert [problem.line for problem in found] == [2, 2]
+    (problem,) = differences("a.md", "one\n<!-- figure: speed -->1<!-- end figure --> two\n", lambda name: "1")
+    assert "begins a line" in problem.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["takes 12 ms", "is 3.4x as fast", "recall 0.067", "holds 14 bytes", "99 % of them", "1,050 µs", "4.2 GB", "NDCG .0384"],
+)
+def test_a_number_with_a_unit_outside_a_figure_is_found(text: str) -> None:
+    (problem,) = stray_numbers("a.md", f"Fine.\n\nIt {text}.\n", [])
+    assert str(problem).startswith("a.md:3: ")
+
+
+def test_counts_code_links_figures_and_settings_are_no_stray_numbers() -> None:
+    text = (
+        "10^6 items of 8 codes, 2 x 70 beams, [a](b-0.5.md) `--slo-ms 0.5`\n```\n1.5 ms\n```\n"
+        "<!-- figure: a -->12 ms<!-- end figure --> within 200 ms\n"
+    )
+    assert stray_numbers("a.md", text, ["within 200 ms"]) == []
+    (problem,) = stray_numbers("a.md", text, ["within 200 ms", "within 300 ms"])
+    assert "'within 300 ms'" in problem.message
+
+
+def test_a_plot_of_other_rows_is_not_current(tmp_path: Path) -> None:
+    rows, plot = ResultRows.read(), PLOTS[0]
+    assert not plot.is_current(tmp_path, rows)
+    assert plot.write(tmp_path, rows)
+    assert plot.is_current(tmp_path, rows)
+    assert not plot.write(tmp_path, rows)
+    changed = tuple(
+        json.loads(json.dumps(each).replace("p50", "p51")) if each["bench"] == "step" else each for each in rows.rows
+    )
+    assert not plot.is_current(tmp_path, ResultRows(rows=changed, refused=()))
+
+
+def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = make_row("x", {}, {})
+    assert {"commit", "dirty", "time", "timed", "machine", "versions"} <= kept.keys()
+    assert {"cpu", "cores", "load"} <= kept["machine"].keys()
+    quiet = kept | {"dirty": False, "machine": kept["machine"] | {"load": 0.0}}
+    keep_row("x", quiet, tmp_path)
+    assert capsys.readouterr().err == ""
+    busy = quiet | {"machine": kept["machine"] | {"load": 1000.0}}
+    keep_row("x", busy, tmp_path)
+    assert "refuses this row of x: the load was 1000.0" in capsys.readouterr().err
+    assert refusal(busy | {"timed": False}) == refusal(busy | {"marked": "why"}) == ""
+    assert "changes" in refusal(quiet | {"dirty": True, "timed": False})
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 2
