@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full bench reproduce figures gpu clean
+.PHONY: demo test test-all check check-full check-prose docs bench reproduce figures gpu clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -26,6 +26,14 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tests/prose.py
+
+check-prose: .venv/.dev
+	$(BIN)/python tests/prose.py
+
+# The site, in site/; a warning is an error, and nothing is fetched.
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Benchmarks beside their peers, all of the short ones or those of NAME="step index"; rows go to benchmarks/results.
 bench: .venv/.dev
@@ -61,4 +69,4 @@ gpu:
 	touch $@ .venv/.demo
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

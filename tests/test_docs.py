@@ -1,36 +1,319 @@
-"""The examples of the documents run, and print what is printed there."""
+"""The documents are true: their Python runs and prints what they show, their commands, options, links and names exist.
+
+A block of Python after `<!-- compile only: REASON -->` needs what a test machine lacks, and is compiled only.
+"""
 
 import contextlib
+import importlib
+import inspect
 import io
+import json
 import re
+import shlex
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
+from markdown.extensions.toc import slugify
 
-DOCS = Path(__file__).parent.parent / "docs"
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+from leafbeam import errors
+from leafbeam.catalog.rule_config import read_rules
+from leafbeam.cli.app import app
+from leafbeam.engine import COUNTERS, Limits, Settings
+from leafbeam.serve.schema import RecommendAnswer, RecommendBody
+from tests import prose
+
+ROOT = prose.ROOT
+DOCS = ROOT / "docs"
+PAGES = [path.relative_to(ROOT).as_posix() for path in prose.pages()]
+LOG_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(prose.LOG.glob("*.md"))]
+_BLOCK = re.compile(
+    r"^(?:<!-- compile only: (?P<reason>.+?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+?)\s*$", re.MULTILINE)
+_CODE = re.compile(r"`([^`\n]+)`")
+_SHELL = ("bash", "sh", "shell", "console")
 
 
-def run(document: str) -> int:
-    """Run a document's Python from top to bottom; a block without a language behind it is what it prints (... is anything)."""
-    blocks = _BLOCK.findall((DOCS / document).read_text(encoding="utf-8"))
-    there: dict[str, object] = {}
-    compared = 0
-    for number, (language, code) in enumerate(blocks):
-        if language != "python":
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[dict[str, str]]:
+    """reason, language and code of each block of a page."""
+    return [match.groupdict(default="") for match in _BLOCK.finditer(read(page))]
+
+
+def pages_with(language: str) -> list[str]:
+    return [page for page in PAGES if any(block["language"] == language for block in blocks(page))]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of every command line in the blocks of a page, comments and continuations removed."""
+    for block in blocks(page):
+        if block["language"] in _SHELL:
+            for line in block["code"].replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words:
+                    yield words[1:] if words[0] == "$" else words
+
+
+# Python.
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_the_python_of_a_page_runs_and_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page}
+    found = blocks(page)
+    for number, block in enumerate(found):
+        if block["language"] != "python":
+            continue
+        code = compile(block["code"], f"{page}, block {number}", "exec")
+        if block["reason"]:
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, f"{document}, block {number}", "exec"), there)
-        if number + 1 < len(blocks) and blocks[number + 1][0] == "":
-            expected = ".*".join(re.escape(part) for part in blocks[number + 1][1].split("..."))
-            assert re.fullmatch(expected, printed.getvalue(), re.DOTALL), f"{document}, block {number}:\n{printed.getvalue()}"
-            compared += 1
-    if "catalog" in there:
-        there["catalog"].close()  # type: ignore[attr-defined]
-    return compared
+            exec(code, namespace)
+        following = found[number + 1] if number + 1 < len(found) else None
+        if following is not None and following["language"] == "":  # `...` stands for anything
+            expected = ".*".join(re.escape(part) for part in following["code"].split("..."))
+            assert re.fullmatch(expected, printed.getvalue(), re.DOTALL), f"{page}, block {number}:\n{printed.getvalue()}"
 
 
-@pytest.mark.parametrize(("document", "least"), [("constraints.md", 6), ("jax.md", 4)])
-def test_the_examples_of_a_document_print_what_it_says(document: str, least: int) -> None:
-    assert run(document) >= least
+# Commands.
+
+
+def check_command(words: list[str]) -> None:
+    """Raise if the command line does not exist."""
+    group: Any = typer.main.get_command(app)
+    if words[0].startswith("-"):
+        group.make_context("leafbeam", words, resilient_parsing=True)
+    elif words[0] in group.commands:
+        group.commands[words[0]].make_context(words[0], words[1:])
+    else:
+        raise LookupError(f"no such command: {words[0]}")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(words[0] == "leafbeam" for words in commands(page))])
+def test_the_commands_of_a_page_exist(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in commands(page):
+        if words[0] == "leafbeam" and "--help" not in words:
+            try:
+                check_command(words[1:])
+            except Exception as error:
+                pytest.fail(f"{page}: {shlex.join(words)}: {getattr(error, 'message', error)}")
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    for line in ("serve --no-such-option", "no-such-command", "train --minutes many", "make-shop --items 3"):
+        with pytest.raises(Exception, match=r"(?i)no such|valid|missing"):
+            check_command(line.split())
+
+
+def test_make_targets_and_options_in_the_text_exist() -> None:
+    targets = set(re.findall(r"^([\w./-]+):", read("Makefile"), re.MULTILINE))
+    group: Any = typer.main.get_command(app)
+    options = {flag for command in [group, *group.commands.values()] for parameter in command.params for flag in parameter.opts}
+    options |= {
+        flag for command in group.commands.values() for parameter in command.params for flag in parameter.secondary_opts
+    }
+    for page in PAGES:
+        for code in _CODE.findall(prose.without(prose._FENCE, read(page))):
+            if found := re.fullmatch(r"make ([a-z-]+)(?: \w+=.*)?", code):
+                assert found[1] in targets, f"{page}: `{code}` is no target of the Makefile"
+            if (found := re.fullmatch(r"(?:leafbeam [a-z-]+ )?(--[a-z][a-z-]*)(?:[ =].*)?", code)) and "index.md" not in page:
+                assert found[1] in {*options, "--help"} or "benchmarks" in read(page), f"{page}: no command has {found[1]}"
+
+
+def test_requests_rules_and_json_of_the_pages_are_valid() -> None:
+    checked = 0
+    for page in PAGES:
+        for words in commands(page):
+            if words[0] == "curl" and "-d" in words:
+                RecommendBody.model_validate_json(words[words.index("-d") + 1])
+                checked += 1
+        for block in blocks(page):
+            if block["language"] == "toml":
+                rules, failures = read_rules(tomllib.loads(block["code"])["rules"], refresh=None)
+                assert rules, page
+                assert not failures, page
+            if block["language"] == "json":
+                json.loads(block["code"])
+    assert checked >= 2
+
+
+# Links and names.
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as mkdocs makes them, and of the objects that the API page documents."""
+    text = prose.without(_BLOCK, read(page))
+    found: set[str] = set()
+    for heading in _HEADING.findall(text):
+        base = slug = slugify(re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading), "-")
+        number = 1
+        while slug in found:
+            slug, number = f"{base}_{number}", number + 1
+        found.add(slug)
+    return found | set(re.findall(r"^::: ([\w.]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES + LOG_PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = prose.without(_BLOCK, read(page))
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page}: {link} leads nowhere"
+        if page.startswith("docs/"):
+            assert DOCS in path.resolve().parents, f"{page}: {link} leaves docs/, which the built site does not have"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path.resolve().relative_to(ROOT).as_posix()), f"{page}: {link}: there is no such heading"
+
+
+def resolve(name: str) -> object:
+    """What a dotted name of leafbeam stands for. Raises ImportError or AttributeError."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_leafbeam_in_the_text_exist(page: str) -> None:
+    for code in _CODE.findall(prose.without(prose._FENCE, read(page))):
+        if (found := re.fullmatch(r"(leafbeam(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?", code)) and code != "leafbeam.json":
+            resolve(found[1])
+
+
+def test_paths_of_the_checkout_in_the_text_exist() -> None:
+    for page in PAGES:
+        if page == "CHANGELOG.md":
+            continue
+        for code in _CODE.findall(prose.without(prose._FENCE, read(page))):
+            if re.fullmatch(r"(?:leafbeam|tests|benchmarks|examples)(?:/[\w.-]+)+/?", code):
+                assert (ROOT / code).exists(), f"{page}: `{code}` is not there"
+
+
+def test_the_api_page_documents_what_the_packages_export() -> None:
+    documented = set(re.findall(r"^::: ([\w.]+)", read("docs/reference/api.md"), re.MULTILINE))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's imports
+        assert [name for name in documented if not inspect.getdoc(resolve(name))] == []
+    public = {f"leafbeam.{package}.{name}" for package in ("index", "decode", "live", "automata") for name in _classes(package)}
+    assert public <= documented, f"docs/reference/api.md lacks {sorted(public - documented)}"
+
+
+def _classes(package: str) -> list[str]:
+    """Public classes of a package that a user makes or gets."""
+    module = importlib.import_module(f"leafbeam.{package}")
+    return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in ("Bitmap", "Segment")]
+
+
+# Tables that repeat the code.
+
+
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    """First column (without backticks) -> the others, of the table under a heading."""
+    section = re.split(r"^#+ ", read(page).split(f"# {heading}\n", 1)[1], flags=re.MULTILINE)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in rows}
+
+
+@pytest.mark.parametrize(("kind", "heading"), [(Settings, "Settings\n\n| field"), (Limits, "Limits")])
+def test_settings_and_limits_are_those_of_the_code(kind: type[Any], heading: str) -> None:
+    page = "docs/reference/settings.md"
+    rows = rows_of(page, "Limits") if kind is Limits else rows_of(page, "Settings\n\n| field | default | option | meaning |")
+    defaults = {field.name: str(field.default) for field in fields(kind) if field.default is not MISSING}
+    assert {name: cells[0] for name, cells in rows.items()} == defaults
+
+
+def test_options_of_settings_are_those_of_serve() -> None:
+    group: Any = typer.main.get_command(app)
+    options = {flag for parameter in group.commands["serve"].params for flag in parameter.opts}
+    rows = rows_of("docs/reference/settings.md", "Settings\n\n| field | default | option | meaning |")
+    assert {cells[1].strip("`") for cells in rows.values()} - {""} <= options
+
+
+def test_fields_of_the_http_interface_are_those_of_the_code() -> None:
+    def names(heading: str) -> set[str]:
+        return {name for cell in rows_of("docs/reference/http.md", heading) for name in re.split(r"`?, `?", cell)}
+
+    assert names("Request") == set(RecommendBody.model_fields)
+    assert names("Answer") == set(RecommendAnswer.model_fields)
+
+
+def test_metrics_reasons_and_errors_are_those_of_the_code() -> None:
+    page = read("docs/reference/metrics-and-errors.md")
+    source = (ROOT / "leafbeam" / "serve" / "metrics.py").read_text(encoding="utf-8")
+    names = {"index_info" if name == "index" else name for name in re.findall(r'"leafbeam_(\w+)"', source)} | set(COUNTERS)
+    names |= set(re.findall(r'^ +"(\w+)": \("', source, re.MULTILINE)) | set(re.findall(r'gauges\["(\w+)"\]', source))
+    assert len(names) > 30
+    missing = [name for name in names if not re.search(rf"`{name}(_total)?(\{{\w+\}})?`", page)]
+    assert missing == [], "docs/reference/metrics-and-errors.md lacks metrics of the code"
+    reasons = {reason for name in COUNTERS if name != "graphs" for reason in COUNTERS[name].reasons}
+    assert [reason for reason in reasons if f'"{reason}"' not in page and f"`{reason}`" not in page] == []
+    assert [name for name in errors.__all__ if f"`{name}`" not in page and name != "LeafbeamError"] == []
+
+
+# The site and the prose.
+
+
+class _Loader(yaml.SafeLoader):
+    """mkdocs.yml without the tags of its plugins."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def leaves(node: Any) -> Iterator[str]:
+        for value in node.values() if isinstance(node, dict) else node:
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from leaves(value)
+
+    nav = list(leaves(yaml.load(read("mkdocs.yml"), _Loader)["nav"]))
+    assert sorted(nav) == sorted(page.removeprefix("docs/") for page in PAGES if page.startswith("docs/"))
+
+
+def test_the_prose_is_plain() -> None:
+    assert prose.problems() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("The photograph of the rules.\n", "'photograph': write snapshot"),
+        ("Say it.\n\n`FilterShelf` holds filters.\n", "page.md:3: 'FilterShelf': write FilterCache"),
+        ("The server " + "and the client " * 15 + "run.\n", "words in the sentence"),
+        ("The server applies considerable organisational complexity. " * 12 + "\n", "reading ease"),
+    ],
+)
+def test_the_prose_linter_finds(text: str, problem: str) -> None:
+    terms = prose.read_terms(prose.TERMS.read_text(encoding="utf-8"))
+    assert any(problem in found for found in prose.problems_in("page.md", text, terms))
+
+
+def test_the_prose_linter_ignores_code_and_figures() -> None:
+    terms = prose.read_terms(prose.TERMS.read_text(encoding="utf-8"))
+    text = "A label is `wedged`.\n\n```\nnobody\n```\n\n<!-- figure: x -->\n\nnobody\n\n<!-- end figure -->\n"
+    assert list(prose.problems_in("page.md", text, terms)) == []

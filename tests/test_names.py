@@ -14,7 +14,7 @@ PIP_INSTALL = re.compile(r"pip install (?:--constraint \S+ |-\S+ )*(?:'([^'\n]+)
 FIRST_NAME = "ple" + "ach"
 # Readers of old files, documents of their format and history, and the fixtures.
 MAY_SAY_IT = re.compile(
-    r"CHANGELOG|docs/(explanation/)?engineering-log|docs/(reference/)?format\.md|leafbeam/index/tensor_file\.py|"
+    r"CHANGELOG|docs/(explanation/)?engineering-log|docs/reference/file-formats\.md|leafbeam/index/tensor_file\.py|"
     r"leafbeam/live/(manifest|write_ahead_log)\.py|tests/fixtures/|tests/live/test_write_ahead_log\.py"
 )
 

@@ -51,7 +51,8 @@ class Fusion:
 
     dense: of the retrievers, averaged. model: of the exact scoring "allowed". last, last_new: of the text of the last item,
     where that is a known and where it is a new item. faded: of the text of a history in which older items fade. The defaults
-    were chosen on validation items (`cold_split(part="valid")`) of three data sets at two shares: docs/training.md.
+    were chosen on validation items (`cold_split(part="valid")`) of three data sets at two shares:
+    docs/engineering-log/trials.md.
     """
 
     dense: float = 1.0

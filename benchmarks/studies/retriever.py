@@ -23,7 +23,7 @@ __all__ = ["DenseRecipe", "DenseRetriever", "fit_dense"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRecipe:
-    """How a dense retriever is trained; the defaults were chosen on validation items (see docs/training.md).
+    """How a dense retriever is trained; the defaults were chosen on validation items (see docs/engineering-log/trials.md).
 
     epochs: passes over the histories. max_items: the longest history. batch_items: interactions of a batch.
     negatives: items drawn in addition to those of a batch, for the softmax. dropout: of text dimensions.

@@ -87,7 +87,7 @@ class JaxBeamSearch:
     (B, K, V). `level` is a Python number.
 
     Compiles once for each step_fn (pass the same function object, not a new lambda), batch size and `Capacity`; another
-    version, filter or deny list runs what is there, until a size has doubled (see docs/jax.md). Weights belong in `carry`: what
+    version, filter or deny list runs what is there, until a size has doubled (docs/how-to/jax.md). Weights belong in `carry`: what
     step_fn closes over becomes a constant of the compiled code.
 
     delta_leaves: space for a delta of so many leaves, where changes are to come. mesh: split the batch over its axis `axis`;

@@ -135,7 +135,7 @@ class Trie:
         return Trie.from_levels(self.levels, self.items, self.num_leaves, end_code=self.end_code, packed=True)
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file (docs/format.md), replacing an old one atomically."""
+        """Write one safetensors file (docs/reference/file-formats.md), replacing an old one atomically."""
         trie_file.save(Path(path), (self.levels, self.items, self.num_leaves, self.version, self.end_code))
 
     @classmethod

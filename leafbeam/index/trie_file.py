@@ -1,4 +1,4 @@
-"""A trie as one file: safetensors, memory-mapped (docs/format.md).
+"""A trie as one file: safetensors, memory-mapped (docs/reference/file-formats.md).
 
 The metadata's `leafbeam` entry is a JSON header: format version, index version, counts, and each level's size and node count.
 Tensors: `level.{t}.codes`, `.firsts`, `.words`, `.before`; `items.order`, `.first`, `.ids` (int64, or uint8 rows of UTF-8).

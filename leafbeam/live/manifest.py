@@ -1,4 +1,4 @@
-"""The directory of a durable live index: current base, current log, writer's lock (docs/format.md).
+"""The directory of a durable live index: current base, current log, writer's lock (docs/reference/file-formats.md).
 
 manifest.json        names the current base and log; replaced atomically
 base-{n}.leafbeam    all items after change n (an index file)

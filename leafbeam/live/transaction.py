@@ -51,7 +51,7 @@ class WriteSet:
         return len(self.removed_R) + len(self.added_A)
 
     def encode(self) -> bytes:
-        """The payload of a log record (docs/format.md)."""
+        """The payload of a log record (docs/reference/file-formats.md)."""
         ids = concat_ids([self.removed_R, self.added_A])
         header = _HEADER.pack(
             _KIND_CODES[ids.dtype.kind],

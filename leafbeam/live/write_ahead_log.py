@@ -1,4 +1,4 @@
-"""The write-ahead log of a live index: numbered, checksummed records in one file (docs/format.md).
+"""The write-ahead log of a live index: numbered, checksummed records in one file (docs/reference/file-formats.md).
 
     header   magic, format version, number before the first record, version of the base index, CRC
     record   marker, length, number, CRC of the payload, CRC of these; then the payload
