@@ -21,12 +21,11 @@ test-all: .venv/.dev
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full tests/parity
 
-check: .venv/.dev
+check: .venv/.dev check-prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python tests/prose.py
 
 check-prose: .venv/.dev
 	$(BIN)/python tests/prose.py

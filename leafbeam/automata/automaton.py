@@ -62,8 +62,8 @@ class Automaton:
         """Every way to write a text that `pattern` matches as a whole.
 
         pattern: the syntax of Rust's regex crate (docs/how-to/automata.md). vocabulary: the bytes of each token by its id, None
-        for special tokens; several automata can share a `TokenTrie`. Texts that the tokens cannot spell are not in the language.
-        compress: see `compress`. max_states, max_bytes: limits of the automaton's size.
+        for special tokens; several automata can share a `TokenTrie`. Texts that the tokens cannot spell are not in the
+        language. compress: see `compress`. max_states, max_bytes: limits of the automaton's size.
         dense_share: states with more than this share of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
 
         Raises AutomatonError (pattern, vocabulary, empty language, above a limit), MissingExtraError without outlines-core.

@@ -87,8 +87,8 @@ class JaxBeamSearch:
     (B, K, V). `level` is a Python number.
 
     Compiles once for each step_fn (pass the same function object, not a new lambda), batch size and `Capacity`; another
-    version, filter or deny list runs what is there, until a size has doubled (docs/how-to/jax.md). Weights belong in `carry`: what
-    step_fn closes over becomes a constant of the compiled code.
+    version, filter or deny list runs what is there, until a size has doubled (docs/how-to/jax.md). Weights belong in `carry`:
+    what step_fn closes over becomes a constant of the compiled code.
 
     delta_leaves: space for a delta of so many leaves, where changes are to come. mesh: split the batch over its axis `axis`;
     carry_specs: a pytree of PartitionSpec over `carry` (or a prefix of it), by default every leaf is split by its first axis.

@@ -91,6 +91,6 @@ def test_tables_are_written_from_the_last_rows_and_say_what_is_missing(tmp_path:
 
 
 def test_every_table_of_the_document_is_known() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "engineering-log" / "kernels.md").read_text(encoding="utf-8")
     assert document.count("<!-- rows ") == document.count("<!-- end -->") == len(kernel_report._TABLES)
     assert len(kernel_report.fill(document)) > 0
