@@ -1,4 +1,4 @@
-"""The tables of docs/engineering-log/kernels.md and its figure, from the committed rows: `python -m benchmarks.micro.kernel_report`.
+"""The tables of docs/engineering-log/kernels.md and its figure, from the rows: `python -m benchmarks.micro.kernel_report`.
 
 A table stands between `<!-- rows NAME -->` and `<!-- end -->` and is written anew from the last row of each set of parameters.
 Where there are no rows it says which command makes them.
