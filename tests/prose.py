@@ -125,8 +125,8 @@ def reading_ease(found: list[Sentence]) -> float:
 
 
 def count_words(text: str) -> int:
-    """Words of a document between blanks, code and tables included; numbers and signs are none."""
-    return sum(bool(_LETTER.search(word)) for word in text.split())
+    """Words of a document between blanks, code and tables included; numbers, signs and comments are none."""
+    return sum(bool(_LETTER.search(word)) for word in without(_COMMENT, text).split())
 
 
 def problems_in(name: str, text: str, terms: list[Term]) -> Iterator[str]:

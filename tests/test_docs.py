@@ -32,6 +32,7 @@ from tests import prose
 ROOT = prose.ROOT
 DOCS = ROOT / "docs"
 PAGES = [path.relative_to(ROOT).as_posix() for path in prose.pages()]
+SLOW = {"docs/how-to/jax.md"}
 LOG_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(prose.LOG.glob("*.md"))]
 _BLOCK = re.compile(
     r"^(?:<!-- compile only: (?P<reason>.+?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
@@ -68,7 +69,12 @@ def commands(page: str) -> Iterator[list[str]]:
 # Python.
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+def marked(page: str) -> Any:
+    """A page as a parameter; pages whose examples compile for a minute are slow."""
+    return pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in pages_with("python")])
 def test_the_python_of_a_page_runs_and_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page}
