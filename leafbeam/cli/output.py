@@ -1,5 +1,8 @@
 """Input and output of `leafbeam recommend`: item ids and histories, and the table of results."""
 
+import textwrap
+from typing import Any
+
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +39,15 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
     return log.item_ids[log.histories[int(row[0])]].tolist()
 
 
+def describe(row: dict[str, Any]) -> Text:
+    """An item in two lines: its title, else its first text; price, stock and day, else all other columns that have a value."""
+    known = {name: value for name, value in row.items() if name != "item_id" and value is not None}
+    name = "title" if "title" in known else next((name for name, value in known.items() if isinstance(value, str)), "title")
+    title = item_title({**row, "title": known.pop(name, None)})
+    facts = item_facts(row) or textwrap.shorten(" · ".join(f"{name} {value}" for name, value in known.items()), 100)
+    return Text.assemble(title, "\n", (facts, "dim"))
+
+
 def show(console: Console, engine: Engine, request: Request, result: Result) -> None:
     """Print the items with titles and attributes, and below them what was missing or ignored."""
     assert engine.catalog is not None
@@ -47,8 +59,7 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     table.add_column("score", justify="right")
     rows = engine.catalog.lookup(result.item_ids).to_pylist()
     for rank, (row, sid, score) in enumerate(zip(rows, result.sids, result.scores, strict=True), 1):
-        title = Text.assemble(item_title(row), "\n", (item_facts(row), "dim"))
-        table.add_row(str(rank), str(row["item_id"]), title, " ".join(map(str, sid)), f"{score:.2f}")
+        table.add_row(str(rank), str(row["item_id"]), describe(row), " ".join(map(str, sid)), f"{score:.2f}")
     console.print(table)
     if result.num_valid < request.num_items:
         console.print(f"{result.num_valid} items: no more are allowed.")

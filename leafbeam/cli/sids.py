@@ -19,6 +19,8 @@ __all__ = ["fit_sids"]
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
 STRATEGIES = "level, free, hungarian, sinkhorn, none."
+# Counts of the log's report that are shown where they are not 0.
+IRREGULAR = ("duplicates_dropped", "unlisted_items", "core_rows_dropped", "unseen_items", "rows_in_the_future")
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
@@ -100,6 +102,8 @@ def fit_sids(
         f"{split.report.users_too_short:,} users too short to evaluate",
         since=began,
     )
+    if notes := [f"{count:,} {name.replace('_', ' ')}" for name in IRREGULAR if (count := getattr(log.report, name))]:
+        console.print(", ".join(notes), style="dim", soft_wrap=True)
     began = time.perf_counter()
     own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
     with Bar("reading") as bar:

@@ -126,3 +126,5 @@ class Demo:
         self.console.print()
         title = f"Done in {seconds / 60:.1f} minutes. The server has stopped; all files are in {run}."
         self.console.print(Panel(hints, title=title, title_align="left", border_style="green", padding=(1, 2)))
+        tutorial = "docs/tutorial.md, from your own log to a server in fifteen minutes"
+        self.console.print(Text.assemble(("Next: ", "bold"), (tutorial, "cyan")), soft_wrap=True)

@@ -165,6 +165,15 @@ def test_the_demo_refuses_missing_data_and_invalid_minutes(tmp_path: Path):
         demo(runs=tmp_path, minutes=0)
 
 
+def test_the_last_line_leads_to_the_tutorial(tmp_path: Path):
+    screen = console(120)
+    shop = Demo(data=None, minutes=None, runs=tmp_path, num_items=9, num_users=9, seed=0, console=screen)
+    shop._print_next_steps(tmp_path / "demo-shop", 240.0)
+    last = text_of(screen).strip().splitlines()[-1]
+    assert last.startswith("Next: docs/tutorial.md")
+    assert (Path(__file__).parents[2] / "docs" / "tutorial.md").exists()
+
+
 def test_a_step_that_fails_stops_the_demo(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     with pytest.raises(DemoError, match="ended with exit code 2"):
         list(run_command(["make-shop", "--out", str(tmp_path), "--items", "1"]))
