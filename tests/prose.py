@@ -34,7 +34,7 @@ _VOWELS = re.compile(r"[aeiouy]+")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A pattern that documents must not contain, and what to write instead."""
+    """A pattern that documents must not contain, in code or outside it, and what to write instead."""
 
     pattern: re.Pattern[str]
     instead: str
@@ -74,7 +74,7 @@ def read_terms(text: str) -> list[Term]:
         if not arrow or section not in ("names", "prose"):
             raise ValueError(f"{TERMS.name}: {line!r} is no `term => instead` in [names] or [prose]")
         if section == "names":
-            terms.append(Term(re.compile(rf"(?<![\w.]){re.escape(term)}(?!\w)"), instead, True))
+            terms.append(Term(re.compile(rf"(?<!\w){re.escape(term)}(?!\w)"), instead, True))
         else:
             terms.append(Term(re.compile(term, re.IGNORECASE), instead, False))
     return terms
@@ -91,6 +91,15 @@ def running_text(text: str) -> str:
         text = without(pattern, text)
     text = _LINK.sub(lambda match: match[1] + "\n" * (match[0].count("\n") - match[1].count("\n")), text)
     return _CODE.sub("Code", text)  # a capital, so that a sentence may begin with it
+
+
+def code_text(text: str) -> str:
+    """The code of a document, in blocks and in lines; all else is blank."""
+    blank = list(re.sub(r"[^\n]", " ", text))
+    for pattern in (_FENCE, _CODE):
+        for match in pattern.finditer(text):
+            blank[match.start() : match.end()] = match[0]
+    return "".join(blank)
 
 
 def sentences(text: str) -> Iterator[Sentence]:
@@ -131,9 +140,9 @@ def count_words(text: str) -> int:
 
 def problems_in(name: str, text: str, terms: list[Term]) -> Iterator[str]:
     """What is wrong with one document."""
-    prose = running_text(text)
+    prose, code = running_text(text), code_text(text)
     for term in terms:
-        searched = text if term.in_code else prose
+        searched = code if term.in_code else prose
         for match in term.pattern.finditer(searched):
             line = searched.count("\n", 0, match.start()) + 1
             yield f"{name}:{line}: {match[0]!r}: write {term.instead}"

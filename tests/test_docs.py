@@ -154,6 +154,8 @@ def test_requests_rules_and_json_of_the_pages_are_valid() -> None:
                 assert not failures, page
             if block["language"] == "json":
                 json.loads(block["code"])
+            if block["language"] == "yaml":
+                assert yaml.safe_load(block["code"]), page
     assert checked >= 2
 
 
