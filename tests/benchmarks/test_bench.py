@@ -66,11 +66,17 @@ def test_runs_take_turns() -> None:
 
 def test_the_benchmarks_run_small(monkeypatch: pytest.MonkeyPatch) -> None:
     _, measured = step.measure("zipf", 4000, repeats=1)
-    assert measured["static_over_leafbeam"] > 0
+    steps = measured["step_us"]
+    for name, peer in (("static", "static_torch"), ("static_lean", "static_torch_lean"), ("unconstrained", "unconstrained")):
+        ratio = steps[peer]["p50"] / steps["leafbeam"]["p50"]
+        assert measured[f"{name}_over_leafbeam"] == pytest.approx(ratio, abs=0.006), name
+    assert all(len(levels) == step.L for levels in measured["by_level_us"].values())
+    assert measured["index_bytes_per_item"]["leafbeam"] < measured["index_bytes_per_item"]["static"]
     _, measured = filters.measure("uniform", 4000, repeats=1)
     assert set(measured["over_unfiltered"]) == {"0.5", "0.1", "0.01", "0.0001"}
     _, measured = scale.measure("zipf", 4000, repeats=1, small=500)
-    assert measured["large_over_small"] > 0
+    steps = measured["step_us"]
+    assert measured["large_over_small"] == pytest.approx(steps["large full"]["p50"] / steps["small full"]["p50"], abs=6e-4)
     assert set(measured["step_us"]) == {"small full", "small allowed", "large full", "large allowed"}
     _, measured = filters.measure_rules("zipf", 5000, repeats=1)
     assert set(measured["rules"]) == set(filters.RULES)

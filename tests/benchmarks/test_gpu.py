@@ -65,7 +65,7 @@ def test_language_parity_and_times_run() -> None:
     sizes = gpu_language.Sizes(codes=300, texts=60, requests=1, beams=2, rounds=2)
     rows = list(gpu_language.runs(CPU, 1e10, 1e6, sizes))
     assert [measured.get("parity") for _, measured in rows] == ["ok", "ok", None]
-    assert rows[0][1]["states_with_masks"] > 0
+    assert rows[0][1]["states_with_masks"] >= 1  # one language at least is stored with masks
     assert len(rows[2][1]["allowed_us"]) == 2
 
 
@@ -75,7 +75,7 @@ def test_poison_shows_what_was_not_written_and_is_gone_afterwards() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     assert not relative_error(torch.tensor([1.0, torch.nan]), torch.ones(2)) < 1
     assert times([lambda: None], CPU)["how"].startswith("once")
-    assert ceilings(CPU)["copy_bytes_a_second"] > 0
+    assert 1e6 < ceilings(CPU)["copy_bytes_a_second"] < 1e13
 
 
 def test_a_part_that_dies_leaves_a_row_that_says_so() -> None:

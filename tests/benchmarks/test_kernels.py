@@ -26,14 +26,19 @@ def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution:
 def test_bench_head_runs_small() -> None:
     rows = list(head.runs(True))
     assert [parameters["what"] for parameters, _ in rows] == ["rows"] * 3 + ["curve", "choice"]
-    assert all(cell["dense_over"]["gather"] > 0 for cell in rows[0][1]["cells"])
+    for cell in rows[0][1]["cells"]:
+        assert cell["chosen"] in {"gather", "tokens", "blocks", "dense"}
+        for way, times in cell["ms"].items():
+            assert cell["dense_over"][way] == pytest.approx(cell["dense_ms"] / times["p50"], rel=0.01, abs=0.06)
     assert len(rows[3][1]["points"]) == 9
-    assert rows[4][1]["worst_over_dense"] > 0
+    assert rows[4][1]["worst_over_dense"] == max(cell["over_dense"] for cell in rows[4][1]["cells"])
 
 
 def test_bench_attention_runs_small_and_counts_what_xgr_counts() -> None:
     (_, measured), (parameters, counted) = attention.runs(True)
-    assert measured["per_beam_over_shared"] > 0
+    times = measured["us"]
+    assert measured["per_beam_over_shared"] == pytest.approx(times["per_beam"]["p50"] / times["shared"]["p50"], abs=0.006)
+    assert measured["bytes"]["shared"] < measured["bytes"]["tree"] < measured["bytes"]["per_beam"]
     assert parameters["beams"] == 512
     assert counted["bytes"]["per_beam"] == pytest.approx(59e9, rel=0.01)
     assert counted["bytes"]["shared_prompt_alone"] == pytest.approx(0.115e9, rel=0.01)

