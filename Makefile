@@ -40,10 +40,10 @@ bench: .venv/.dev
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 	$(BIN)/python -m benchmarks.micro.kernel_report
 
-# Tables and figures of papers, all that need no data or those of NAME=static-table-1; plots go to docs/figures.
+# Tables and figures of papers, all that need no data or those of NAME=static-table-1; `make figures` draws the plots.
 reproduce: .venv/.dev
 	for name in $(or $(NAME),static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3); do \
-	  $(BIN)/python -m benchmarks $$name --json --out docs/figures || exit 1; done
+	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 
 # The numbers and plots of the README and docs/results, from the newest rows that are not refused.
 figures: .venv/.dev
