@@ -22,6 +22,7 @@ import typer
 import yaml
 from markdown.extensions.toc import slugify
 
+import leafbeam
 from leafbeam import errors
 from leafbeam.catalog.rule_config import read_rules
 from leafbeam.cli.app import app
@@ -31,6 +32,7 @@ from tests import prose
 
 ROOT = prose.ROOT
 DOCS = ROOT / "docs"
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
 PAGES = [path.relative_to(ROOT).as_posix() for path in prose.pages()]
 SLOW = {"docs/how-to/jax.md"}
 LOG_PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(prose.LOG.glob("*.md"))]
@@ -74,7 +76,7 @@ def marked(page: str) -> Any:
     return pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
 
 
-@pytest.mark.parametrize("page", [marked(page) for page in pages_with("python")])
+@pytest.mark.parametrize("page", [marked(page) for page in pages_with("python") if page != "README.md"])
 def test_the_python_of_a_page_runs_and_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page}
@@ -279,6 +281,19 @@ def test_metrics_reasons_and_errors_are_those_of_the_code() -> None:
     reasons = {reason for name in COUNTERS if name != "graphs" for reason in COUNTERS[name].reasons}
     assert [reason for reason in reasons if f'"{reason}"' not in page and f"`{reason}`" not in page] == []
     assert [name for name in errors.__all__ if f"`{name}`" not in page and name != "LeafbeamError"] == []
+
+
+def test_the_citation_and_the_hooks_are_those_of_the_project() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert (citation["title"].split(":")[0], citation["version"]) == ("leafbeam", leafbeam.__version__)
+    hooks = [hook for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"] for hook in repo["hooks"]]
+    assert {hook["id"] for hook in hooks} == {"ruff", "ruff-format", "lint-imports", "prose"}
+    for hook in hooks:
+        tool, *arguments = hook["entry"].split()
+        assert tool.startswith(".venv/bin/")
+        assert any(
+            f"$(BIN)/{tool.removeprefix('.venv/bin/')} {' '.join(arguments[:1])}".strip() in line for line in MAKEFILE
+        ), hook
 
 
 # The site and the prose.
