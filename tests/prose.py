@@ -27,7 +27,6 @@ _FIGURE = re.compile(r"<!-- figure: .*?<!-- end figure -->", re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _WORD = re.compile(r"[^\W_]*[^\W\d_][^\W_]*(?:['\u2019-][^\W_]+)*")
-_LETTER = re.compile(r"[^\W\d_]")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”)*]*\s+(?=[A-Z`\[*“(])|(?<=:)\s+(?=[A-Z])")
 _VOWELS = re.compile(r"[aeiouy]+")
 
@@ -134,8 +133,10 @@ def reading_ease(found: list[Sentence]) -> float:
 
 
 def count_words(text: str) -> int:
-    """Words of a document between blanks, code and tables included; numbers, signs and comments are none."""
-    return sum(bool(_LETTER.search(word)) for word in without(_COMMENT, text).split())
+    """Words and numbers of a document, code and tables included; figures that are written from rows are not counted."""
+    for pattern in (_FIGURE, _COMMENT):
+        text = without(pattern, text)
+    return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 def problems_in(name: str, text: str, terms: list[Term]) -> Iterator[str]:
