@@ -15,22 +15,13 @@ from numpy.typing import NDArray
 from leafbeam.datasets.assortment import Department
 from leafbeam.datasets.items import NUM_TIERS, ShopItems
 
-__all__ = ["Interactions", "generate_interactions"]
+__all__ = ["generate_interactions"]
 
 RELATED, SAME, FAVOURITE = 0.58, 0.12, 0.24  # shares of moves; the others pick from the whole shop
 NEXT_SHARES = np.array([0.66, 0.24, 0.10])
 FAVOURITE_SHARES = np.array([0.5, 0.3, 0.2])
 MAX_TRIES = 12
 SECONDS_A_DAY = 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interactions:
-    """One row for each interaction, user by user, oldest first. seconds_E: before the end of today."""
-
-    user_E: NDArray[np.int64]
-    item_E: NDArray[np.int64]
-    seconds_E: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +186,11 @@ def choose_moves(
 
 def generate_interactions(
     assortment: tuple[Department, ...], items: ShopItems, num_users: int, rng: np.random.Generator
-) -> Interactions:
-    """Simulate `num_users` users, all of them one step at a time; no user takes an item twice, or before its first day.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(user_E, item_E, seconds_E before the end of today), user by user, oldest first.
 
-    A user takes 5 to 40 items, fewer only where a tiny shop has none left.
+    All users are simulated one step at a time; none takes an item twice, or before its first day. A user takes 5 to 40 items,
+    fewer only where a tiny shop has none left.
     """
     sampler = ItemSampler.build(assortment, items)
     users = generate_users(assortment, sampler, num_users, rng)
@@ -219,4 +211,4 @@ def generate_interactions(
             pending = pending[~valid]
 
     user, step = np.nonzero(taken_UT >= 0)
-    return Interactions(user_E=user, item_E=taken_UT[user, step], seconds_E=seconds_UT[user, step])
+    return user, taken_UT[user, step], seconds_UT[user, step]

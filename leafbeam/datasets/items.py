@@ -36,15 +36,13 @@ class ShopItems:
     weight_N: NDArray[np.float64]
 
 
-def generate_items(
-    assortment: tuple[Department, ...], num_items: int, rng: np.random.Generator, *, zipf: float = 1.0
-) -> ShopItems:
+def generate_items(assortment: tuple[Department, ...], num_items: int, rng: np.random.Generator) -> ShopItems:
     """Generate `num_items` items with distinct titles; about 15 % are sold out and 3 % are new this week.
 
     Raises ArgumentError for fewer items than categories, or more than possible titles.
     """
     categories = [(number, category) for number, department in enumerate(assortment) for category in department.categories]
-    limits = np.array([len(assortment[number].brands) * num_titles(category) for number, category in categories])
+    limits = np.array([len(assortment[number].brands) * category.num_titles for number, category in categories])
     sizes = items_per_category(num_items, limits, rng)
     brand_quality = [np.exp(rng.normal(0.0, 0.22, len(department.brands))) for department in assortment]
     first_brand = np.cumsum([0] + [len(department.brands) for department in assortment])
@@ -52,21 +50,19 @@ def generate_items(
     titles: list[str] = []
     category_n, brand_n, tier_n, price_n = [], [], [], []
     for index, (number, category) in enumerate(categories):
-        department = assortment[number]
-        brand, noun, line, finish, size = draw_titles(department, category, int(sizes[index]), rng)
+        brands, nouns = assortment[number].brands, list(category.nouns)
+        brand, noun, line, finish, size = draw_titles(brands, category, int(sizes[index]), rng)
         titles += [
-            f"{department.brands[b]} {category.lines[i]} {category.nouns[n]}, {category.finishes[f]}, {category.sizes[s]}"
+            f"{brands[b]} {category.lines[i]} {nouns[n]}, {category.finishes[f]}, {category.sizes[s]}"
             for b, n, i, f, s in zip(brand, noun, line, finish, size, strict=True)
         ]
-        quality = (
-            brand_quality[number][brand]
-            * np.geomspace(0.75, 1.6, len(category.sizes))[size]
-            * np.exp(rng.normal(0.0, 0.1, len(size)))
-        )
+        size_factor = np.geomspace(0.75, 1.6, len(category.sizes))[size]
+        quality = brand_quality[number][brand] * size_factor * np.exp(rng.normal(0.0, 0.1, len(size)))
         category_n.append(np.full(len(size), index))
         brand_n.append(first_brand[number] + brand)
         tier_n.append(np.argsort(np.argsort(quality)) * NUM_TIERS // max(len(quality), 1))
-        price_n.append(round_prices(np.array(category.prices)[noun] * quality, rng))
+        endings = rng.choice(np.array([0.99, 0.99, 0.95, 0.50, 0.00]), len(size))  # 12.99, 12.50, 13.00
+        price_n.append(np.maximum(np.floor(np.array([*category.nouns.values()])[noun] * quality), 1.0) + endings)
 
     num_new = max(1, round(0.03 * num_items))
     age = np.where(rng.random(num_items) < 0.12, rng.integers(NEW_DAYS, 180, num_items), 0)
@@ -85,12 +81,8 @@ def generate_items(
         price_N=np.concatenate(price_n)[order],
         stock_N=stock.astype(np.int64),
         age_N=age,
-        weight_N=np.power(1.0 + rng.permutation(num_items), -zipf, dtype=np.float64),
+        weight_N=1.0 / (1.0 + rng.permutation(num_items)),
     )
-
-
-def num_titles(category: Category) -> int:
-    return len(category.nouns) * len(category.lines) * len(category.finishes) * len(category.sizes)
 
 
 def items_per_category(num_items: int, limits: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -109,17 +101,10 @@ def items_per_category(num_items: int, limits: NDArray[np.int64], rng: np.random
     return sizes
 
 
-def draw_titles(department: Department, category: Category, num: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], ...]:
+def draw_titles(brands: list[str], category: Category, num: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], ...]:
     """`num` distinct (brand, noun, line, finish, size), with more items for better-known brands (Gumbel top-k)."""
-    words = (department.brands, category.nouns, category.lines, category.finishes, category.sizes)
-    shape = tuple(len(choices) for choices in words)
+    shape = tuple(map(len, (brands, category.nouns, category.lines, category.finishes, category.sizes)))
     popularity = -0.7 * np.log1p(np.arange(shape[0]))
-    keys = popularity[:, None] + rng.gumbel(size=(shape[0], int(np.prod(shape[1:]))))
+    keys = popularity[:, None] + rng.gumbel(size=(shape[0], category.num_titles))
     chosen = np.argpartition(keys.ravel(), keys.size - num)[keys.size - num :]
     return tuple(np.unravel_index(np.sort(chosen), shape))
-
-
-def round_prices(price: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Prices with usual endings: 12.99, 12.50, 13.00."""
-    endings = np.array([0.99, 0.99, 0.95, 0.50, 0.00])
-    return np.maximum(np.floor(price), 1.0) + rng.choice(endings, len(price))

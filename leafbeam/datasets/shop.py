@@ -59,7 +59,7 @@ def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, seed: int = 0
     rng = np.random.default_rng(seed)
     assortment = read_assortment()
     generated = generate_items(assortment, num_items, rng)
-    interactions = generate_interactions(assortment, generated, num_users, rng)
+    user_E, item_E, seconds_E = generate_interactions(assortment, generated, num_users, rng)
 
     categories = pa.array([category.name for department in assortment for category in department.categories])
     brands = pa.array([brand for department in assortment for brand in department.brands])
@@ -81,9 +81,9 @@ def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, seed: int = 0
         ),
         interactions=pa.table(
             {
-                "user_id": user_ids.take(pa.array(interactions.user_E)),
-                "item_id": item_ids.take(pa.array(interactions.item_E)),
-                "timestamp": pa.array(end - interactions.seconds_E.astype("timedelta64[s]")),
+                "user_id": user_ids.take(pa.array(user_E)),
+                "item_id": item_ids.take(pa.array(item_E)),
+                "timestamp": pa.array(end - seconds_E.astype("timedelta64[s]")),
             }
         ),
     )

@@ -1,10 +1,11 @@
 """The queue: which requests run next in one batch, and which are rejected. Pure: the time is an argument, nothing blocks."""
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
 from leafbeam.engine.capacity import BatchSize, Capacity
@@ -14,6 +15,7 @@ __all__ = ["Batch", "Batcher", "CloseReason", "QueueEntry", "RequestSize"]
 
 RequestT = TypeVar("RequestT")
 CloseReason = Literal["full", "quota", "slack", "idle", "ending"]
+_order, _tokens = attrgetter("order"), attrgetter("size.tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,17 +31,16 @@ class RequestSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True, eq=False)
 class QueueEntry(Generic[RequestT]):
-    """A queued request. latest: when it must start to meet its deadline."""
+    """A queued request. order: when it must start to meet its deadline, then its number: least slack first, then first come."""
 
     request: RequestT
     size: RequestSize
-    latest: float
-    number: int
+    order: tuple[float, int]
 
     @property
-    def order(self) -> tuple[float, int]:
-        """Least slack first, then first come."""
-        return self.latest, self.number
+    def latest(self) -> float:
+        """When it must start to meet its deadline."""
+        return self.order[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,10 @@ class Batcher(Generic[RequestT]):
         own_s = self._p95(BatchSize.of(1, size.tokens, size.num_beams))
         if size.deadline == math.inf or own_s <= 0 or (self._length == 0 and free_in_s <= 0):
             return
-        seconds = self._seconds_until_done(size, size.deadline - own_s, free_in_s, workers)
+        # Until a worker is free, the batches ahead spread over the workers, and the batch that this request would join.
+        ahead_s = self._seconds_ahead((size.deadline - own_s, math.inf)) / workers
+        together = len(self._groups.get(size.key, ())) + 1
+        seconds = free_in_s + ahead_s + self._split(together, size.tokens, size.num_beams)[1]
         if now + seconds > size.deadline:
             raise OverloadedError(
                 f"an answer would take about {seconds * 1e3:,.0f} ms with the requests ahead of it, and the deadline is in "
@@ -125,7 +129,7 @@ class Batcher(Generic[RequestT]):
         latest = size.deadline - self._p95(BatchSize.of(1, size.tokens, size.num_beams))
         if latest <= size.arrived + 2 * self._guard_s:  # admitted against the estimate: only its deadline makes it late
             latest = size.deadline
-        entry = QueueEntry(request=request, size=size, latest=latest, number=next(self._numbers))
+        entry = QueueEntry(request=request, size=size, order=(latest, next(self._numbers)))
         insort(self._groups.setdefault(size.key, []), entry, key=_order)
         self._length += 1
         return entry
@@ -145,27 +149,19 @@ class Batcher(Generic[RequestT]):
     def next_batch(self, now: float, *, ending: bool = False) -> tuple[Batch[RequestT] | None, list[RequestT]]:
         """(the next batch if one is closed, expired requests): both leave the queue. ending: close without delay."""
         expired = self.drop_expired(now)
-        best: tuple[tuple[float, int], Hashable, CloseReason] | None = None
-        for key, group in self._groups.items():
-            order = group[0].order
-            if (best is None or order < best[0]) and (closed := self._closed(group, now, ending)):
-                best = (order, key, closed)
-        if best is None:
-            return None, expired
-        _, key, closed = best
-        entries, size, full = self._fill(self._groups[key], now)
-        for entry in entries:
-            self.remove(entry)
-        requests = [entry.request for entry in entries]
-        return Batch(requests=requests, size=size, closed="full" if full else closed, p95_s=self._p95(size)), expired
+        for group in sorted(self._groups.values(), key=lambda group: group[0].order):
+            if closed := self._closed(group, now, ending):
+                entries, size, full = self._fill(group, now)
+                for entry in entries:
+                    self.remove(entry)
+                requests = [entry.request for entry in entries]
+                return Batch(requests=requests, size=size, closed="full" if full else closed, p95_s=self._p95(size)), expired
+        return None, expired
 
     def drop_expired(self, now: float) -> list[RequestT]:
         """Remove requests that can no longer meet their deadline, least slack first."""
-        expired = [
-            entry
-            for group in self._groups.values()
-            for entry in group[: bisect_right(group, now, key=lambda entry: entry.latest)]
-        ]
+        due = (now, math.inf)
+        expired = [entry for group in self._groups.values() for entry in group[: bisect_left(group, due, key=_order)]]
         expired.sort(key=_order)
         for entry in expired:
             self.remove(entry)
@@ -221,19 +217,13 @@ class Batcher(Generic[RequestT]):
             full = True
         return entries, size, full or not self.capacity.holds(size.with_prompt(1))
 
-    def _seconds_until_done(self, size: RequestSize, latest: float, free_in_s: float, workers: int) -> float:
-        """Until a worker is free, the batches ahead spread over the workers, and the batch that this request would join."""
-        ahead = self._seconds_ahead((latest, math.inf))
-        together = len(self._groups.get(size.key, ())) + 1
-        return free_in_s + ahead / workers + self._split(together, size.tokens, size.num_beams)[1]
-
     def _seconds_ahead(self, order: tuple[float, float] | None) -> float:
         """Seconds of one worker for the queued requests before `order`, or for all of them."""
         seconds = 0.0
         for group in self._groups.values():
             requests = len(group) if order is None else bisect_left(group, order, key=_order)
             if requests:
-                tokens = sum(entry.size.tokens for entry in group[:requests])
+                tokens = sum(map(_tokens, group[:requests]))
                 batches, each = self._split(requests, -(-tokens // requests), group[0].size.num_beams)
                 seconds += batches * each
         return seconds
@@ -245,10 +235,8 @@ class Batcher(Generic[RequestT]):
             return self._p95(BatchSize.of(requests, tokens, num_beams))
 
         each = min(requests, self.capacity.max_requests(tokens, num_beams))
-        if seconds(each) > self._max_batch_s:
+        each_s = seconds(each)
+        if each_s > self._max_batch_s:
             each = max(1, bisect_left(range(1, each), True, key=lambda n: seconds(n) > self._max_batch_s))
-        return requests / each, seconds(each)
-
-
-def _order(entry: QueueEntry[RequestT]) -> tuple[float, int]:
-    return entry.order
+            each_s = seconds(each)
+        return requests / each, each_s

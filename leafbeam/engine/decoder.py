@@ -5,7 +5,7 @@ Shapes: B requests, T tokens of the longest prompt, K beams, L levels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,21 +18,15 @@ from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
+from leafbeam.ops.constrain import RequestFilter
 
 __all__ = ["BatchAbandoned", "BatchOutput", "Decoder", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
 
 
 class ModelRounds(Protocol):
-    """The decode steps of one batch."""
+    """The decode steps of one batch. A `suffix_fn` beside them scores forced suffixes in one pass."""
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
-
-
-@runtime_checkable
-class SuffixRounds(ModelRounds, Protocol):
-    """Decode steps of a model that also scores forced suffixes in one pass."""
-
-    def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> Any: ...
 
 
 class ModelConfig(Protocol):
@@ -92,7 +86,9 @@ class Decoder:
         graphs: Graphs | None = None,
         worker: int = 0,
     ) -> None:
-        if store is not None and not _can_reuse(model):
+        weight = model.head_weight if isinstance(model, Transformer) else None
+        self._has_workspace = weight is not None and weight.device.type == "cpu" and weight.dtype == torch.float32
+        if store is not None and not self._has_workspace:
             raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
         self._graphs, self._worker = graphs, worker
@@ -101,21 +97,23 @@ class Decoder:
     def release_memory(self) -> None:
         """Free the workspace and the bound index kept for the next batch."""
         self._bindings: IndexBindings | None = None
-        self._workspace = Workspace() if _can_reuse(self._model) else None
+        self._workspace = Workspace() if self._has_workspace else None
 
     def run(self, requests: Sequence[PendingRequest]) -> BatchOutput:
         """Search for requests with equal keys. Raises BatchAbandoned, LogitsError, and any error of the model."""
         started = self._clock()
-        first = requests[0]
-        vocabulary = self._model.vocabulary
+        first, vocabulary, device = requests[0], self._model.vocabulary, self._model.device
         users = [pending.request.user for pending in requests] if vocabulary.num_users else None
         tokens_BT, lengths_B = vocabulary.prompts([pending.codes for pending in requests], users)
+        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
         if self._graphs is not None:
-            replayed = self._replay(self._graphs, requests, tokens_BT, lengths_B, started)
+            request_filters = check_batch(first.version, len(requests), filters, deny)
+            replayed = self._replay(self._graphs, requests, request_filters, tokens_BT, lengths_B, started)
             if replayed is not None:
                 return replayed
-        device = self._model.device
-        rounds = self._start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device))
+        start: Callable[..., ModelRounds] = self._model.start
+        buffers = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
+        rounds = start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device), **buffers)
         prefill_s = self._clock() - started
         rounds_s = 0.0
 
@@ -134,13 +132,13 @@ class Decoder:
             self._bindings = IndexBindings(first.version, like=self._bindings)
         search = BeamSearch(self._bindings, num_beams=first.size.num_beams, scoring=first.request.scoring)
         # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
-        suffix_fn = timed(rounds.suffix_fn) if device.type == "cpu" and isinstance(rounds, SuffixRounds) else None
+        suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
         result = search.run(
             timed(rounds.step_fn),
             batch_size=len(requests),
-            filters=[pending.item_filter for pending in requests],
-            deny=[pending.deny for pending in requests],
-            suffix_fn=suffix_fn,
+            filters=filters,
+            deny=deny,
+            suffix_fn=suffix_fn and timed(suffix_fn),
         )
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
@@ -149,46 +147,29 @@ class Decoder:
         self,
         graphs: Graphs,
         requests: Sequence[PendingRequest],
+        filters: Sequence[tuple[RequestFilter, ...]],
         tokens_BT: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
         started: float,
     ) -> BatchOutput | None:
         """The search as one graph, timed as rounds; None if no graph fits."""
-        first = requests[0]
-        filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
-        request_filters = check_batch(first.version, len(requests), filters, deny)
-        hi_SB = root_ranges(first.version, request_filters)[1][:, :, 0]
+        version, num_beams, scoring = requests[0].version, requests[0].size.num_beams, requests[0].request.scoring
+        hi_SB = root_ranges(version, filters)[1][:, :, 0]
         _check_abandoned(requests)
         before = self._clock()
-        num_beams, scoring = first.size.num_beams, first.request.scoring
-        last = graphs.search(
-            self._worker, first.version, tokens_BT, lengths_B, hi_SB, request_filters, num_beams=num_beams, scoring=scoring
-        )
+        prompts = tokens_BT, lengths_B, hi_SB, filters
+        last = graphs.search(self._worker, version, *prompts, num_beams=num_beams, scoring=scoring)
         if last is None:
             return None
         rounds_s = self._clock() - before
-        ranges = last.lo_SBK, last.hi_SBK
-        result = collect_items(first.version, request_filters, ranges, last.scores_BK, last.num_valid_B, num_beams)
+        result = collect_items(version, filters, *last, num_beams)
         constrain_s = self._clock() - started - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
-
-    def _start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> ModelRounds:
-        if self._workspace is not None and isinstance(self._model, Transformer):
-            return self._model.start(tokens_BT, lengths_B, workspace=self._workspace, store=self._store)
-        return self._model.start(tokens_BT, lengths_B)
 
 
 def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
     if all(pending.is_done for pending in requests):
         raise BatchAbandoned
-
-
-def _can_reuse(model: Model) -> bool:
-    """Whether the model's searches can run in a workspace."""
-    if not isinstance(model, Transformer):
-        return False
-    weight = model.head_weight
-    return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def is_out_of_memory(error: BaseException) -> bool:

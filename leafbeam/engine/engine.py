@@ -14,7 +14,6 @@ from leafbeam.engine.batcher import Batcher
 from leafbeam.engine.catalog_files import CatalogFiles
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
-from leafbeam.engine.graphs.capturer import Capturer
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.engine.prepare import RequestPreparer
@@ -48,7 +47,7 @@ class Engine:
     `recommend` does all of it in the caller's thread.
 
     catalog: a Catalog, or a Trie to serve without rules. limits: bounds of one request. settings: how the engine runs. clock:
-    seconds, monotonic. capturer: makes graphs, if settings ask for them; None: torch's CUDA graphs.
+    seconds, monotonic. new_graphs: captures graphs on another device than a GPU, with the arguments of `graphs_for`.
 
     Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
     or the model.
@@ -65,15 +64,15 @@ class Engine:
         limits: Limits | None = None,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
-        capturer: Callable[[], Capturer] | None = None,
+        new_graphs: Callable[..., Graphs] | None = None,
     ) -> None:
         self.model, self.clock = model, clock
         self.catalog = catalog if isinstance(catalog, Catalog) else None
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
         self._preparer = RequestPreparer(model, index, self.settings, self.limits, clock)
-        self._check(capturer)
-        self._capturer = capturer
+        self._check(can_capture=new_graphs is not None or model.device.type == "cuda")
+        self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
         self.scheduler = Scheduler(self.settings, clock, self.counts)
         self._results = ResultWriter(self.counts, clock, reads_users=model.vocabulary.num_users > 0)
@@ -85,7 +84,7 @@ class Engine:
         self._opened: Catalog | None = None
         self._is_warm = False
 
-    def _check(self, capturer: Callable[[], Capturer] | None) -> None:
+    def _check(self, *, can_capture: bool) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
         if sizes != self.version.codebook_sizes:
             raise CheckpointError(
@@ -99,7 +98,7 @@ class Engine:
                 f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of max_beams={limits.max_beams:,}: "
                 "raise max_beam_rows or lower max_beams"
             )
-        if settings.graphs and not (isinstance(self.model, Transformer) and (capturer or self.model.device.type == "cuda")):
+        if settings.graphs and not (isinstance(self.model, Transformer) and can_capture):
             raise ArgumentError(
                 f"graphs need a Transformer on a CUDA device, and this is a {type(self.model).__name__} on "
                 f"{self.model.device}: load it with device='cuda', or set graphs to False"
@@ -125,12 +124,10 @@ class Engine:
         >>> with Engine.load("model", files, settings=Settings(num_beams=50)) as engine:     # doctest: +SKIP
         ...     engine.submit(Request(history=("a", "b"), rules=("in_stock",))).result().item_ids
         """
-        if isinstance(model, str | os.PathLike):
-            model = load_model(model, device=device)
-        if isinstance(catalog, str | os.PathLike):
-            catalog = CatalogFiles(index=catalog)
+        model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
+        catalog = CatalogFiles(index=catalog) if isinstance(catalog, str | os.PathLike) else catalog
         source = catalog.open() if isinstance(catalog, CatalogFiles) else catalog
-        opened = source if isinstance(catalog, CatalogFiles) and isinstance(source, Catalog) else None
+        opened = source if source is not catalog and isinstance(source, Catalog) else None
         try:
             engine = cls(model, source, limits=limits, settings=settings)
         except BaseException:
@@ -189,9 +186,7 @@ class Engine:
             self._results.start(self.settings.host_threads)
         if self.settings.graphs and isinstance(self.model, Transformer):
             longest = self._preparer.num_tokens(self._preparer.max_history)
-            self.graphs = graphs_for(
-                self.model, self.version, self.settings, longest=longest, counts=self.counts, capturer=self._capturer
-            )
+            self.graphs = self._new_graphs(self.model, self.version, self.settings, longest=longest, counts=self.counts)
         for number in range(self.settings.workers):
             decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
             self._workers.append(Worker(number, self.scheduler, decoder, self._results.deliver, self.counts, self.clock))
@@ -244,11 +239,9 @@ class Engine:
                 self.scheduler.check_admission(self._preparer.size(request, arrived))
             pending = self._preparer.prepare(request, arrived)
             self.scheduler.enqueue(pending)
-        except RequestError as error:
-            self.counts.add("refused", error.reason)
-            raise
-        except (UnknownRuleError, ItemIdError) as error:
-            self.counts.add("refused", "unknown_rule" if isinstance(error, UnknownRuleError) else "item_ids")
+        except (RequestError, UnknownRuleError, ItemIdError) as error:
+            reasons = {UnknownRuleError: "unknown_rule", ItemIdError: "item_ids"}
+            self.counts.add("refused", error.reason if isinstance(error, RequestError) else reasons[type(error)])
             raise
         return pending.future
 
@@ -263,15 +256,18 @@ class Engine:
         """
         if isinstance(requests, Request):
             return self.recommend([requests])[0]
-        pending = [self._preparer.prepare(request, self.clock()) for request in requests]
+        pending: list[PendingRequest] = []
+        for request in requests:
+            self.limits.check(request)
+            pending.append(self._preparer.prepare(request, self.clock()))
         results: dict[PendingRequest, Result] = {}
         for first in range(0, len(pending), _WINDOW):
             batcher: Batcher[PendingRequest] = Batcher(self.settings.capacity, max_queue=_WINDOW)
-            for request in pending[first : first + _WINDOW]:
-                batcher.enqueue(request, replace(request.size, deadline=math.inf))
+            for waiting in pending[first : first + _WINDOW]:
+                batcher.enqueue(waiting, replace(waiting.size, deadline=math.inf))
             while (batch := batcher.next_batch(0.0)[0]) is not None:
                 with self._offline_lock:
                     output = self._offline_decoder.run(batch.requests)
-                for row, request in enumerate(batch.requests):
-                    results[request] = self._results.result(request, row, len(batch.requests), output)
-        return [results[request] for request in pending]
+                for row, answered in enumerate(batch.requests):
+                    results[answered] = self._results.result(answered, row, len(batch.requests), output)
+        return [results[answered] for answered in pending]

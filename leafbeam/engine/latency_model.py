@@ -1,7 +1,6 @@
 """Predicts the duration of a batch from the batches that ran."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leafbeam.engine.capacity import BatchSize
@@ -63,7 +62,11 @@ class LatencyModel:
 
     def expected(self, size: BatchSize) -> float:
         """Expected seconds of a batch; 0 while unknown."""
-        return 0.0 if self._observed < self._min_observations else self._estimate(_features(size))
+        if self._observed < self._min_observations:
+            return 0.0
+        constant, tokens, padding, rows, longest_tokens, longest_rows = _features(size)
+        a, b, c, d, e, f = self._weights  # unrolled: every admission check calls this several times
+        return a * constant + b * tokens + c * padding + d * rows + e * longest_tokens + f * longest_rows
 
     def p95(self, size: BatchSize) -> float:
         """Seconds that 19 of 20 batches of this size stay within; 0 while unknown."""
@@ -94,10 +97,6 @@ class LatencyModel:
             step = 0.095 if seconds > expected * math.exp(self._log_spread) else -0.005
             self._log_spread = min(math.log(4.0), max(math.log(1.05), self._log_spread + step))
 
-    def _estimate(self, features: Sequence[float]) -> float:
-        a, b, c, d, e, f = self._weights  # unrolled: every admission check calls this several times
-        return a * features[0] + b * features[1] + c * features[2] + d * features[3] + e * features[4] + f * features[5]
-
     def _solve(self) -> None:
         """Coordinate descent with non-negative coordinates (Franc, Hlavac and Navara, 2005), from the last solution."""
         weights = self._weights
@@ -115,8 +114,8 @@ class LatencyModel:
                 return
 
 
-def _features(size: BatchSize) -> tuple[float, ...]:
+def _features(size: BatchSize) -> tuple[float, float, float, float, float, float]:
     """The terms of the model, scaled to similar magnitudes."""
-    tokens, rows, longest = size.tokens, size.beam_rows, size.longest
-    padding = size.padded_tokens - tokens
-    return 1.0, tokens / 1e3, padding / 1e3, rows / 1e3, tokens * longest / 1e6, rows * longest / 1e6
+    requests, tokens, longest = size.requests, size.tokens, size.longest
+    rows = requests * size.num_beams
+    return 1.0, tokens / 1e3, (requests * longest - tokens) / 1e3, rows / 1e3, tokens * longest / 1e6, rows * longest / 1e6

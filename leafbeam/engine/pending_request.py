@@ -40,18 +40,13 @@ class PendingRequest:
         """Whether it was answered, refused or cancelled."""
         return self.future.done()
 
-    def set_result(self, result: Result) -> bool:
-        """Complete the future; False if it was done already."""
+    def complete(self, outcome: Result | Exception) -> bool:
+        """Set the future's result or error; False if it was done already."""
         try:
-            self.future.set_result(result)
-        except InvalidStateError:
-            return False
-        return True
-
-    def set_error(self, error: Exception) -> bool:
-        """Complete the future with an error; False if it was done already."""
-        try:
-            self.future.set_exception(error)
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
         except InvalidStateError:
             return False
         return True

@@ -25,15 +25,18 @@ class RequestPreparer:
 
     A prompt has the model's leading tokens and L for each item: as many of the newest items as its positions allow, with room
     for one more item without the position after its last code. Raises CheckpointError if not even that fits.
+
+    max_history: items of the longest history that the limits and the model allow.
     """
 
     def __init__(
         self, model: Model, index: Catalog | Version, settings: Settings, limits: Limits, clock: Callable[[], float]
     ) -> None:
-        self._index, self._settings, self._limits, self._clock = index, settings, limits, clock
+        self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._num_leading = self.version.num_levels, model.vocabulary.num_leading
         max_positions = model.config.max_position_embeddings
         self._max_items = (max_positions + 1 - self._num_leading) // self._num_levels - 1
+        self.max_history = min(limits.max_history, self._max_items)
         if self._max_items < 0:
             raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {self._num_levels} codes")
 
@@ -42,22 +45,28 @@ class RequestPreparer:
         """The version of the index that the next request will be answered from."""
         return self._index if isinstance(self._index, Version) else self._index.version()
 
-    @property
-    def max_history(self) -> int:
-        """Items of the longest history that the limits and the model allow."""
-        return min(self._limits.max_history, self._max_items)
-
     def num_tokens(self, num_items: int) -> int:
         """Tokens of a prompt with a history of `num_items` items."""
         return self._num_leading + num_items * self._num_levels
 
-    def size(self, request: Request, arrived: float) -> RequestSize:
-        """An upper bound of the request's size from counts alone, without a look-up: for the admission check."""
-        return self._size(request, arrived, min(len(request.history), self._max_items), self.version)
+    def size(
+        self, request: Request, arrived: float, num_known: int | None = None, version: Version | None = None
+    ) -> RequestSize:
+        """The request's size. By default an upper bound from counts alone, without a look-up: for the admission check."""
+        num_beams = max(request.num_beams or self._settings.num_beams, request.num_items)
+        deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
+        num_items = min(len(request.history), self._max_items) if num_known is None else num_known
+        return RequestSize(
+            # A pending request holds its version, so the id is unique.
+            key=(num_beams, request.scoring, id(self.version if version is None else version)),
+            tokens=self.num_tokens(num_items),
+            num_beams=num_beams,
+            arrived=arrived,
+            deadline=arrived + deadline_s,
+        )
 
     def prepare(self, request: Request, arrived: float) -> PendingRequest:
         """Resolve rules and item ids. Raises RequestError, UnknownRuleError, and ItemIdError for ids of the wrong type."""
-        self._limits.check(request)
         rules = None if isinstance(self._index, Version) else self._index.rules
         version = self.version if rules is None else rules.version
         expression = Expression.of(request.rules, request.filter)
@@ -68,7 +77,7 @@ class RequestPreparer:
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
-        size = self._size(request, arrived, len(codes), version)
+        size = self.size(request, arrived, len(codes), version)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
                 f"the {len(codes):,} known items of the history are {size.tokens:,} tokens, and a batch holds up to "
@@ -86,17 +95,6 @@ class RequestPreparer:
             ignored_history=ignored_history,
             ignored_deny=ignored_deny,
             prepared=self._clock(),
-        )
-
-    def _size(self, request: Request, arrived: float, num_items: int, version: Version) -> RequestSize:
-        num_beams = max(request.num_beams or self._settings.num_beams, request.num_items)
-        deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
-        return RequestSize(
-            key=(num_beams, request.scoring, id(version)),  # a pending request holds its version, so the id is unique
-            tokens=self.num_tokens(num_items),
-            num_beams=num_beams,
-            arrived=arrived,
-            deadline=arrived + deadline_s,
         )
 
 

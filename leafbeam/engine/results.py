@@ -28,11 +28,9 @@ class ResultWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, threads: int) -> None:
-        """Start the threads."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="leafbeam-host")
 
     def stop(self, *, wait: bool) -> None:
-        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=wait)
 
@@ -51,10 +49,10 @@ class ResultWriter:
                 result = self.result(pending, row, len(requests), output)
             except Exception as error:
                 log.exception("a result could not be built")
-                if pending.set_error(error):
+                if pending.complete(error):
                     self._counts.add("failed", "error")
                 continue
-            if pending.set_result(result):
+            if pending.complete(result):
                 self._counts.add("answered", "in_time" if self._clock() <= pending.size.deadline else "late")
 
     def result(self, pending: PendingRequest, row: int, batch_size: int, output: BatchOutput) -> Result:

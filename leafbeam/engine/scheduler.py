@@ -264,5 +264,5 @@ class Scheduler:
 
     def _fail(self, requests: Iterable[PendingRequest], reason: str, error: Callable[[], Exception]) -> None:
         for pending in requests:
-            if pending.set_error(error()):
+            if pending.complete(error()):
                 self._counts.add("shed", reason)

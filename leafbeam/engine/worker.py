@@ -106,5 +106,5 @@ class Worker:
             message = f"out of memory for a batch of {len(requests)} with this request: try again later"
             error = UnavailableError(message, reason=reason)
         for pending in requests:
-            if pending.set_error(error):
+            if pending.complete(error):
                 self._counts.add("failed", reason)

@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +18,19 @@ from fastapi.testclient import TestClient
 
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine import Counts, Engine, Request, Settings
+from leafbeam.engine.capacity import Capacity
 from leafbeam.engine.graphs.capturer import CudaCapturer
-from leafbeam.engine.graphs.device_index import TorchIndex
-from leafbeam.engine.graphs.graph import Graphs, buckets_of
+from leafbeam.engine.graphs.graph import Graphs, buckets_of, graphs_for
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment
 from leafbeam.model import Vocabulary
 from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention.reference import attend
 from leafbeam.serve import create_app
 from tests.engine.test_live_catalog import Twin, opened
 from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
+from tests.engine.torch_index import TorchIndex
 
 
 class Plain:
@@ -35,7 +38,7 @@ class Plain:
 
     def __init__(self, captured: list[Bucket], most: int = 1 << 30) -> None:
         self.captured, self.most = captured, most
-        self.nbytes = None
+        self.nbytes = 0
 
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -44,11 +47,22 @@ class Plain:
         if decode.bucket.padded_tokens > self.most:
             raise MemoryError(f"{decode.bucket.padded_tokens} tokens are too many")
         decode.run()
+        self.nbytes = max(self.nbytes, decode.work_bytes)
         self.captured.append(decode.bucket)
         return decode.run
 
     def wait(self) -> None:
         pass
+
+
+def updated(graphs: Graphs) -> bool:
+    """Wait until no version is being prepared; False if that takes longer than a minute."""
+    with graphs._lock:
+        return graphs._lock.wait_for(lambda: graphs._preparing is None or graphs._prepared is not None, 60)
+
+
+def on_cpu(captured: list[Bucket]) -> Callable[..., Graphs]:
+    return partial(graphs_for, attend=attend, index=TorchIndex, capturer=lambda device: Plain(captured))
 
 
 class Rack:
@@ -63,7 +77,7 @@ class Rack:
         self.graphs = Graphs(
             StaticRunner(self.model),
             version,
-            buckets_of(batch=3, tokens=64, beam_rows=64, longest=30, num_beams=6, scoring="full"),
+            buckets_of(Capacity(requests=3, tokens=64, beam_rows=64), longest=30, num_beams=6, scoring="full"),
             bind=lambda version: index(version, "cpu"),
             capturer=lambda: Plain(self.captured, most),
             workers=workers,
@@ -79,8 +93,7 @@ class Rack:
         found = self.graphs.search(worker, *given, num_beams=num_beams, scoring=scoring)
         if found is None:
             return False
-        ranges = found.lo_SBK, found.hi_SBK
-        result = collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, num_beams)
+        result = collect_items(version, requests, *found, num_beams)
         same(result, searched(self.model, version, asked, num_beams, scoring))
         return True
 
@@ -94,7 +107,8 @@ def version() -> Version:
 
 
 def test_buckets_are_what_a_batch_may_hold() -> None:
-    found = buckets_of(batch=6, tokens=400, beam_rows=40, longest=200, num_beams=10, scoring="allowed")
+    capacity = Capacity(requests=6, tokens=400, beam_rows=40)
+    found = buckets_of(capacity, longest=200, num_beams=10, scoring="allowed")
     assert {(one.batch, one.length) for one in found} == {
         *((1, length) for length in (32, 64, 128, 200)),
         *((2, length) for length in (32, 64, 128, 200)),
@@ -153,11 +167,11 @@ def test_a_version_of_equal_sizes_is_brought_in_without_a_capture(version) -> No
     new = shifted(version)
     assert rack.search(version, rack.asked(version))
     assert not rack.search(new, rack.asked(new))  # it is prepared beside the batches
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert rack.search(new, rack.asked(new))
     assert rack.search(new, rack.asked(new, seed=1))
     assert not rack.search(version, rack.asked(version))  # a request that still holds the old one
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert rack.search(new, rack.asked(new, seed=2))
     assert len(rack.captured) == before
     assert rack.counts.of("graphs") == {"replayed": 4, "no_bucket": 0, "no_room": 0, "version": 2}
@@ -178,7 +192,7 @@ def test_a_version_of_other_sizes_is_captured_again(version) -> None:
     before = list(rack.captured)
     larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
     assert not rack.search(larger, rack.asked(larger))
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert rack.captured == 2 * before
     assert rack.search(larger, rack.asked(larger))
     assert rack.counts.of("graphs") == {"replayed": 1, "no_bucket": 0, "no_room": 0, "version": 1}
@@ -201,7 +215,7 @@ def test_while_a_batch_runs_its_version_stays(version) -> None:
     thread.start()
     assert entered.wait(20)
     assert not rack.search(new, rack.asked(new))
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert not rack.search(new, rack.asked(new))  # it is ready, and waits for the batch
     go_on.set()
     thread.join(20)
@@ -217,7 +231,7 @@ def test_a_version_that_cannot_be_prepared_is_run_eagerly(version, caplog) -> No
     rack = Rack(version, index=Broken)
     new = shifted(version)
     assert not rack.search(new, rack.asked(new))
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert not rack.search(new, rack.asked(new))  # once is enough
     assert caplog.text.count("batches run eagerly") == 1
     assert rack.search(version, rack.asked(version))
@@ -237,12 +251,12 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
     larger = Version(segments=new_version(np.random.default_rng(4), 3000).segments, number=99)
     for _ in range(2):
         assert not rack.search(larger, rack.asked(larger))
-        assert rack.graphs.wait_for_update()
+        assert updated(rack.graphs)
     assert caplog.text.count("cannot be updated to version 99") == 1
     assert rack.graphs.captured == 0
     after = Version(segments=larger.segments, number=100)
     assert not rack.search(after, rack.asked(after))
-    assert rack.graphs.wait_for_update()
+    assert updated(rack.graphs)
     assert rack.search(after, rack.asked(after))
     assert rack.search(larger, rack.asked(larger))  # of the same tries
 
@@ -250,7 +264,7 @@ def test_after_a_capture_that_failed_the_next_version_is_tried(version, caplog) 
 def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog, engine) -> None:
     captured: list[Bucket] = []
     settings = Settings(graphs=True, num_beams=12, max_batch=2, workers=2)
-    drawn = Engine(shop.model, catalog, settings=settings, capturer=lambda: Plain(captured))
+    drawn = Engine(shop.model, catalog, settings=settings, new_graphs=on_cpu(captured))
     requests = [
         Request(history=tuple(f"é{i}" for i in range(count)), rules=rules, deny_item_ids=("é7",), num_items=6, num_beams=12)
         for count in (0, 3, 9)
@@ -312,7 +326,7 @@ def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> N
     changes = [twin.delete, twin.insert, twin.update, twin.insert, twin.replace, lambda: live.compact(wait=True), twin.insert]
     settings = Settings(graphs=True, num_beams=15, max_batch=2)
     captured: list[Bucket] = []
-    with Engine(shop.model, live, settings=settings, capturer=lambda: Plain(captured)) as drawn:
+    with Engine(shop.model, live, settings=settings, new_graphs=on_cpu(captured)) as drawn:
         plain = Engine(shop.model, live)
         for change in changes * 2:
             change()
@@ -323,7 +337,7 @@ def test_over_a_catalog_that_changes_answers_are_those_without_graphs(shop) -> N
                 np.testing.assert_allclose(result.scores, same.scores, atol=5e-5)
                 assert (result.index_version, result.rules_generation) == (same.index_version, same.rules_generation)
                 assert drawn.graphs is not None
-                assert drawn.graphs.wait_for_update()
+                assert updated(drawn.graphs)
     counted = drawn.counts.of("graphs")
     assert counted["replayed"] >= 14
     assert 0 < counted["version"] <= 14

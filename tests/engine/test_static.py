@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
-from leafbeam.engine.graphs.device_index import TorchIndex, TritonIndex
+from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Segment, Version
@@ -24,6 +24,7 @@ from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
 from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.reference import attend
+from tests.engine.torch_index import TorchIndex
 
 SIZES = (6, 40, 5)
 
@@ -97,8 +98,7 @@ def decoded(decode: StaticDecode, version: Version, asked: Asked, run: Callable[
     assert decode.load(asked.tokens_BT, asked.lengths_B, root_ranges(version, requests)[1][:, :, 0], requests)
     (run or decode.run)()
     found = decode.result(len(requests), len(version.segments))
-    ranges = found.lo_SBK, found.hi_SBK
-    return collect_items(version, requests, ranges, found.scores_BK, found.num_valid_B, decode.bucket.num_beams)
+    return collect_items(version, requests, *found, decode.bucket.num_beams)
 
 
 def same(one: SearchResult, other: SearchResult) -> None:
@@ -239,7 +239,9 @@ def without_contents(value: Any) -> Any:
         return value.to("meta")
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
-    if type(value).__module__.startswith(("leafbeam.engine", "leafbeam.model.static_runner")) and hasattr(value, "__dict__"):
+    if type(value).__module__.startswith(
+        ("leafbeam.engine", "leafbeam.model.static_runner", "tests.engine.torch_index")
+    ) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))
     return value
@@ -265,13 +267,13 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(4, vocabulary, num_hidden_layers=1), new_version(rng, 60, num_delta=15)
     bucket = Bucket(batch=2, length=8, num_beams=4, scoring=scoring)
-    decode = new_decode(model, version, bucket, TritonIndex, attention_kernels.attend)
+    decode = new_decode(model, version, bucket, DeviceIndex, attention_kernels.attend)
     poison((*decode.inputs, *decode.outputs))
     asked = Asked.drawn(rng, version, vocabulary, 1, 8)
     same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
 
 
-@pytest.mark.parametrize("kind", [TorchIndex, TritonIndex])
+@pytest.mark.parametrize("kind", [TorchIndex, DeviceIndex])
 def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None:
     rng = np.random.default_rng(9)
     vocabulary = Vocabulary(codebook_sizes=SIZES)

@@ -1,7 +1,7 @@
 """Decodes captured ahead, one graph for each bucket of batch size and prompt length (xGR, section 7).
 
 StaticDecode   the search in fixed shapes, which runs on any device
-Capturer       makes a replay of it: torch's CUDA graphs, or a stand-in in tests
+CudaCapturer   makes a replay of it
 Graphs         which buckets there are, what they may cost, which one runs a batch, and what happens when the index changes
 """
 
@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from leafbeam.decode.config import end_code_of
+from leafbeam.engine.capacity import Capacity
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.graphs.capturer import Capturer, CudaCapturer
-from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, TorchIndex, TritonIndex
+from leafbeam.engine.graphs.capturer import CudaCapturer
+from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecode
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import Transformer
 from leafbeam.model.static_runner import StaticRunner
-from leafbeam.ops.attention.reference import attend
-from leafbeam.ops.constrain import RequestFilter, Scoring
+from leafbeam.ops.constrain import Scoring
 
 __all__ = ["Graphs", "buckets_of", "graphs_for"]
 
@@ -42,15 +43,15 @@ _MIN_LENGTH = 32  # tokens of the smallest bucket
 class _WorkerGraphs:
     """What one worker has: its decodes with their replays, cheapest first, and the filters of each batch size."""
 
-    capturer: Capturer
+    capturer: CudaCapturer
     decodes: list[tuple[StaticDecode, Callable[[], None]]] = field(default_factory=list)
     filters: dict[int, DeviceFilters] = field(default_factory=dict)
     work_bytes: int = 0  # of the largest decode
 
     @property
     def nbytes(self) -> int:
-        buffers = sum(decode.nbytes for decode, _ in self.decodes) + sum(one.nbytes for one in self.filters.values())
-        return buffers + (self.work_bytes if self.capturer.nbytes is None else self.capturer.nbytes)
+        buffers = sum(decode.nbytes for decode, _ in self.decodes) + sum(filters.nbytes for filters in self.filters.values())
+        return buffers + self.capturer.nbytes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -89,22 +90,19 @@ class Graphs:
         buckets: Sequence[Bucket],
         *,
         bind: Callable[[Version], DeviceIndex],
-        capturer: Callable[[], Capturer],
+        capturer: Callable[[], CudaCapturer],
         workers: int,
         max_bytes: int,
         counts: Counts,
     ) -> None:
         self._runner, self._bind, self._counts = runner, bind, counts
-        self._buckets = sorted(buckets, key=_cost, reverse=True)
+        self._buckets = sorted(buckets, key=lambda bucket: (bucket.padded_tokens, bucket.batch), reverse=True)
         self._capturer, self._num_workers, self._bytes_per_worker = capturer, workers, max_bytes // workers
         self._lock = threading.Condition()
         self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
         self._preparing: Version | None = None
         self._failed: Version | None = None
         self._captured: _CapturedIndex | None = self._capture_all(version)
-
-    def __repr__(self) -> str:
-        return f"Graphs({self.captured} captured, {self.nbytes / 2**20:.1f} MB)"
 
     @property
     def captured(self) -> int:
@@ -114,7 +112,7 @@ class Graphs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, the index aside; in part estimated where the capturer cannot tell."""
+        """Bytes allocated, the index aside."""
         captured = self._captured
         return 0 if captured is None else sum(worker.nbytes for worker in captured.workers)
 
@@ -125,15 +123,15 @@ class Graphs:
         tokens_BT: NDArray[np.int64],
         lengths_B: NDArray[np.int64],
         hi_SB: NDArray[np.int64],
-        requests: Sequence[tuple[RequestFilter, ...]],
+        requests: Requests,
         *,
         num_beams: int,
         scoring: Scoring,
     ) -> FinalBeams | None:
         """Replay a batch; None where no graph can run it. Raises LogitsError, and any error of the device."""
         sizes = (len(requests), int(lengths_B.max()), num_beams, scoring)
+        reason, result = "version", None
         with self._pinned(version) as captured:
-            reason, result = "version", None
             if captured is not None:
                 graphs = captured.workers[worker]
                 decode, replay = next((pair for pair in graphs.decodes if pair[0].bucket.holds(*sizes)), (None, None))
@@ -147,15 +145,16 @@ class Graphs:
             self._counts.add("graphs", reason)
             return result
 
-    def wait_for_update(self, timeout_s: float = 60.0) -> bool:
-        """Wait until no version is being prepared; False if that takes longer."""
-        with self._lock:
-            return self._lock.wait_for(lambda: self._preparing is None or self._prepared is not None, timeout_s)
-
     @contextmanager
     def _pinned(self, version: Version) -> Generator[_CapturedIndex | None, None, None]:
         """The graphs that hold this version, which they keep meanwhile; None where there are none yet."""
-        captured = self._pin(version)
+        with self._lock:
+            captured = self._captured
+            if captured is not None and self._advance(captured, version):
+                captured.users += 1
+            else:
+                self._start_update(captured, version)
+                captured = None
         try:
             yield captured
         finally:
@@ -164,29 +163,24 @@ class Graphs:
                     captured.users -= 1
                     self._lock.notify_all()
 
-    def _pin(self, version: Version) -> _CapturedIndex | None:
-        with self._lock:
-            captured = self._captured
-            if captured is None:
-                self._start_update(None, version)
-                return None
-            if not version.has_tries_of(captured.version):
-                if self._prepared is None or self._prepared[0] is not version or captured.users:
-                    self._start_update(captured, version)
-                    return None
-                with captured.workers[0].capturer.stream():
-                    captured.index.replace(self._prepared[1])
-                captured.workers[0].capturer.wait()
-                captured.version, self._prepared, self._preparing = version, None, None
-            elif version.number > captured.version.number:
+    def _advance(self, captured: _CapturedIndex, version: Version) -> bool:
+        """Whether the graphs hold this version: they did, or its arrays are prepared and are copied now."""
+        if version.has_tries_of(captured.version):
+            if version.number > captured.version.number:
                 captured.version = version  # so that the one before can be freed
-            captured.users += 1
-            return captured
+            return True
+        if self._prepared is None or self._prepared[0] is not version or captured.users:
+            return False
+        with captured.workers[0].capturer.stream():
+            captured.index.replace(self._prepared[1])
+        captured.workers[0].capturer.wait()
+        captured.version, self._prepared, self._preparing = version, None, None
+        return True
 
     def _start_update(self, captured: _CapturedIndex | None, version: Version) -> None:
         """Prepare a version, unless it is older than the present one, or failed before, or another one is being prepared."""
         known = [captured and captured.version, self._prepared and self._prepared[0]]
-        newest = max((one.number for one in known if one is not None), default=0)
+        newest = max((other.number for other in known if other is not None), default=0)
         if version.number < newest or version is self._failed or (self._preparing is not None and self._prepared is None):
             return
         self._preparing, self._prepared = version, None
@@ -195,10 +189,7 @@ class Graphs:
     def _update(self, captured: _CapturedIndex | None, version: Version) -> None:
         prepared, again = None, None
         try:
-            if captured is not None:
-                prepared = self._prepare(captured, version)
-                if prepared is None:
-                    self._release(captured)
+            prepared = None if captured is None else self._prepare(captured, version)
             if prepared is None:
                 again = self._capture_all(version)
         except Exception:
@@ -212,19 +203,18 @@ class Graphs:
                 self._lock.notify_all()
 
     def _prepare(self, captured: _CapturedIndex, version: Version) -> tuple[Version, Any] | None:
-        """A version's arrays on the device; None where they do not fit over the present ones."""
+        """A version's arrays on the device; None where they do not fit over the present ones, whose graphs are then freed."""
         with captured.workers[0].capturer.stream():
             arrays = captured.index.prepare(version)
         captured.workers[0].capturer.wait()
-        return (version, arrays) if captured.index.fits(arrays) else None
-
-    def _release(self, captured: _CapturedIndex) -> None:
-        """Free the memory of all graphs before that of the next ones is allocated."""
+        if captured.index.fits(arrays):
+            return version, arrays
         log.info("the index has other sizes: graphs are captured again, batches run eagerly meanwhile")
         with self._lock:
             self._lock.wait_for(lambda: not captured.users)
             self._captured = None
         captured.workers.clear()
+        return None
 
     def _capture_all(self, version: Version) -> _CapturedIndex:
         """Everything anew, for each worker as much as its part of the budget holds."""
@@ -261,53 +251,38 @@ def graphs_for(
     *,
     longest: int,
     counts: Counts,
-    capturer: Callable[[], Capturer] | None = None,
+    attend: Callable[..., Tensor] | None = None,
+    index: Callable[[Version, torch.device], DeviceIndex] = DeviceIndex,
+    capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """The graphs of an engine: its own number of beams, scoring "full", prompts of up to `longest` tokens.
+    """An engine's graphs: its own number of beams, scoring "full", prompts of up to `longest` tokens.
 
-    On a CUDA device with the Triton kernels; elsewhere in torch, and a capturer has to be given.
+    attend (None: Triton's), index, capturer: for a device that is no GPU.
     """
-    device, capacity = model.device, settings.capacity
-    on_gpu = device.type == "cuda"
-
-    def bind(version: Version) -> DeviceIndex:
-        return TritonIndex(version, device) if on_gpu else TorchIndex(version, device)
-
     return Graphs(
-        StaticRunner(model, import_module("leafbeam.ops.attention.triton").attend if on_gpu else attend),
+        StaticRunner(model, attend or import_module("leafbeam.ops.attention.triton").attend),
         version,
-        buckets_of(
-            batch=capacity.requests,
-            tokens=capacity.tokens,
-            beam_rows=capacity.beam_rows,
-            longest=longest,
-            num_beams=settings.num_beams,
-            scoring="full",
-        ),
-        bind=bind,
-        capturer=capturer or (lambda: CudaCapturer(device)),
+        buckets_of(settings.capacity, longest=longest, num_beams=settings.num_beams, scoring="full"),
+        bind=lambda version: index(version, model.device),
+        capturer=lambda: capturer(model.device),
         workers=settings.workers,
         max_bytes=settings.graph_mb << 20,
         counts=counts,
     )
 
 
-def buckets_of(*, batch: int, tokens: int, beam_rows: int, longest: int, num_beams: int, scoring: Scoring) -> list[Bucket]:
+def buckets_of(capacity: Capacity, *, longest: int, num_beams: int, scoring: Scoring) -> list[Bucket]:
     """Powers of two of requests and of tokens, as far as one batch may hold them; the longest prompt has a bucket of its own.
 
-    >>> [(one.batch, one.length) for one in buckets_of(
-    ...     batch=2, tokens=128, beam_rows=40, longest=100, num_beams=20, scoring="full")]
+    >>> capacity = Capacity(requests=2, tokens=128, beam_rows=40)
+    >>> [(bucket.batch, bucket.length) for bucket in buckets_of(capacity, longest=100, num_beams=20, scoring="full")]
     [(1, 32), (1, 64), (1, 100), (2, 32), (2, 64)]
     """
-    batches = [2**power for power in range(batch.bit_length()) if 2**power < batch] + [batch]
-    lengths = [_MIN_LENGTH * 2**power for power in range(32) if _MIN_LENGTH * 2**power < longest] + [longest]
+    batches = [2**power for power in range(capacity.requests.bit_length()) if 2**power < capacity.requests]
+    lengths = [_MIN_LENGTH * 2**power for power in range(32) if _MIN_LENGTH * 2**power < longest]
     return [
         Bucket(batch=size, length=length, num_beams=num_beams, scoring=scoring)
-        for size in batches
-        for length in lengths
-        if size * length <= tokens and size * num_beams <= beam_rows
+        for size in [*batches, capacity.requests]
+        for length in [*lengths, longest]
+        if size * length <= capacity.tokens and size * num_beams <= capacity.beam_rows
     ]
-
-
-def _cost(bucket: Bucket) -> tuple[int, int]:
-    return bucket.padded_tokens, bucket.batch

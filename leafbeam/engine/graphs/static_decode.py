@@ -5,7 +5,6 @@ Shapes: S segments, B requests, T tokens of a prompt, K beams, V codes of a leve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,15 @@ from torch import Tensor
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
-from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex
+from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.model import search_bytes
 from leafbeam.model.static_runner import StaticRunner
-from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.ops.constrain import Beams, Scoring
 
 __all__ = ["Bucket", "FinalBeams", "StaticDecode"]
+
+# ((lo_SBK, hi_SBK), scores_BK, num_valid_B) of n requests on the host, best first: arguments of `collect_items`.
+FinalBeams = tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +44,6 @@ class Bucket:
     def holds(self, requests: int, longest: int, num_beams: int, scoring: Scoring) -> bool:
         """Whether it can run such a batch."""
         return requests <= self.batch and longest <= self.length and (num_beams, scoring) == (self.num_beams, self.scoring)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FinalBeams:
-    """The last beams of n requests, best first, on the host: what `collect_items` takes."""
-
-    lo_SBK: NDArray[np.int64]
-    hi_SBK: NDArray[np.int64]
-    scores_BK: NDArray[np.float32]
-    num_valid_B: NDArray[np.int64]
 
 
 class StaticDecode:
@@ -98,8 +90,7 @@ class StaticDecode:
     @property
     def work_bytes(self) -> int:
         """About what `run` needs in between: keys and values, activations of the prefill, scores and logits of a round."""
-        config, bucket, search = self._runner.config, self.bucket, self._config
-        itemsize = self._runner.dtype.itemsize
+        config, bucket, search, itemsize = self._runner.config, self.bucket, self._config, self._runner.dtype.itemsize
         beams = bucket.batch * bucket.num_beams
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
         activations = 4 * config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
@@ -115,17 +106,13 @@ class StaticDecode:
         return cache + max(bucket.padded_tokens, beams) * activations * itemsize + logits
 
     def load(
-        self,
-        tokens_BT: NDArray[np.int64],
-        lengths_B: NDArray[np.int64],
-        hi_SB: NDArray[np.int64],
-        requests: Sequence[tuple[RequestFilter, ...]],
+        self, tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], hi_SB: NDArray[np.int64], requests: Requests
     ) -> bool:
         """Copy a batch that the bucket holds to the input buffers; False where its filters need more space than there is."""
         if not self._filters.refill(requests):
             return False
         batch, longest = tokens_BT.shape
-        tokens, lengths, hi = (np.zeros(one.shape, np.int64) for one in self.inputs)
+        tokens, lengths, hi = (np.zeros(tensor.shape, np.int64) for tensor in self.inputs)
         tokens[:batch, :longest] = tokens_BT
         lengths[:] = 1  # a padding request has a prompt of one token and may reach nothing
         lengths[:batch] = lengths_B
@@ -157,8 +144,7 @@ class StaticDecode:
         """The last beams of the first `batch` requests; waits for the device. Raises LogitsError for NaN and +inf."""
         raise_first_bad(_on_host(self.bad_L)[None], self._config)
         lo_SBK, hi_SBK = _on_host(self.ranges_2SBK)[:, :num_segments, :batch]
-        scores_BK, num_valid_B = _on_host(self.scores_BK)[:batch], _on_host(self.num_valid_B)[:batch]
-        return FinalBeams(lo_SBK=lo_SBK, hi_SBK=hi_SBK, scores_BK=scores_BK, num_valid_B=num_valid_B)
+        return (lo_SBK, hi_SBK), _on_host(self.scores_BK)[:batch], _on_host(self.num_valid_B)[:batch]
 
 
 def _on_host(tensor: Tensor) -> NDArray[Any]:

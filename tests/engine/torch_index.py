@@ -1,0 +1,97 @@
+"""`DeviceIndex` and `DeviceFilters` over the torch backend, so that captured decodes run without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leafbeam.engine.graphs.device_index import MAX_DENIED, Requests
+from leafbeam.index import Version
+from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
+from leafbeam.ops.constrain.fixed_shape.capacity import bucket
+
+
+class TorchIndex:
+    """`DeviceIndex` over the torch backend. delta_leaves: space for a delta of so many leaves."""
+
+    def __init__(self, version: Version, device: torch.device | str, *, delta_leaves: int = 0) -> None:
+        self._arrays: torch_ops.VersionArrays = torch_ops.bind(version, device, delta_leaves=delta_leaves)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._arrays.layouts)
+
+    def prepare(self, version: Version) -> torch_ops.VersionArrays:
+        return torch_ops.bind(version, like=self._arrays)
+
+    def fits(self, arrays: torch_ops.VersionArrays) -> bool:
+        return arrays.capacity == self._arrays.capacity
+
+    def replace(self, arrays: torch_ops.VersionArrays) -> None:
+        for old, new in zip(_tensors(self._arrays.levels), _tensors(arrays.levels), strict=True):
+            if old.data_ptr() != new.data_ptr():
+                old.copy_(new)
+        self._arrays = replace(arrays, levels=self._arrays.levels)
+
+    def filters(self, batch: int) -> _TorchFilters:
+        return _TorchFilters(self, batch)
+
+    def launch(self, level: int, beams: Any, logits_BKV: Tensor, filters: Any, **search: Any) -> Any:
+        state = beams.lo, beams.hi, beams.scores
+        return torch_ops.launch(self._arrays, level, *state, logits_BKV, filters.arrays, **search)
+
+    def bind_filters(self, requests: Requests) -> torch_ops.FilterArrays:
+        """A batch's filters, in memory of their own."""
+        return torch_ops.bind_filters(self._arrays, requests)
+
+
+class _TorchFilters:
+    """Space for a filter and `MAX_DENIED` denied leaves of each request."""
+
+    def __init__(self, index: TorchIndex, batch: int) -> None:
+        self._index, self._batch = index, batch
+        empty = index.bind_filters([()] * batch)
+        sizes = {"slot_B": batch, "denied_BD": MAX_DENIED, "dead_BD3": MAX_DENIED}
+        allocated: dict[int, Tensor] = {}  # levels go on sharing what they share
+
+        def allocate(name: str, tensor: Tensor) -> Tensor:
+            if id(tensor) not in allocated:
+                shape = list(tensor.shape)
+                axis = 0 if name.endswith(("_FW", "_FHW")) else -2 if name == "dead_BD3" else -1
+                shape[axis] = sizes.get(name, bucket(batch + 1))
+                allocated[id(tensor)] = tensor.new_zeros(shape)
+            return allocated[id(tensor)]
+
+        def space_for(filters: Any) -> Any:
+            named = {field.name: getattr(filters, field.name) for field in fields(filters)}
+            return replace(filters, **{name: allocate(name, one) for name, one in named.items() if one is not None})
+
+        self.arrays = torch_ops.FilterArrays(levels=tuple(tuple(map(space_for, pair)) for pair in empty.levels))
+        self._allocated = list(allocated.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._allocated)
+
+    def refill(self, requests: Requests) -> bool:
+        if max((len(part.denied_D) for parts in requests for part in parts), default=0) > MAX_DENIED:
+            return False
+        bound = self._index.bind_filters([*requests, *[()] * (self._batch - len(requests))])
+        # Levels share tensors: each is copied once.
+        pairs = {id(old): (old, new) for old, new in zip(_tensors(self.arrays.levels), _tensors(bound.levels), strict=True)}
+        for old, new in pairs.values():
+            if new.shape[0] == old.shape[0] and new.shape != old.shape:
+                # A shorter list of denied leaves ends with -1; unused filters may hold anything.
+                old.fill_(-1)
+            old[tuple(slice(size) for size in new.shape)].copy_(new)
+        return True
+
+
+def _tensors(levels: Any) -> Iterator[Tensor]:
+    for pair in levels:
+        for one in pair:
+            yield from (value for value in vars(one).values() if isinstance(value, Tensor))
