@@ -19,7 +19,6 @@ EXTRAS = {
     "jax": "jax",
     "marisa_trie": "bench",
     "matplotlib": "plot",
-    "orjson": "serve",
     "outlines_core": "automata",
     "prometheus_client": "serve",
     "pyarrow": "catalog",

@@ -54,6 +54,6 @@ def demo(
         *("duckdb", "fastapi", "prometheus_client", "pyarrow", "scipy", "sklearn", "torch", "uvicorn"),
         extra="train,serve",
     )
-    from leafbeam.demo import Demo
+    from leafbeam.demo.pipeline import Demo
 
     Demo(data=data, minutes=minutes, runs=runs, num_items=items, num_users=users, seed=seed, console=stdout()).run()

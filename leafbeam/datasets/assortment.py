@@ -38,10 +38,8 @@ class Department:
 
 def read_assortment() -> tuple[Department, ...]:
     """The departments of the package's `assortment.toml`."""
-    departments = tomllib.loads(files("leafbeam.datasets").joinpath("assortment.toml").read_text(encoding="utf-8"))[
-        "departments"
-    ]
+    text = files("leafbeam.datasets").joinpath("assortment.toml").read_text(encoding="utf-8")
     return tuple(
-        Department(name=one["name"], brands=one["brands"], categories=[Category(**category) for category in one["categories"]])
-        for one in departments
+        Department(**values | {"categories": [Category(**category) for category in values["categories"]]})
+        for values in tomllib.loads(text)["departments"]
     )

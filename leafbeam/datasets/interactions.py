@@ -24,22 +24,13 @@ MAX_TRIES = 12
 SECONDS_A_DAY = 86_400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedGroups:
     """Items grouped by a key, to draw one of a group by weight with one binary search."""
 
-    items_N: NDArray[np.int64]
-    indptr_K1: NDArray[np.int64]
-    cumulative_weights_N1: NDArray[np.float64]
-
-    @classmethod
-    def build(cls, key_N: NDArray[np.int64], num_keys: int, weight_N: NDArray[np.float64]) -> "WeightedGroups":
-        items = np.argsort(key_N, kind="stable")
-        return cls(
-            items_N=items,
-            indptr_K1=np.searchsorted(key_N[items], np.arange(num_keys + 1)),
-            cumulative_weights_N1=np.concatenate(([0.0], np.cumsum(weight_N[items]))),
-        )
+    def __init__(self, key_N: NDArray[np.int64], num_keys: int, weight_N: NDArray[np.float64]) -> None:
+        self.items_N = np.argsort(key_N, kind="stable")
+        self.indptr_K1 = np.searchsorted(key_N[self.items_N], np.arange(num_keys + 1))
+        self.cumulative_weights_N1 = np.concatenate(([0.0], np.cumsum(weight_N[self.items_N])))
 
     def is_filled(self, key: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self.indptr_K1[key + 1] > self.indptr_K1[key]
@@ -65,7 +56,6 @@ class Moves:
     width: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSampler:
     """Draws items by brand, tier, category or from the whole shop.
 
@@ -73,33 +63,21 @@ class ItemSampler:
     groups: by `Moves.width`.
     """
 
-    num_brands: int
-    department_C: NDArray[np.int64]
-    brand_indptr_D1: NDArray[np.int64]
-    next_C3: NDArray[np.int64]
-    sales_C: NDArray[np.float64]
-    groups: tuple[WeightedGroups, ...]
-
-    @classmethod
-    def build(cls, assortment: tuple[Department, ...], items: ShopItems) -> "ItemSampler":
+    def __init__(self, assortment: tuple[Department, ...], items: ShopItems) -> None:
         categories = [category for department in assortment for category in department.categories]
         names = [category.name for category in categories]
-        brand_indptr = np.cumsum([0] + [len(department.brands) for department in assortment])
-        num_brands, num_categories = int(brand_indptr[-1]), len(names)
-        num_keys = (num_categories * num_brands * NUM_TIERS, num_categories * NUM_TIERS, num_categories, 1)
-        keys = _keys(items.category_N, items.brand_N, items.tier_N, num_brands)
-        return cls(
-            num_brands=num_brands,
-            department_C=np.repeat(np.arange(len(assortment)), [len(d.categories) for d in assortment]),
-            brand_indptr_D1=brand_indptr,
-            next_C3=np.array([[names.index(name) for name in category.next_categories] for category in categories]),
-            sales_C=np.bincount(items.category_N, items.weight_N, num_categories).astype(np.float64),
-            groups=tuple(WeightedGroups.build(key, num, items.weight_N) for key, num in zip(keys, num_keys, strict=True)),
-        )
+        self.brand_indptr_D1 = np.cumsum([0] + [len(department.brands) for department in assortment])
+        self.num_brands, num_categories = int(self.brand_indptr_D1[-1]), len(names)
+        self.department_C = np.repeat(np.arange(len(assortment)), [len(d.categories) for d in assortment])
+        self.next_C3 = np.array([[names.index(name) for name in category.next_categories] for category in categories])
+        self.sales_C = np.bincount(items.category_N, items.weight_N, num_categories).astype(np.float64)
+        num_keys = (num_categories * self.num_brands * NUM_TIERS, num_categories * NUM_TIERS, num_categories, 1)
+        keys = self._keys(items.category_N, items.brand_N, items.tier_N)
+        self.groups = [WeightedGroups(key, num, items.weight_N) for key, num in zip(keys, num_keys, strict=True)]
 
     def draw(self, moves: Moves, rows: NDArray[np.intp], min_width: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """An item for each of `rows` of `moves`, from a group of at least `min_width`, wider where it is empty."""
-        keys = _keys(moves.category[rows], moves.brand[rows], moves.tier[rows], self.num_brands)
+        keys = self._keys(moves.category[rows], moves.brand[rows], moves.tier[rows])
         width = np.maximum(moves.width[rows], min_width)
         item = np.empty(len(rows), np.int64)
         for level, (group, key) in enumerate(zip(self.groups, keys, strict=True)):
@@ -110,13 +88,12 @@ class ItemSampler:
             item[here] = group.draw(key[here], rng)
         return item
 
-
-def _keys(
-    category: NDArray[np.int64], brand: NDArray[np.int64], tier: NDArray[np.int64], num_brands: int
-) -> tuple[NDArray[np.int64], ...]:
-    """The key of each width of `Moves`."""
-    by_brand = (category * num_brands + brand) * NUM_TIERS + tier
-    return by_brand, category * NUM_TIERS + tier, category, np.zeros_like(category)
+    def _keys(
+        self, category: NDArray[np.int64], brand: NDArray[np.int64], tier: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], ...]:
+        """The key of each width of `Moves`."""
+        by_brand = (category * self.num_brands + brand) * NUM_TIERS + tier
+        return by_brand, category * NUM_TIERS + tier, category, np.zeros_like(category)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +169,7 @@ def generate_interactions(
     All users are simulated one step at a time; none takes an item twice, or before its first day. A user takes 5 to 40 items,
     fewer only where a tiny shop has none left.
     """
-    sampler = ItemSampler.build(assortment, items)
+    sampler = ItemSampler(assortment, items)
     users = generate_users(assortment, sampler, num_users, rng)
     seconds_UT = generate_times(users.length_U, rng)
     available_N = (items.age_N + 1) * SECONDS_A_DAY  # an item is available from the morning of its first day

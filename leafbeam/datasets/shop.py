@@ -52,10 +52,8 @@ def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, seed: int = 0
     >>> shop.items.num_rows
     300
     """
-    if num_users < 1:
-        raise ArgumentError(f"num_users={num_users}: a shop needs at least one user")
-    if seed < 0:
-        raise ArgumentError(f"seed={seed}: at least 0")
+    if num_users < 1 or seed < 0:
+        raise ArgumentError(f"num_users={num_users}, seed={seed}: a shop needs at least one user and a seed of at least 0")
     rng = np.random.default_rng(seed)
     assortment = read_assortment()
     generated = generate_items(assortment, num_items, rng)

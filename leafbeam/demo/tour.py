@@ -33,7 +33,7 @@ COLUMN_TITLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Tour:
     """Requests recommendations for users of the log, and checks every answer against the table of items.
 
@@ -50,7 +50,7 @@ class Tour:
     user: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checker", SqlChecker(self.log.items))
+        self.checker = SqlChecker(self.log.items)
         lengths_U = self.log.histories.lengths_U
         candidates = np.flatnonzero((lengths_U >= 6) & (lengths_U <= MAX_HISTORY))
         if not len(candidates):
@@ -58,7 +58,7 @@ class Tour:
         drawn = np.random.default_rng(self.seed).permutation(candidates)[:MAX_CANDIDATES].tolist()
         # A user whose unfiltered answer violates the first rules shows what the rules change.
         affected = (user for user in drawn if self._violations(self.requests[1], self._recommend(user, ()).item_ids))
-        object.__setattr__(self, "user", next(affected, drawn[0]))
+        self.user = next(affected, drawn[0])
 
     @property
     def requests(self) -> list[tuple[Rule, ...]]:
@@ -82,18 +82,14 @@ class Tour:
 
     def show_answers(self) -> list[dict[str, Any]]:
         """Print the answers to all requests side by side, and check each."""
-        responses = [self._recommend(self.user, rules) for rules in self.requests]
-        lists = [
-            self._item_list(
-                rules, response, f"{self.checker.count_allowed(_predicates(rules)):,} of {self.log.num_items:,} items allowed"
-            )
-            for rules, response in zip(self.requests, responses, strict=True)
-        ]
-        print_side_by_side(self.console, lists)
+        answers = [(rules, self._recommend(self.user, rules)) for rules in self.requests]
+        allowed = [f"{self.checker.count_allowed(_predicates(rules)):,}" for rules in self.requests]
+        notes = (f"{count} of {self.log.num_items:,} items allowed" for count in allowed)
+        print_side_by_side(self.console, [self._item_list(*answer, note) for answer, note in zip(answers, notes, strict=True)])
         columns = [title for column, title in COLUMN_TITLES.items() if column in self.log.items.column_names]
         self.console.print(Text(f"Below each title: {' · '.join(columns)}", "dim"))
-        for rules, response in zip(self.requests, responses, strict=True):
-            self._check(rules, response)
+        for answer in answers:
+            self._check(*answer)
         return [
             {
                 "rules": [rule.name for rule in rules],
@@ -102,7 +98,7 @@ class Tour:
                 "milliseconds": response.milliseconds,
                 "timings_ms": response.body["timings_ms"],
             }
-            for rules, response in zip(self.requests, responses, strict=True)
+            for rules, response in answers
         ]
 
     def check_users(self, count: int) -> dict[str, Any]:
@@ -115,22 +111,15 @@ class Tour:
             responses = [self._recommend(user, rules) for user in users]
             items = [item for response in responses for item in response.item_ids]
             broken, without_rule = self._violations(rules, items), self._violations(rules, unfiltered)
-            milliseconds = float(np.median([response.milliseconds for response in responses]))
+            median_ms = float(np.median([response.milliseconds for response in responses]))
             name = _name(rules)
-            self.console.print(
-                Text.assemble(
-                    ("✓ " if broken == 0 else "✗ ", "green" if broken == 0 else "bold red"),
-                    f"{len(users):,} users, “{name}”: {broken} of {len(items):,} items violate it ",
-                    (f"(without it: {without_rule:,} of {len(unfiltered):,}); median {milliseconds:.0f} ms over HTTP", "dim"),
-                ),
-                soft_wrap=True,
+            self._print(
+                ("✓ " if broken == 0 else "✗ ", "green" if broken == 0 else "bold red"),
+                f"{len(users):,} users, “{name}”: {broken} of {len(items):,} items violate it ",
+                (f"(without it: {without_rule:,} of {len(unfiltered):,}); median {median_ms:.0f} ms over HTTP", "dim"),
             )
-            figures[name] = {
-                "items": len(items),
-                "broken": broken,
-                "broken_without_rule": without_rule,
-                "median_ms": milliseconds,
-            }
+            counts = {"items": len(items), "broken": broken, "broken_without_rule": without_rule}
+            figures[name] = counts | {"median_ms": median_ms}
             if broken:
                 raise DemoError(f"{broken} of {len(items):,} items violate “{name}”: {BUG}")
         return figures
@@ -145,14 +134,14 @@ class Tour:
         early = self._request(self.user, new_rules)
         if early.status == 200:
             raise DemoError(f"the server knows the rule {new_rule.name!r} before it was written")
-        self.console.print(f"Before: the server answers a request with the rule “{new_rule.title}” with {early.status}:")
-        self.console.print(Text(f"  {early.message}", "dim"), soft_wrap=True)
+        self._print(f"Before: the server answers a request with the rule “{new_rule.title}” with {early.status}:")
+        self._print((f"  {early.message}", "dim"))
 
         index_file, line = self.run / "index.leafbeam", f'{new_rule.name} = "{new_rule.predicate}"'
         modified = index_file.stat().st_mtime_ns
         with (self.run / "rules.toml").open("a", encoding="utf-8") as rules_file:
             rules_file.write(line + "\n")
-        self.console.print(Text.assemble("Edit:   rules.toml gets  ", (line, "cyan")))
+        self._print("Edit:   rules.toml gets  ", (line, "cyan"))
         sold_out = self._sell_out(before)
         start = time.perf_counter()
         self.server.reload()
@@ -163,13 +152,8 @@ class Tour:
         milliseconds = 1e3 * (time.perf_counter() - start)
         if after.status != 200:
             raise DemoError(f"the server does not know {new_rule.name!r} {RELOAD_SECONDS:.0f} s after SIGHUP: {after.message}")
-        self.console.print(
-            Text.assemble(
-                "SIGHUP: the first answer with the new rule came after ",
-                (f"{milliseconds:.0f} ms", "bold green"),
-                f"; the index is still {after.index_version}",
-            )
-        )
+        took, unchanged = (f"{milliseconds:.0f} ms", "bold green"), f"; the index is still {after.index_version}"
+        self._print("SIGHUP: the first answer with the new rule came after ", took, unchanged)
         if after.index_version != before.index_version or index_file.stat().st_mtime_ns != modified:
             raise DemoError(f"the index changed although only a rule did: {BUG}")
         self.console.print()
@@ -205,20 +189,15 @@ class Tour:
             catalog.execute("UPDATE items SET stock = 0 WHERE item_id = ?", [item]).fetchall()
         self.checker.set_stock(item, 0)
         title = item_title(self.checker.rows([item])[0])
-        self.console.print(Text.assemble("        catalog.duckdb: ", (title, "green"), " sells out"))
+        self._print("        catalog.duckdb: ", (title, "green"), " sells out")
         return item
 
     def _history(self, user: int) -> list[Any]:
         return self.log.item_ids[self.log.histories[user]][-MAX_HISTORY:].tolist()
 
     def _request(self, user: int, rules: Sequence[Rule]) -> Response:
-        history = self._history(user)
-        body = {
-            "history": history,
-            "num_items": NUM_ITEMS,
-            "rules": [rule.name for rule in rules],
-            "deny_item_ids": sorted(set(history)),
-        }
+        history, names = self._history(user), [rule.name for rule in rules]
+        body = {"history": history, "num_items": NUM_ITEMS, "rules": names, "deny_item_ids": sorted(set(history))}
         return self.server.request("/v1/recommend", body)
 
     def _recommend(self, user: int, rules: Sequence[Rule]) -> Response:
@@ -237,22 +216,18 @@ class Tour:
         """Print whether an answer obeys its rules; DemoError if it does not."""
         items = response.item_ids
         if not rules:
-            counts = [
-                f"{self._violations([rule], items)} violate “{rule.title}”" for request in self.requests for rule in request
-            ]
-            self.console.print(Text(f"• no rules: of {len(items)} items {', '.join(counts)}"), soft_wrap=True)
+            named = [rule for request in self.requests for rule in request]
+            counts = (f"{self._violations([rule], items)} violate “{rule.title}”" for rule in named)
+            self._print(f"• no rules: of {len(items)} items {', '.join(counts)}")
             return
         if broken := self._violations(rules, items):
             raise DemoError(f"{broken} of {len(items)} items violate “{_name(rules)}”: {BUG}")
-        self.console.print(
-            Text.assemble(
-                ("✓ ", "green"),
-                f"{_name(rules)}: all {len(items)} obey ",
-                (" AND ".join(_predicates(rules)), "cyan"),
-                (f"  ({response.milliseconds:.0f} ms)", "dim"),
-            ),
-            soft_wrap=True,
-        )
+        predicate, took = (" AND ".join(_predicates(rules)), "cyan"), (f"  ({response.milliseconds:.0f} ms)", "dim")
+        self._print(("✓ ", "green"), f"{_name(rules)}: all {len(items)} obey ", predicate, took)
+
+    def _print(self, *parts: str | tuple[str, str]) -> None:
+        """Print one line of text with styles."""
+        self.console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def _predicates(rules: Sequence[Rule]) -> list[str]:

@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
-    from leafbeam.engine.catalog_files import CatalogFiles
     from leafbeam.engine.counts import COUNTERS, Counts
     from leafbeam.engine.decoder import Model
-    from leafbeam.engine.engine import Engine
+    from leafbeam.engine.engine import CatalogFiles, Engine
     from leafbeam.engine.request import ItemId, Limits, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.results import version_name
     from leafbeam.engine.settings import Settings
@@ -35,7 +34,7 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and that there a
         __name__,
         {
             "COUNTERS": ".counts",
-            "CatalogFiles": ".catalog_files",
+            "CatalogFiles": ".engine",
             "Counts": ".counts",
             "Engine": ".engine",
             "ItemId": ".request",

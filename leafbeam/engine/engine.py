@@ -6,18 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import overload
 
-from leafbeam.catalog import Catalog
+from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine.batcher import Batcher
-from leafbeam.engine.catalog_files import CatalogFiles
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
-from leafbeam.engine.pending_request import PendingRequest
 from leafbeam.engine.prepare import RequestPreparer
-from leafbeam.engine.request import Limits, Request, Result
+from leafbeam.engine.request import Limits, PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter, version_name
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
@@ -34,9 +32,32 @@ from leafbeam.errors import (
 from leafbeam.index import Trie, Version
 from leafbeam.model import PromptStore, Transformer, load_model
 
-__all__ = ["Engine"]
+__all__ = ["CatalogFiles", "Engine"]
 
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogFiles:
+    """What `Engine.load` opens, and closes again: an index file, and for rules the DuckDB file of the items.
+
+    rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
+    of their own are evaluated again ("60s").
+    """
+
+    index: str | os.PathLike[str]
+    catalog: str | os.PathLike[str] | None = None
+    rules: RuleSource = None
+    refresh: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rules is not None or self.refresh is not None) and self.catalog is None:
+            raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
+
+    def open(self) -> Catalog | Trie:
+        """The catalog, or the index alone without `catalog`. Raises IndexFileError, DataError, RuleError."""
+        trie = Trie.load(os.fspath(self.index))
+        return trie if self.catalog is None else Catalog.open(self.catalog, trie, self.rules, refresh=self.refresh)
 
 
 class Engine:
@@ -154,13 +175,13 @@ class Engine:
     @property
     def is_running(self) -> bool:
         """Whether requests are accepted and a worker lives."""
-        return self.scheduler.is_open and any(worker.is_alive for worker in self._workers)
+        return self.scheduler.is_open and any(worker.is_alive() for worker in self._workers)
 
     @property
     def unhealthy_reason(self) -> str | None:
         """Why requests should go to another server; None while healthy."""
         reason = self.scheduler.unhealthy_reason
-        if reason is None and not all(worker.is_alive for worker in self._workers):
+        if reason is None and not all(worker.is_alive() for worker in self._workers):
             return "a worker has ended"
         return reason
 
@@ -202,9 +223,10 @@ class Engine:
         over = time.monotonic() + grace_s
         self.scheduler.drain()
         for worker in self._workers:
-            worker.join(over - time.monotonic())
+            if worker is not threading.current_thread():
+                worker.join(max(0.0, over - time.monotonic()))
         self.scheduler.close()
-        self._results.stop(wait=not any(worker.is_alive for worker in self._workers))
+        self._results.stop(wait=not any(worker.is_alive() for worker in self._workers))
 
     def close(self, grace_s: float = 30.0) -> None:
         """Stop, and close the catalog if `load` opened it."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from leafbeam.catalog import Catalog, Expression
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
-from leafbeam.engine.pending_request import PendingRequest
-from leafbeam.engine.request import ItemId, Limits, Request, short_repr
+from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request, short_repr
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError
 from leafbeam.index import Version

@@ -1,14 +1,29 @@
-"""A request, the limits on it, and the result."""
+"""A request, the limits on it, the request while it is pending, and the result."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
+from leafbeam.engine.batcher import RequestSize
 from leafbeam.errors import ArgumentError, RequestError
+from leafbeam.index import Version, VersionFilter
 
-__all__ = ["ItemId", "Limits", "Request", "Result", "Scoring", "Timings", "UserId", "is_valid_unicode", "short_repr"]
+__all__ = [
+    "ItemId",
+    "Limits",
+    "PendingRequest",
+    "Request",
+    "Result",
+    "Scoring",
+    "Timings",
+    "UserId",
+    "is_valid_unicode",
+    "short_repr",
+]
 
 ItemId = int | str
 UserId = int | str
@@ -47,7 +62,11 @@ class Request:
         object.__setattr__(self, "history", _item_ids("history", self.history))
         object.__setattr__(self, "deny_item_ids", _item_ids("deny_item_ids", self.deny_item_ids))
         object.__setattr__(self, "num_items", _positive("num_items", self.num_items))
-        object.__setattr__(self, "rules", _names(self.rules))
+        rules: Any = self.rules
+        names: tuple[Any, ...] = tuple(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else (None,)
+        if not all(isinstance(name, str) for name in names):
+            raise RequestError(f"rules must be a list of rule names, not {short_repr(rules)}")
+        object.__setattr__(self, "rules", names)
         if self.user is not None:
             object.__setattr__(self, "user", _user(self.user))
         if self.num_beams is not None:
@@ -82,10 +101,10 @@ class Limits:
     max_deadline_s: int = 60
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{field.name} must be an integer of at least 1, not {value!r}")
+                raise ArgumentError(f"{limit.name} must be an integer of at least 1, not {value!r}")
         if self.max_items > self.max_beams:
             raise ArgumentError(
                 f"max_items={self.max_items} needs at least as many beams, but max_beams={self.max_beams}: raise max_beams"
@@ -99,10 +118,8 @@ class Limits:
                 raise RequestError(message, reason="deadline_past")
             if request.deadline_s > self.max_deadline_s:
                 raise RequestError(f"a deadline may be up to {self.max_deadline_s:g} s away, not {request.deadline_s:g} s")
-        for name, value, limit in (
-            ("num_items", request.num_items, self.max_items),
-            ("num_beams", request.num_beams or 1, self.max_beams),
-        ):
+        counts = ("num_items", request.num_items, self.max_items), ("num_beams", request.num_beams or 1, self.max_beams)
+        for name, value, limit in counts:
             if value > limit:
                 raise RequestError(f"{name} must be from 1 to {limit:,}, not {short_repr(value)}")
         for name, values, limit in (
@@ -174,12 +191,42 @@ class Result:
         return f"Result({self.num_valid} items{best}, {1e3 * self.timings.total:.1f} ms)"
 
 
-def _names(values: Any) -> tuple[str, ...]:
-    if isinstance(values, Iterable) and not isinstance(values, str):
-        names: tuple[Any, ...] = tuple(values)
-        if all(isinstance(name, str) for name in names):
-            return names
-    raise RequestError(f"rules must be a list of rule names, not {short_repr(values)}")
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PendingRequest:
+    """A request with all that its search needs, under the rules and the index version of its submission.
+
+    size: with the key of its batch, its arrival and its deadline. codes: (n, L) int64, of the known items of its history.
+    deny: the known denied ids. prepared: when it was ready to be queued. future: completed with the result; cancelling it
+    withdraws the request, queued or running.
+    """
+
+    request: Request
+    size: RequestSize
+    version: Version
+    item_filter: VersionFilter | None
+    rules_generation: int | None
+    codes: NDArray[np.int64]
+    deny: NDArray[Any] | None
+    ignored_history: tuple[ItemId, ...]
+    ignored_deny: tuple[ItemId, ...]
+    prepared: float
+    future: "Future[Result]" = field(default_factory=Future)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was answered, refused or cancelled."""
+        return self.future.done()
+
+    def complete(self, outcome: Result | Exception) -> bool:
+        """Set the future's result or error; False if it was done already."""
+        try:
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+        except InvalidStateError:
+            return False
+        return True
 
 
 def _item_ids(name: str, values: Any) -> tuple[ItemId, ...]:

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput
-from leafbeam.engine.pending_request import PendingRequest
-from leafbeam.engine.request import Result, Timings
+from leafbeam.engine.request import PendingRequest, Result, Timings
 from leafbeam.index import Version
 
 __all__ = ["ResultWriter", "version_name"]

@@ -12,7 +12,7 @@ from leafbeam.engine.batcher import Batch, Batcher, QueueEntry, RequestSize
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.latency_model import LatencyFit, LatencyModel
-from leafbeam.engine.pending_request import PendingRequest
+from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import OverloadedError, UnavailableError
 

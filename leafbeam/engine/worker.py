@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
-from leafbeam.engine.pending_request import PendingRequest
+from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.errors import UnavailableError
 
@@ -15,14 +15,14 @@ __all__ = ["Worker"]
 log = logging.getLogger("leafbeam.engine")
 
 
-class Worker:
+class Worker(threading.Thread):
     """Takes batches from the scheduler, decodes them and delivers the output (the third tier of xGR, section 7).
 
     An error fails the requests of its batch and no others. A batch that runs out of memory is retried once in two halves;
     a half that runs out again fails with UnavailableError. A batch whose requests were all cancelled ends before its next
     decode step.
 
-    deliver: takes the requests and their output; called in this thread.
+    deliver: takes the requests and their output; called in this thread, which ends once the scheduler has no more batches.
     """
 
     def __init__(
@@ -34,25 +34,11 @@ class Worker:
         counts: Counts,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
         self._number, self._scheduler, self._decoder = number, scheduler, decoder
         self._deliver, self._counts, self._clock = deliver, counts, clock
-        self._thread = threading.Thread(target=self._run, name=f"leafbeam-worker-{number}", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread, which comes once the scheduler has no more batches."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(max(0.0, timeout_s))
-
-    def _run(self) -> None:
+    def run(self) -> None:
         while (batch := self._scheduler.next_batch(self._number)) is not None:
             started = self._clock()
             succeeded, requests = False, ()

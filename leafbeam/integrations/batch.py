@@ -49,10 +49,9 @@ class ServingFiles:
 
     def __post_init__(self) -> None:
         for name in ("model", "index", "catalog", "rules"):
-            path = getattr(self, name)
-            if path is not None:
+            if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.abspath(path))
-        CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules)  # raises ArgumentError
+        _ = self.catalog_files  # raises ArgumentError
 
     @property
     def catalog_files(self) -> CatalogFiles:
@@ -168,10 +167,9 @@ class BatchJob:
         Its manifest holds digests of the model, index, rules, request and users. Raises DataError if they are another job's,
         or if the users cannot be read.
         """
-        partitions = tuple(self._partitions())
-        manifest = self._manifest(partitions)
-        out = Path(self.out)
-        path = out / MANIFEST
+        files, out = self._files(), Path(self.out)
+        partitions = self._partitions(files)
+        manifest, path = self._manifest(files, len(partitions)), out / MANIFEST
         if path.exists():
             _compare(path, manifest)
         elif out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -180,7 +178,7 @@ class BatchJob:
             out.mkdir(parents=True, exist_ok=True)
             _write_whole(path, lambda part: part.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8"))
         pending = tuple(partition for partition in partitions if not (out / partition.output).exists())
-        return JobPlan(partitions=partitions, pending=pending)
+        return JobPlan(partitions=tuple(partitions), pending=pending)
 
     def _files(self) -> list[Path]:
         users = Path(self.users)
@@ -189,21 +187,19 @@ class BatchJob:
             raise DataError(f"{users} is neither a Parquet file nor a directory of *.parquet files")
         return files
 
-    def _partitions(self) -> list[Partition]:
+    def _partitions(self, files: list[Path]) -> list[Partition]:
         partitions: list[Partition] = []
-        for file in self._files():
+        for file in files:
             try:
                 footer = pq.ParquetFile(file)
             except (OSError, pa.ArrowInvalid) as error:
                 raise DataError(f"{file} cannot be read as Parquet: {error}") from error
             self._check_columns(file, footer.schema_arrow)
             for group in range(footer.num_row_groups):
-                rows = footer.metadata.row_group(group).num_rows
-                for first in range(0, rows, self.partition_rows):
-                    size = min(self.partition_rows, rows - first)
-                    partitions.append(
-                        Partition(number=len(partitions), file=str(file), row_group=group, first=first, rows=size)
-                    )
+                num_rows = footer.metadata.row_group(group).num_rows
+                for first in range(0, num_rows, self.partition_rows):
+                    number, rows = len(partitions), min(self.partition_rows, num_rows - first)
+                    partitions.append(Partition(number=number, file=str(file), row_group=group, first=first, rows=rows))
         return partitions
 
     def _check_columns(self, file: Path, schema: Any) -> None:
@@ -211,11 +207,12 @@ class BatchJob:
             if name not in schema.names:
                 raise DataError(f"{file} has no column {name!r}; it has {', '.join(schema.names)}")
             kind: Any = schema.field(name).type
-            if name != self.request.user_column and not _is_list_of_ids(kind):
+            is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+            is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+            if name != self.request.user_column and not (is_list and any(check(kind.value_type) for check in is_id)):
                 raise DataError(f"{file}: column {name!r} holds {kind}; expected lists of item ids, integers or text")
 
-    def _manifest(self, partitions: tuple[Partition, ...]) -> dict[str, Any]:
-        rules = None if self.files.rules is None else _digest([Path(self.files.rules)])
+    def _manifest(self, files: list[Path], num_partitions: int) -> dict[str, Any]:
         model = Path(self.files.model)
         if not model.is_dir():
             raise DataError(f"{model} is not a model's directory")
@@ -223,11 +220,11 @@ class BatchJob:
             "format": _FORMAT,
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
             "index": Trie.load(self.files.index).version,
-            "rules_text": rules,
+            "rules_text": None if self.files.rules is None else _digest([Path(self.files.rules)]),
             "request": asdict(self.request) | {"rules": list(self.request.rules)},
             "partition_rows": self.partition_rows,
-            "partitions": len(partitions),
-            "users": {file.name: _footer_digest(file) for file in self._files()},
+            "partitions": num_partitions,
+            "users": {file.name: _footer_digest(file) for file in files},
         }
 
 
@@ -239,9 +236,8 @@ class PartitionRunner:
         limits = replace(Limits(), max_history=_NO_LIMIT, max_deny=_NO_LIMIT)
         limits.check(job.request.request())
         settings = Settings(max_batch=job.max_batch)
-        self._engine = Engine.load(
-            job.files.model, job.files.catalog_files, device=job.device, limits=limits, settings=settings
-        )
+        files = job.files
+        self._engine = Engine.load(files.model, files.catalog_files, device=job.device, limits=limits, settings=settings)
 
     def run(self, partition: Partition) -> PartitionResult:
         """Read, answer, write. Raises DataError that names file and row, and what `Engine.recommend` raises."""
@@ -301,12 +297,6 @@ def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[
         if progress is not None:
             progress(results[-1], finished + len(results), len(plan.partitions))
     return results
-
-
-def _is_list_of_ids(kind: Any) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_id = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
-    return is_list and any(check(kind.value_type) for check in is_id)
 
 
 def _compare(path: Path, manifest: dict[str, Any]) -> None:

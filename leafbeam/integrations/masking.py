@@ -82,21 +82,11 @@ class ScoreMasker:
         return was_known
 
     def _advance(self, at: tuple[int, int, int, int], scores: int, out: int, width: int) -> int:
-        depth, rows = at[3], self._prefixes.rows
-        return mask_rows(
-            self._steps[depth],
-            self._previous[depth],
-            at,
-            rows.rows_per_request,
-            rows.tokens_DRL,
-            rows.ranges_D2SR,
-            (rows.table, self._codes_4V, self._floats_3V),
-            self._number,
-            self._ends[depth],
-            scores,
-            out,
-            width,
-        )
+        depth, prefixes = at[3], self._prefixes
+        state = prefixes.rows_per_request, prefixes.tokens_DRL, prefixes.ranges_D2SR
+        work = prefixes.table, self._codes_4V, self._floats_3V
+        levels = self._steps[depth], self._previous[depth]
+        return mask_rows(*levels, at, *state, work, self._number, self._ends[depth], scores, out, width)
 
     def write_end(self, ended_R: NDArray[np.bool_], complete_R: Tensor | float, out_RW: Tensor) -> None:
         """Leave only the end token: with score `complete_R` in rows that just became complete, END_SCORE in ended ones.
@@ -110,15 +100,13 @@ class ScoreMasker:
         out_RW[:, self._eos] = values_R
 
     def _write_on_device(self, scores_RW: Tensor, depth: int, out_RW: Tensor) -> None:
-        level, rows = self._tokens.levels[depth], self._prefixes.rows
-        ranges_2SR = rows.ranges_D2SR[depth]
+        level, ranges_2SR = self._tokens.levels[depth], self._prefixes.ranges_D2SR[depth]
         if self._variable_length and depth:
-            ranges_2SR = np.where(rows.tokens_DRL[depth, :, depth - 1] == self._eos, 0, ranges_2SR)
+            ranges_2SR = np.where(self._prefixes.tokens_DRL[depth, :, depth - 1] == self._eos, 0, ranges_2SR)
         row_indptr, code_C = self._prefixes.legal_codes(depth, ranges_2SR)
         check_end_token(level, code_C)
         row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
-        index_2C = torch.from_numpy(np.stack([row_C, level.token_V[code_C]])).to(scores_RW.device)
-        row, token = index_2C[0], index_2C[1]
+        row, token = torch.from_numpy(np.stack([row_C, level.token_V[code_C]])).to(scores_RW.device)
         values_C = scores_RW[row, token]
         if self._scoring == "full":
             level_K = torch.from_numpy(level.sorted_2K[0]).to(scores_RW.device)

@@ -11,7 +11,6 @@ generated), L levels, C children of all rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,34 +24,7 @@ from leafbeam.integrations.tokens import CodeTokens, check_sequences
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 
-__all__ = ["PrefixTracker", "RowState"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowState:
-    """The tokens of R rows at each depth, and the leaves below them.
-
-    tokens_DRL: int64, the first d tokens of each row in the last call of depth d; -1 before. ranges_D2SR: int64, their leaf
-    range (lo, hi) in each segment, empty for an illegal prefix. table: buffer of the prefix look-up.
-    """
-
-    tokens_DRL: NDArray[np.int64]
-    ranges_D2SR: NDArray[np.int64]
-    table: NDArray[np.int64]
-    rows_per_request: int
-
-    @classmethod
-    def at_root(cls, ranges_2SB1: NDArray[np.int64], num_levels: int, rows_per_request: int) -> RowState:
-        """All rows of each request at its root."""
-        num_rows = ranges_2SB1.shape[2] * rows_per_request
-        ranges_D2SR = np.zeros((num_levels + 1, *ranges_2SB1.shape[:2], num_rows), np.int64)
-        ranges_D2SR[0].reshape(*ranges_2SB1.shape[:3], rows_per_request)[:] = ranges_2SB1
-        return cls(
-            tokens_DRL=np.full((num_levels + 1, num_rows, num_levels), -1, np.int64),
-            ranges_D2SR=ranges_D2SR,
-            table=np.empty(2 << num_rows.bit_length(), np.int64),
-            rows_per_request=rows_per_request,
-        )
+__all__ = ["PrefixTracker"]
 
 
 class PrefixTracker:
@@ -60,6 +32,9 @@ class PrefixTracker:
 
     It caches the last call of each depth, which changes no answer. Unknown rows are walked from the root, such as those of a
     generation that starts inside an item, or of a speculative one that went back.
+
+    tokens_DRL: int64, the first d tokens of each row in the last call of depth d; -1 before. ranges_D2SR: int64, their leaf
+    range (lo, hi) in each segment, empty for an illegal prefix. table: buffer of the prefix look-up.
     """
 
     def __init__(self, version: Version, tokens: CodeTokens, requests: Sequence[tuple[RequestFilter, ...]]) -> None:
@@ -69,13 +44,13 @@ class PrefixTracker:
         self._bound = cpu.bind_filters(self._arrays, requests)
         self._tokens = tokens
         self._root_2SB1 = np.stack(root_ranges(version, requests))
-        self.rows = RowState.at_root(self._root_2SB1, self.num_levels, 1)
+        self._set_rows(1)
         num_segments = len(version.segments)  # a single segment stands twice in the arrays
         self.levels = [pair[:num_segments] for pair in self._arrays.levels]
         self.filters = self._bound.pair[:num_segments]
 
     def advance(self, sequences_RT: Tensor, prompt_length: int, depth: int) -> bool:
-        """Write the leaf ranges below the first `depth` generated tokens (at most L) of each row to `rows.ranges_D2SR[depth]`.
+        """Write the leaf ranges below the first `depth` generated tokens (at most L) of each row to `ranges_D2SR[depth]`.
 
         sequences_RT: integers on any device, at least prompt_length + depth in a row; R a multiple of the requests. Cost: one
         search a row; int64 on the CPU is read in place. Raises ArgumentError for other types.
@@ -97,32 +72,30 @@ class PrefixTracker:
 
     def resize(self, num_rows: int) -> None:
         """Set the number of rows, a multiple of the requests."""
-        if num_rows != self.rows.tokens_DRL.shape[1]:
-            self.rows = RowState.at_root(self._root_2SB1, self.num_levels, num_rows // self.num_requests)
+        if num_rows != self.tokens_DRL.shape[1]:
+            self._set_rows(num_rows // self.num_requests)
+
+    def _set_rows(self, rows_per_request: int) -> None:
+        """Begin with all rows of each request at its root."""
+        num_rows, num_depths = self.num_requests * rows_per_request, self.num_levels + 1
+        self.rows_per_request = rows_per_request
+        self.tokens_DRL = np.full((num_depths, num_rows, self.num_levels), -1, np.int64)
+        self.ranges_D2SR = np.zeros((num_depths, *self._root_2SB1.shape[:2], num_rows), np.int64)
+        self.ranges_D2SR[0].reshape(*self._root_2SB1.shape[:3], rows_per_request)[:] = self._root_2SB1
+        self.table = np.empty(2 << num_rows.bit_length(), np.int64)
 
     def _step(self, address: int, stride: int, prompt_length: int, depth: int) -> bool:
-        rows = self.rows
-        return advance_rows(
-            self.levels[depth - 1],
-            self.filters,
-            self._tokens.levels[depth - 1].sorted_2K,
-            address,
-            stride,
-            prompt_length,
-            depth,
-            rows.rows_per_request,
-            rows.tokens_DRL,
-            rows.ranges_D2SR,
-            rows.table,
-        )
+        level, sorted_2K = self.levels[depth - 1], self._tokens.levels[depth - 1].sorted_2K
+        sequences, state = (address, stride, prompt_length, depth), (self.tokens_DRL, self.ranges_D2SR, self.table)
+        return advance_rows(level, self.filters, sorted_2K, *sequences, self.rows_per_request, *state)
 
     def legal_R(self, depth: int) -> NDArray[np.bool_]:
         """Which rows are legal prefixes."""
-        ranges_2SR = self.rows.ranges_D2SR[depth]
+        ranges_2SR = self.ranges_D2SR[depth]
         return np.logical_or.reduce(ranges_2SR[0] < ranges_2SR[1])
 
     def legal_codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
-        lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows.rows_per_request)
+        lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows_per_request)
         row_indptr, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
         return row_indptr, code_C

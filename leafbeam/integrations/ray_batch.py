@@ -5,16 +5,12 @@ leafbeam and the same paths (a shared file system).
 """
 
 import os
-from dataclasses import asdict
+import pickle
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from leafbeam import errors
 from leafbeam.errors import ArgumentError, LeafbeamError
 from leafbeam.extras import optional_imports
-from leafbeam.integrations.batch import BatchJob, Partition, PartitionResult, PartitionRunner, Progress
+from leafbeam.integrations.batch import BatchJob, JobPlan, PartitionResult, PartitionRunner, Progress
 
 with optional_imports("a batch job on a cluster", "ray"):
     import ray
@@ -30,18 +26,14 @@ class _Worker:
         self._job = job
         self._runner: PartitionRunner | None = None
 
-    def __call__(self, batch: dict[str, NDArray[Any]]) -> dict[str, list[Any]]:
-        (number,), (file,), (row_group,), (first,), (rows,) = (
-            batch[name].tolist() for name in ("number", "file", "row_group", "first", "rows")
-        )
-        result = PartitionResult(number=number, users=0, short_answers=0, unknown_items=0, seconds=0.0)
-        error, message = "", ""
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        (partition,) = batch["partition"]
         try:
             self._runner = self._runner or PartitionRunner(self._job)
-            result = self._runner.run(Partition(number=number, file=str(file), row_group=row_group, first=first, rows=rows))
-        except LeafbeamError as raised:
-            error, message = type(raised).__name__, str(raised)
-        return {name: [value] for name, value in (asdict(result) | {"error": error, "message": message}).items()}
+            outcome = self._runner.run(pickle.loads(partition))
+        except LeafbeamError as error:
+            outcome = error
+        return {"outcome": [pickle.dumps(outcome)]}
 
 
 def recommend_users_on_ray(
@@ -71,12 +63,12 @@ def recommend_users_on_ray(
         return []
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, log_to_driver=False, include_dashboard=False if _starts_cluster(address) else None)
+        new_cluster = address in (None, "local") and not os.environ.get("RAY_ADDRESS")
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if new_cluster else None)
     context = DataContext.get_current()
-    bars = context.enable_progress_bars
-    context.enable_progress_bars = False
+    bars, context.enable_progress_bars = context.enable_progress_bars, False
     try:
-        return _run(job, plan.pending, len(plan.partitions), workers, cpus_per_worker, gpus_per_worker, progress)
+        return _run(job, plan, workers, cpus_per_worker, gpus_per_worker, progress)
     finally:
         context.enable_progress_bars = bars
         if started:
@@ -84,40 +76,28 @@ def recommend_users_on_ray(
 
 
 def _run(
-    job: BatchJob,
-    pending: tuple[Partition, ...],
-    total: int,
-    workers: int | None,
-    cpus: float,
-    gpus: float,
-    progress: Progress | None,
+    job: BatchJob, plan: JobPlan, workers: int | None, cpus: float, gpus: float, progress: Progress | None
 ) -> list[PartitionResult]:
     resources = ray.cluster_resources()
     max_workers = int(resources.get("GPU", 0) / gpus) if gpus else int(resources.get("CPU", 0) / cpus)
     if max_workers < 1:
         has = f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
         raise ArgumentError(f"the cluster has {has}, too few for one worker of {cpus:g} CPUs and {gpus:g} GPUs")
-    size = min(workers or max_workers, len(pending))
-    rows = [asdict(partition) for partition in pending]
+    rows = [{"partition": pickle.dumps(partition)} for partition in plan.pending]
     answers = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,
         fn_constructor_kwargs={"job": job},
         batch_size=1,
-        compute=ActorPoolStrategy(min_size=1, max_size=size),
+        compute=ActorPoolStrategy(min_size=1, max_size=min(workers or max_workers, len(rows))),
         num_cpus=cpus,
         num_gpus=gpus or None,
     )
     results: list[PartitionResult] = []
     for row in answers.iter_rows():
-        if error := str(row.pop("error")):
-            raise getattr(errors, error)(row["message"])
-        row.pop("message")
-        fields = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
-        results.append(PartitionResult(**fields))
+        outcome = pickle.loads(row["outcome"])
+        if isinstance(outcome, LeafbeamError):
+            raise outcome
+        results.append(outcome)
         if progress is not None:
-            progress(results[-1], total - len(pending) + len(results), total)
+            progress(outcome, len(plan.partitions) - len(rows) + len(results), len(plan.partitions))
     return sorted(results, key=lambda result: result.number)
-
-
-def _starts_cluster(address: str | None) -> bool:
-    return address in (None, "local") and not os.environ.get("RAY_ADDRESS")

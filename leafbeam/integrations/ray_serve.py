@@ -7,8 +7,10 @@ Each replica is one engine with the HTTP interface of `leafbeam serve`. All mach
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 from leafbeam.engine import Engine, Settings, version_name
@@ -28,6 +30,8 @@ with optional_imports("a Ray Serve application", "ray"):
 __all__ = ["DeploymentConfig", "Recommender", "application"]
 
 log = logging.getLogger("leafbeam.ray")
+
+_OWNERS = ("files", "settings")  # fields that hold the other classes' fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,21 +68,14 @@ class DeploymentConfig:
     def of(cls, args: Mapping[str, Any]) -> "DeploymentConfig":
         """From the flat arguments of `serve run` or a Serve config file: fields of ServingFiles, Settings and this class."""
         owners: tuple[type, ...] = (ServingFiles, Settings, cls)
-        known = {
-            field.name: (owner, field.type)
-            for owner in owners
-            for field in fields(owner)
-            if field.name not in ("files", "settings")
-        }
-        values: dict[type, dict[str, Any]] = {owner: {} for owner in owners}
-        for name, value in args.items():
-            if name not in known:
-                raise ArgumentError(f"there is no argument {name!r}: choose among {', '.join(known)}")
-            owner, kind = known[name]
-            values[owner][name] = _typed(name, value, kind)
-        if missing := [name for name in ("model", "index") if name not in values[ServingFiles]]:
+        kinds = [{field.name: field.type for field in fields(owner) if field.name not in _OWNERS} for owner in owners]
+        for name in args:
+            if not any(name in own for own in kinds):
+                raise ArgumentError(f"there is no argument {name!r}: choose among {', '.join(chain(*kinds))}")
+        if missing := [name for name in ("model", "index") if name not in args]:
             raise ArgumentError(f"{' and '.join(missing)} missing: pass the path")
-        return cls(files=ServingFiles(**values[ServingFiles]), settings=Settings(**values[Settings]), **values[cls])
+        files, settings, own = ({name: _typed(name, args[name], own[name]) for name in own if name in args} for own in kinds)
+        return cls(files=ServingFiles(**files), settings=Settings(**settings), **own)
 
 
 class _ServedEngine:
@@ -88,30 +85,26 @@ class _ServedEngine:
         self.engine, self.files, self._grace_s = engine, files, grace_s
         self.app: ASGIApp = create_app(engine, grace_s=grace_s)
         self._num_inside = 0
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
 
     def __enter__(self) -> "_ServedEngine":
         self._num_inside += 1
-        self._is_empty.clear()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._num_inside -= 1
-        if self._num_inside == 0:
-            self._is_empty.set()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Answer what the engine has accepted, then close it."""
         self.engine.close(self._grace_s)
 
     async def retire(self) -> None:
-        """Stop once no request is inside, or the grace period is over."""
-        try:
-            await asyncio.wait_for(self._is_empty.wait(), self._grace_s)
-        except TimeoutError:
+        """Close once no request is inside, or the grace period is over."""
+        over = time.monotonic() + self._grace_s
+        while self._num_inside and time.monotonic() < over:
+            await asyncio.sleep(0.02)
+        if self._num_inside:
             log.warning("%d requests still use the former catalog after %g s", self._num_inside, self._grace_s)
-        await asyncio.to_thread(self.stop)
+        await asyncio.to_thread(self.close)
 
 
 class Recommender:
@@ -151,10 +144,8 @@ class Recommender:
             task.add_done_callback(self._retiring.discard)
 
     def _load(self, files: ServingFiles) -> tuple[AnyModel, Engine]:
-        if self._model is not None and self._model[0] == files.model:
-            model = self._model[1]
-        else:
-            model = load_model(files.model, device=self._device)
+        is_same = self._model is not None and self._model[0] == files.model
+        model = self._model[1] if self._model is not None and is_same else load_model(files.model, device=self._device)
         engine = Engine.load(model, files.catalog_files, settings=self._settings)
         try:
             engine.start()
@@ -191,7 +182,7 @@ class Recommender:
     def __del__(self) -> None:
         """Ray calls it after the replica's last request."""
         if self._served is not None:
-            self._served.stop()
+            self._served.close()
 
     def _current(self) -> _ServedEngine:
         if self._served is None:

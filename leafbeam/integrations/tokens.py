@@ -88,10 +88,7 @@ class CodeTokens:
         """
         if isinstance(code_tokens, CodeTokens):
             return code_tokens
-        if isinstance(code_tokens, Vocabulary):
-            ranges = zip(code_tokens.offsets, code_tokens.codebook_sizes, strict=True)
-            return cls.of([np.arange(first, first + size) for first, size in ranges])
-        if isinstance(code_tokens, TokenTable):
+        if isinstance(code_tokens, Vocabulary | TokenTable):
             return cls.of([code_tokens.level_tokens(level) for level in range(code_tokens.num_levels)])
         tables = list(code_tokens)  # rows of an array are new objects at each access: keep them for their ids
         by_id: dict[int, LevelTokens] = {}
@@ -142,7 +139,7 @@ class CodeTokens:
 
     @property
     def max_token(self) -> int:
-        """The max_token token of any level."""
+        """The largest token of any level."""
         return max(int(level.sorted_2K[0, -1]) for level in self.levels)
 
 

@@ -3,12 +3,13 @@
 Neither imports transformers: any caller of `processor(input_ids, scores)` with whole sequences will do (tested with 5.x).
 
 Shapes: B requests, R rows of a call (B x beams, a request's rows together), T tokens of a row (prompt included), t of them
-generated, W tokens of the model, S segments, L levels, K sequences returned for a request.
+generated, W tokens of the model, S segments, L levels, K sequences returned for a request, C children of a prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import get_args
 
 import numpy as np
@@ -16,17 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.decode.results import SearchResult, check_batch, collect_items
+from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.integrations.callback import num_requests, prefix_allowed_tokens_fn
-from leafbeam.integrations.masking import Normalisation, ScoreMasker
+from leafbeam.integrations.masking import Normalisation, ScoreMasker, check_end_token
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
+from leafbeam.ops.constrain.cpu import step as cpu
 
 __all__ = ["CodeTokens", "TrieLogitsProcessor", "prefix_allowed_tokens_fn"]
+
+_MAX_PREFIXES = 4096  # cached, of all requests together
 
 
 class TrieLogitsProcessor:
@@ -82,7 +85,7 @@ class TrieLogitsProcessor:
         self.prompt_length = prompt_length
         self.scoring: Normalisation = scoring
         self.in_place = in_place
-        self._requests = check_batch(self.version, num_requests(filters, deny), filters, deny)
+        self._requests = check_batch(self.version, _num_requests(filters, deny), filters, deny)
         self._prefixes = PrefixTracker(self.version, self.tokens, self._requests)
         self._variable_length = self.version.segments[0].trie.end_code is not None
         self._masker = ScoreMasker(self._prefixes, self.tokens, eos_token_id, self._variable_length, scoring)
@@ -146,7 +149,7 @@ class TrieLogitsProcessor:
         scores_BK = np.full((batch_size, width), -np.inf, np.float32)
         scores_R = np.full(len(sequences), np.nan, np.float32) if scores is None else to_numpy(scores)
         for request, rows in enumerate(rows_of):
-            ranges_2SBK[:, :, request, : len(rows)] = self._prefixes.rows.ranges_D2SR[self.num_tokens][:, :, rows]
+            ranges_2SBK[:, :, request, : len(rows)] = self._prefixes.ranges_D2SR[self.num_tokens][:, :, rows]
             scores_BK[request, : len(rows)] = scores_R[rows]
         num_valid_B = np.array([len(rows) for rows in rows_of], np.int64)
         requests = self._requests * (batch_size // len(self._requests))
@@ -183,3 +186,64 @@ def _distinct(tokens_RL: NDArray[np.int64], legal_R: NDArray[np.bool_], width: i
         rows = {tokens_RL[row].tobytes(): row for row in range(first + width - 1, first - 1, -1) if legal_R[row]}
         distinct.append(np.sort(np.fromiter(rows.values(), np.int64, len(rows))))
     return distinct
+
+
+def _num_requests(filters: Filter | VersionFilter | Sequence[object] | None, deny: Sequence[object] | None) -> int:
+    """The length of the lists; 1 if neither is a list."""
+    return next((len(values) for values in (filters, deny) if isinstance(values, Sequence)), 1)
+
+
+def prefix_allowed_tokens_fn(
+    index: Trie | Version,
+    *,
+    code_tokens: CodeTokensLike = None,
+    eos_token_id: int,
+    prompt_length: int,
+    filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
+    deny: Sequence[ItemIds | None] | None = None,
+) -> Callable[[int, Tensor], list[int]]:
+    """A function (request number, whole sequence) -> legal tokens; `TrieLogitsProcessor` does the same much faster.
+
+    Arguments as for `TrieLogitsProcessor`. The tokens ascend by code; [eos_token_id] if an item is complete or no token is
+    legal, because transformers raises on an empty list. Cost: a look-up for one of the last few thousand prefixes, else a
+    search and the listing of its children.
+
+    >>> model.generate(**inputs, num_beams=20, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn(index, ...))
+    """
+    version = Version.of(index)
+    tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
+    requests = check_batch(version, _num_requests(filters, deny), filters, deny)
+    arrays = cpu.bind(version)
+    bound = [cpu.bind_filters(arrays, [request]) for request in requests]
+    roots = [root_ranges(version, [request]) for request in requests]
+    no_ranges = np.empty((len(version.segments), 0), np.int64)
+    end = no_ranges[0], no_ranges, no_ranges, [eos_token_id]
+    variable_length = version.segments[0].trie.end_code is not None
+
+    @lru_cache(maxsize=_MAX_PREFIXES)
+    def children(request: int, *generated: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """(code_C, lo_SC, hi_SC, tokens): the legal children of a prefix, ascending by code."""
+        lo_S11, hi_S11 = roots[request]
+        if generated:
+            parent_codes, parent_lo, parent_hi, _ = children(request, *generated[:-1])
+            code = tokens.levels[len(generated) - 1].code_of(generated[-1])
+            child = int(np.searchsorted(parent_codes, code))
+            if child == len(parent_codes) or int(parent_codes[child]) != code:
+                return end
+            lo_S11, hi_S11 = parent_lo[:, child, None, None], parent_hi[:, child, None, None]
+        if len(generated) == version.num_levels or (variable_length and eos_token_id in generated):
+            return end
+        level = tokens.levels[len(generated)]
+        _, code_C, lo_SC, hi_SC = cpu.children(arrays, len(generated), lo_S11, hi_S11, bound[request])
+        check_end_token(level, code_C)
+        return code_C, lo_SC, hi_SC, level.token_V[code_C].tolist() or [eos_token_id]
+
+    def allowed_tokens(batch_id: int, input_ids: Tensor) -> list[int]:
+        request = int(batch_id) if len(requests) > 1 else 0
+        if not 0 <= request < len(requests):
+            raise ArgumentError(f"request {request} has no entry in filters or deny, which name {len(requests)} requests")
+        check_sequences(input_ids[None], prompt_length)
+        generated = input_ids[prompt_length : prompt_length + version.num_levels].tolist()
+        return children(request, *generated)[3].copy()
+
+    return allowed_tokens

@@ -1,10 +1,12 @@
 """The HTTP interface of an engine."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -12,18 +14,19 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi import Request as HttpRequest
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from leafbeam.engine import Engine, Request, Result, version_name
 from leafbeam.errors import ArgumentError, LeafbeamError, RequestError, UnavailableError
-from leafbeam.serve.body import parse_body, read_body
-from leafbeam.serve.errors import add_error_handlers, error_response
+from leafbeam.serve.errors import BodyError, describe, error_response, http_error, unexpected_error
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
 
 __all__ = ["create_app"]
 
-_INLINE_IDS = 512  # below, changing threads takes longer than looking the ids up on the event loop
+_INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
 _DESCRIPTION = """
 Recommendations under rules: every item in an answer is in the index and allowed by each rule that the request names.
 If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
@@ -76,7 +79,8 @@ def create_app(
         await asyncio.to_thread(engine.stop, grace_s)
 
     app = FastAPI(title="leafbeam", description=_DESCRIPTION, version="1", lifespan=lifespan)
-    add_error_handlers(app)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected_error)
 
     async def answer(http: HttpRequest) -> Response:
         """Read, parse once, submit, wait."""
@@ -87,7 +91,9 @@ def create_app(
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        result = await _result(await _submit(engine, request, arrived), http, answer_s)
+        blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
+        submit = partial(engine.submit, request, arrived=arrived)
+        result = await _result(await asyncio.to_thread(submit) if blocks else submit(), http, answer_s)
         metrics.observe_result(result, request.num_items)
         # As text, so that FastAPI does not validate every number again.
         return Response(RecommendAnswer.of(result).model_dump_json(), media_type="application/json")
@@ -142,13 +148,6 @@ def create_app(
     return app
 
 
-async def _submit(engine: Engine, request: Request, arrived: float) -> "Future[Result]":
-    """Submit here, or in a thread if looking up many ids would block the event loop."""
-    if engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS:
-        return await asyncio.to_thread(engine.submit, request, arrived=arrived)
-    return engine.submit(request, arrived=arrived)
-
-
 async def _result(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result:
     """Wait for a result. Raises ClientDisconnect after withdrawing the request, UnavailableError after `answer_s` seconds."""
     answer = asyncio.wrap_future(future)
@@ -173,3 +172,43 @@ async def _disconnected(http: HttpRequest) -> None:
     """Return once the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+async def read_body(http: HttpRequest, *, max_bytes: int, max_s: float) -> bytes:
+    """The whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it."""
+    length = http.headers.get("content-length", "")
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise _too_long(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(max_s):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_long(max_bytes)
+    except TimeoutError:
+        message = f"the body did not arrive within {max_s:g} s"
+        raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
+    return bytes(body)
+
+
+def parse_body(body: bytes, content_type: str) -> Request:
+    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+    kind = content_type.partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not body or not is_json:
+        raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+        raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+    try:
+        return RecommendBody.model_validate(value).to_request()
+    except ValidationError as error:
+        raise BodyError(describe(error.errors(include_url=False))) from None
+
+
+def _too_long(max_bytes: int) -> BodyError:
+    message = f"the body may have up to {max_bytes:,} bytes: send fewer ids"
+    return BodyError(message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason="body_too_long")

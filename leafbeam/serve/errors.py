@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -21,11 +21,9 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 
-__all__ = ["BodyError", "add_error_handlers", "describe", "error_response"]
+__all__ = ["BodyError", "describe", "error_response", "http_error", "unexpected_error"]
 
 log = logging.getLogger("leafbeam.serve")
-
-_CLIENT_ERRORS = (RequestError, UnknownRuleError, ItemIdError, ArgumentError)
 
 
 class BodyError(RequestError):
@@ -38,22 +36,14 @@ class BodyError(RequestError):
 
 def _status_of(error: Exception) -> int:
     """429 if overloaded, 503 if unavailable, 4xx for an error of the request, 500 for any other."""
-    match error:
-        case UnavailableError():
-            return HTTPStatus.SERVICE_UNAVAILABLE
-        case OverloadedError():
-            return HTTPStatus.TOO_MANY_REQUESTS
-        case BodyError():
-            return error.status
-        case _:
-            is_client_error = isinstance(error, _CLIENT_ERRORS)
-            return HTTPStatus.UNPROCESSABLE_ENTITY if is_client_error else HTTPStatus.INTERNAL_SERVER_ERROR
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Let an app answer every failure in that shape."""
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    if isinstance(error, BodyError):
+        return error.status
+    kinds = {
+        UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+        OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
+        (RequestError, UnknownRuleError, ItemIdError, ArgumentError): HTTPStatus.UNPROCESSABLE_ENTITY,
+    }
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def error_response(request: Request, error: LeafbeamError) -> JSONResponse:
@@ -70,7 +60,8 @@ def error_response(request: Request, error: LeafbeamError) -> JSONResponse:
     return _answer(status, name, str(error), headers, details)
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
+async def http_error(request: Request, error: Exception) -> JSONResponse:
+    """The answer of an app to starlette's errors, such as an unknown path."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     message = f"{request.method} {path}: {error.detail}"
@@ -79,7 +70,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return _answer(error.status_code, "RequestError", message, dict(error.headers or {}))
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+async def unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """The answer of an app to any other error."""
     return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
 
 
@@ -107,10 +99,8 @@ def describe(problems: Sequence[Any]) -> str:
         else:
             text = f"{problem['msg'][:1].lower()}{problem['msg'][1:]}, not {_shown(problem.get('input'))}"
         found.setdefault(field, text)
-    shown = [f"{field}: {text}" for field, text in list(found.items())[:3]]
-    if len(found) > 3:
-        shown.append(f"and {len(found) - 3:,} more")
-    return "; ".join(shown)
+    more = [f"and {len(found) - 3:,} more"] if len(found) > 3 else []
+    return "; ".join([*(f"{field}: {text}" for field, text in list(found.items())[:3]), *more])
 
 
 def _shown(value: object) -> str:

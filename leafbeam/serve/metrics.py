@@ -78,7 +78,7 @@ class _EngineCollector(Collector):
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        for name, (help, value) in self._gauges().items():
+        for name, help, value in self._gauges():
             yield GaugeMetricFamily(f"leafbeam_{name}", help, value=value)
         terms = GaugeMetricFamily("leafbeam_step_time_seconds", "Coefficients of the latency model", labels=["term"])
         for term, seconds in self._engine.scheduler.latency_fit.seconds.items():
@@ -97,46 +97,41 @@ class _EngineCollector(Collector):
         if self._engine.catalog is not None:
             yield from _rule_metrics(self._engine.catalog)
 
-    def _gauges(self) -> dict[str, tuple[str, float]]:
+    def _gauges(self) -> Iterable[tuple[str, str, float]]:
         engine, version = self._engine, self._engine.version
         load, fit = engine.scheduler.load, engine.scheduler.latency_fit
-        gauges: dict[str, tuple[str, float]] = {
-            "queue_length": ("Requests waiting", load.waiting),
-            "queue_tokens": ("Prompt tokens waiting", load.waiting_tokens),
-            "running_requests": ("Requests in running batches", load.running),
-            "running_tokens": ("Prompt tokens in running batches, with padding", load.running_tokens),
-            "running_beam_rows": ("Beams in running batches", load.running_beam_rows),
-            "busy_workers": ("Workers that run a batch", load.busy_workers),
-            "workers": ("Workers", engine.settings.workers),
-            "ready": ("1 while healthy", float(engine.unhealthy_reason is None)),
-            "step_time_spread": ("95th percentile of a batch's actual over its expected seconds", fit.spread),
-            "step_time_observed": ("Batches that the latency model has observed", fit.observed),
-            "index_items": ("Items of the index", len(version)),
-            "index_changes": ("Changes of items since the first version", version.number),
-        }
+        yield "queue_length", "Requests waiting", load.waiting
+        yield "queue_tokens", "Prompt tokens waiting", load.waiting_tokens
+        yield "running_requests", "Requests in running batches", load.running
+        yield "running_tokens", "Prompt tokens in running batches, with padding", load.running_tokens
+        yield "running_beam_rows", "Beams in running batches", load.running_beam_rows
+        yield "busy_workers", "Workers that run a batch", load.busy_workers
+        yield "workers", "Workers", engine.settings.workers
+        yield "ready", "1 while healthy", float(engine.unhealthy_reason is None)
+        yield "step_time_spread", "95th percentile of a batch's actual over its expected seconds", fit.spread
+        yield "step_time_observed", "Batches that the latency model has observed", fit.observed
+        yield "index_items", "Items of the index", len(version)
+        yield "index_changes", "Changes of items since the first version", version.number
         if (graphs := engine.graphs) is not None:
-            gauges["graphs_captured"] = ("Captured graphs of all workers", graphs.captured)
-            gauges["graph_bytes"] = ("Memory of captured graphs, without the index", graphs.nbytes)
+            yield "graphs_captured", "Captured graphs of all workers", graphs.captured
+            yield "graph_bytes", "Memory of captured graphs, without the index", graphs.nbytes
         if (store := engine.prompt_store) is not None:
-            gauges["prompt_store_bytes"] = ("Keys and values of recent prompts", store.nbytes)
-        return gauges
+            yield "prompt_store_bytes", "Keys and values of recent prompts", store.nbytes
+        if (catalog := engine.catalog) is not None:
+            report = catalog.rules.report
+            yield "rules_generation", "Loads that changed the rules", catalog.rules.generation
+            yield "items_not_in_index", "Items of the catalog unknown to the index", report.not_in_index
+            yield "items_not_in_catalog", "Items of the index unknown to the catalog", report.not_in_catalog
 
 
 def _rule_metrics(catalog: Catalog) -> Iterable[Metric]:
-    report, generation = catalog.rules.report, catalog.rules.generation
-    yield GaugeMetricFamily("leafbeam_rules_generation", "Loads that changed the rules", value=generation)
-    for name, help, value in (
-        ("items_not_in_index", "Items of the catalog unknown to the index", report.not_in_index),
-        ("items_not_in_catalog", "Items of the index unknown to the catalog", report.not_in_catalog),
-    ):
-        yield GaugeMetricFamily(f"leafbeam_{name}", help, value=value)
     allowed = GaugeMetricFamily("leafbeam_rule_items", "Items that a rule allows", labels=["rule"])
     failed = GaugeMetricFamily("leafbeam_rule_failed", "1 if the rule's last evaluation failed", labels=["rule"])
     age = GaugeMetricFamily("leafbeam_rule_age_seconds", "Seconds since the rule's last evaluation", labels=["rule"])
-    for rule in report.rules:
+    for rule in catalog.rules.report.rules:
         allowed.add_metric([rule.name], rule.num_items)
         failed.add_metric([rule.name], float(rule.error is not None))
     for status in catalog.status:
         if status.age_s is not None:
             age.add_metric([status.name], status.age_s)
-    yield from (allowed, failed, age)
+    return allowed, failed, age

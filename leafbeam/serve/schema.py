@@ -157,10 +157,9 @@ class Readiness(BaseModel):
 def publish_limits(document: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Write the engine's limits into the OpenAPI document."""
     properties = document["components"]["schemas"]["RecommendBody"]["properties"]
-    properties["num_items"]["maximum"] = limits.max_items
-    properties["num_beams"]["maximum"] = limits.max_beams
-    properties["history"]["maxItems"] = limits.max_history
-    properties["deny_item_ids"]["maxItems"] = limits.max_deny
-    properties["rules"]["maxItems"] = limits.max_rules
-    properties["deadline_ms"]["maximum"] = limits.max_deadline_s * 1000
+    maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}
+    for name, maximum in maxima.items():
+        properties[name]["maximum"] = maximum
+    for name, maximum in (("history", limits.max_history), ("deny_item_ids", limits.max_deny), ("rules", limits.max_rules)):
+        properties[name]["maxItems"] = maximum
     return document

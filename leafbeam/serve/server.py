@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -21,9 +22,8 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.serve.app import create_app
 from leafbeam.serve.metrics import Metrics
-from leafbeam.serve.signals import SighupReloader
 
-__all__ = ["Server", "serve"]
+__all__ = ["Server", "SighupReloader", "serve"]
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -33,8 +33,48 @@ _SWITCH_INTERVAL_S = 5e-4
 _KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that the server never closes one first
 
 
-def _print_line(line: str) -> None:
-    print(line, flush=True)
+_print_line = partial(print, flush=True)
+
+
+class SighupReloader:
+    """Turns SIGHUP, which would end the process, into a call of `reload`.
+
+    A signal that arrives before `set_reload` is remembered until then. Only the main thread receives signals; in any other
+    this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._reload: Callable[[], object] | None = None
+        self._is_pending = False
+
+    @contextmanager
+    def installed(self) -> Generator["SighupReloader"]:
+        """Handle SIGHUP while open."""
+        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
+            yield self
+            return
+        before = signal.signal(signal.SIGHUP, self._handle)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def set_reload(self, reload: Callable[[], object] | None) -> None:
+        """Call `reload` from now on, at once if a signal is pending; None: remember signals."""
+        self._reload = reload
+        if reload is not None and self._is_pending:
+            self._is_pending = False
+            self._start(reload)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._reload is None:
+            self._is_pending = True
+        else:
+            self._start(self._reload)
+
+    def _start(self, reload: Callable[[], object]) -> None:
+        # Not in the handler: it interrupts any code of the main thread, which may hold a lock that `reload` needs.
+        threading.Thread(target=reload, name="leafbeam-reload").start()
 
 
 class Server:
@@ -44,7 +84,7 @@ class Server:
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
-    that holds the address once requests are answered. reloader: a SighupReloader that is installed already.
+    that holds the address once requests are answered. reloader: one that is installed already; None: `run` installs one.
 
     Raises ArgumentError if the port cannot be bound.
     """
@@ -62,7 +102,7 @@ class Server:
     ) -> None:
         self.engine = engine
         self.metrics = Metrics(engine)
-        self._on_ready, self._reloader = on_ready, reloader
+        self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -84,10 +124,17 @@ class Server:
 
         Raises LogitsError for a model without finite logits, before anything is served.
         """
-        with self._socket, self._signals(), _switch_interval(_SWITCH_INTERVAL_S):
-            self.engine.warm_up()
-            with _gc_frozen():
+        interval = sys.getswitchinterval()
+        with self._socket, self._signals():
+            try:
+                sys.setswitchinterval(_SWITCH_INTERVAL_S)
+                self.engine.warm_up()
+                gc.collect()
+                gc.freeze()  # or the cycle collector would look at all objects, and stop every thread for a quarter of a second
                 self._uvicorn.run(sockets=[self._socket])
+            finally:
+                gc.unfreeze()
+                sys.setswitchinterval(interval)
 
     def stop(self) -> None:
         """Let `run` return once accepted requests are answered. Callable from any thread."""
@@ -105,9 +152,8 @@ class Server:
 
     def _started(self) -> None:
         version = self.engine.version
-        self._on_ready(
-            f"leafbeam serves {len(version):,} items (index {version_name(version)}) at {self.url} - try {self.url}/docs"
-        )
+        items = f"{len(version):,} items (index {version_name(version)})"
+        self._on_ready(f"leafbeam serves {items} at {self.url} - try {self.url}/docs")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -115,44 +161,14 @@ class Server:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, lambda number, frame: None) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            if self._reloader is not None:
+            with self._reloader.installed():
                 self._reloader.set_reload(self.reload)
                 yield
-            else:
-                with SighupReloader().installed() as reloader:
-                    reloader.set_reload(self.reload)
-                    yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextmanager
-def _switch_interval(seconds: float) -> Generator[None]:
-    """Let threads of this process take turns at the interpreter more often."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-@contextmanager
-def _gc_frozen() -> Generator[None]:
-    """Exempt existing objects from the cycle collector, which would stop every thread for a quarter of a second."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 class _DrainingServer(uvicorn.Server):
@@ -200,15 +216,8 @@ def serve(
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-            Server(
-                engine,
-                host=host,
-                port=port,
-                max_body_bytes=max_body_bytes,
-                grace_s=grace_s,
-                on_ready=on_ready,
-                reloader=reloader,
-            ).run()
+            address, bounds = {"host": host, "port": port}, {"max_body_bytes": max_body_bytes, "grace_s": grace_s}
+            Server(engine, **address, **bounds, on_ready=on_ready, reloader=reloader).run()
         finally:
             reloader.set_reload(None)
             engine.close()

@@ -184,7 +184,7 @@ def test_each_optional_package_belongs_to_the_extra_that_installs_it() -> None:
 
 def test_extras_of_commands_install_what_the_commands_import() -> None:
     assert {"torch", "duckdb", "pyarrow", "scikit-learn", "scipy", "typer", "rich"} <= requirements("train")
-    assert {"torch", "duckdb", "pyarrow", "fastapi", "uvicorn", "prometheus-client", "orjson", "typer"} <= requirements("serve")
+    assert {"torch", "duckdb", "pyarrow", "fastapi", "uvicorn", "prometheus-client", "typer"} <= requirements("serve")
 
 
 def test_an_extra_is_named_for_each_missing_package_or_as_the_caller_says(monkeypatch: pytest.MonkeyPatch) -> None:

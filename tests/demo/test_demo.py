@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from leafbeam.datasets import make_shop
-from leafbeam.demo import Demo
 from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
+from leafbeam.demo.pipeline import Demo
 from leafbeam.demo.processes import Server, run_command
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.sql_checker import SqlChecker

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leafbeam.engine import CatalogFiles, Counts, Engine, Limits, Request, Settings
-from leafbeam.engine.pending_request import PendingRequest
+from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from tests.waiting import held, interrupted
 

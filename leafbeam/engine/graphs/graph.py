@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -23,7 +23,6 @@ from torch import Tensor
 from leafbeam.decode.config import end_code_of
 from leafbeam.engine.capacity import Capacity
 from leafbeam.engine.counts import Counts
-from leafbeam.engine.graphs.capturer import CudaCapturer
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecode
 from leafbeam.engine.settings import Settings
@@ -32,11 +31,44 @@ from leafbeam.model import Transformer
 from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.constrain import Scoring
 
-__all__ = ["Graphs", "buckets_of", "graphs_for"]
+__all__ = ["CudaCapturer", "Graphs", "buckets_of", "graphs_for"]
 
 log = logging.getLogger("leafbeam.engine")
 
 _MIN_LENGTH = 32  # tokens of the smallest bucket
+
+
+class CudaCapturer:
+    """torch.cuda's graphs of one worker, on one stream. They share their memory, so one replays at a time.
+
+    nbytes: that captures took so far, buffers aside.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.nbytes = device, 0
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """The stream of all of the worker's decodes, as a context."""
+        return torch.cuda.stream(self._stream)
+
+    def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        """A function that replays `decode.run()`, which runs once to compile its kernels and is then recorded."""
+        self.wait()  # its inputs were written on another stream
+        with self.stream():
+            decode.run()
+        self.wait()
+        before = torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            decode.run()
+        self.nbytes += max(0, torch.cuda.memory_reserved(self._device) - before)
+        return graph.replay
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
 
 
 @dataclass(kw_only=True, eq=False)
