@@ -112,7 +112,7 @@ class Decoder:
             if replayed is not None:
                 return replayed
         start: Callable[..., ModelRounds] = self._model.start
-        buffers = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
+        buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
         rounds = start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device), **buffers)
         prefill_s = self._clock() - started
         rounds_s = 0.0

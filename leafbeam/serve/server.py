@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -216,8 +217,8 @@ def serve(
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-            address, bounds = {"host": host, "port": port}, {"max_body_bytes": max_body_bytes, "grace_s": grace_s}
-            Server(engine, **address, **bounds, on_ready=on_ready, reloader=reloader).run()
+            bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "grace_s": grace_s}
+            Server(engine, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
         finally:
             reloader.set_reload(None)
             engine.close()
