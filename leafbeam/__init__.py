@@ -19,7 +19,4 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {"BeamSearch": ".decode", "Filter": ".index", "Sampler": ".decode", "SearchResult": ".decode", "Trie": ".index"},
-    )
+    __getattr__, __dir__ = lazy_exports(__name__)

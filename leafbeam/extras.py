@@ -1,8 +1,10 @@
 """Optional packages: which extra installs each, and package exports that are imported when they are first used."""
 
+import ast
 import importlib
 import importlib.util
-from collections.abc import Callable, Generator, Mapping
+import sys
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,31 +78,36 @@ def require_device(device: str) -> None:
         raise ArgumentError(f"device {device!r} cannot be used: {reason}; expected 'cpu' or a device of this machine") from None
 
 
-def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package whose public names are imported when they are first used (PEP 562).
 
-    package: the package's `__name__`. exports: the module of each public name, relative to the package; a name must differ from
-    its module's, because importing a module sets the package's attribute of that name.
+    package: the package's `__name__`. The names are those that its source imports under `if TYPE_CHECKING:`; a name must differ
+    from its module's, because importing a module sets the package's attribute of that name. Cost: under a millisecond.
     Where a module needs an optional package that is not installed, its names raise MissingExtraError.
 
         if TYPE_CHECKING:
             from leafbeam.decode.beam_search import BeamSearch
         __all__ = ["BeamSearch"]
         if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
-            __getattr__, __dir__ = lazy_exports(__name__, {"BeamSearch": ".beam_search"})
+            __getattr__, __dir__ = lazy_exports(__name__)
     """
-
-    assert all(module != f".{name}" for name, module in exports.items()), "a public name is also its module's"
+    module = sys.modules[package]
+    assert module.__spec__ is not None
+    source = getattr(module.__spec__.loader, "get_source")(package)  # noqa: B009 (loaders that read source have it)
+    blocks = (node for node in ast.parse(source).body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))
+    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    exports = {alias.name: str(node.module) for node in imports for alias in node.names}
+    assert all(origin != f"{package}.{name}" for name, origin in exports.items()), "a public name is also its module's"
 
     def getattribute(name: str) -> Any:
         if name not in exports:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with optional_imports(f"{package}.{name}"):
-            value = getattr(importlib.import_module(exports[name], package), name)
-        setattr(importlib.import_module(package), name, value)
+            value = getattr(importlib.import_module(exports[name]), name)
+        setattr(module, name, value)
         return value
 
-    return getattribute, lambda: sorted({*vars(importlib.import_module(package)), *exports})
+    return getattribute, lambda: sorted({*vars(module), *exports})
 
 
 def _is_installed(name: str) -> bool:

@@ -11,4 +11,4 @@ __all__ = ["Automaton", "TokenTrie"]
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, {"Automaton": ".automaton", "TokenTrie": ".token_trie"})
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,18 +10,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.catalog.sources import PostgresTable
     from leafbeam.catalog.transaction import CatalogTransaction
 
-_EXPORTS = {
-    "Catalog": ".catalog",
-    "CatalogTransaction": ".transaction",
-    "Expression": ".expression",
-    "LoadReport": ".rule_config",
-    "PostgresTable": ".sources",
-    "Rule": ".rule_config",
-    "RuleSet": ".rule_set",
-    "RuleSource": ".rule_config",
-    "RuleStatus": ".rule_config",
-    "rules_from_text": ".rule_config",
-}
 __all__ = [
     "Catalog",
     "CatalogTransaction",
@@ -38,4 +26,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,4 +10,4 @@ __all__ = ["Shop", "make_shop"]
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, {"Shop": ".shop", "make_shop": ".shop"})
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -10,16 +10,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.decode.sample import Sampler
     from leafbeam.decode.sequence_search import SequenceResult, SequenceSearch
 
-_EXPORTS = {
-    "BeamSearch": ".beam_search",
-    "JaxBeamSearch": ".jax_search",
-    "Sampler": ".sample",
-    "SearchResult": ".results",
-    "SequenceResult": ".sequence_search",
-    "SequenceSearch": ".sequence_search",
-    "StepFn": ".model_calls",
-    "SuffixFn": ".model_calls",
-}
 __all__ = [
     "BeamSearch",
     "JaxBeamSearch",
@@ -34,4 +24,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+    __getattr__, __dir__ = lazy_exports(__name__)

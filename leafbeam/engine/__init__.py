@@ -30,22 +30,4 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            "COUNTERS": ".counts",
-            "CatalogFiles": ".engine",
-            "Counts": ".counts",
-            "Engine": ".engine",
-            "ItemId": ".request",
-            "Limits": ".request",
-            "Model": ".decoder",
-            "Request": ".request",
-            "Result": ".request",
-            "Scoring": ".request",
-            "Settings": ".settings",
-            "Timings": ".request",
-            "UserId": ".request",
-            "version_name": ".results",
-        },
-    )
+    __getattr__, __dir__ = lazy_exports(__name__)

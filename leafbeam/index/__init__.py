@@ -12,18 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bitmap", "Filter", "MemoryEstimate", "Segment", "Trie", "TrieBuilder", "Version", "VersionFilter"]
 
-_EXPORTS = {
-    "Bitmap": ".bitmap",
-    "Filter": ".filters",
-    "MemoryEstimate": ".memory_estimate",
-    "Segment": ".version",
-    "Trie": ".trie",
-    "TrieBuilder": ".builder",
-    "Version": ".version",
-    "VersionFilter": ".version",
-}
-
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+    __getattr__, __dir__ = lazy_exports(__name__)

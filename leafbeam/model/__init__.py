@@ -41,32 +41,7 @@ __all__ = [
     "vocabulary_from_dict",
 ]
 
-_EXPORTS = {
-    "AnyConfig": ".loading",
-    "AnyModel": ".loading",
-    "AnyVocabulary": ".vocabulary",
-    "DecodeSession": ".session",
-    "EncoderDecoder": ".encoder_decoder",
-    "EncoderDecoderConfig": ".t5_config",
-    "GeneratedText": ".two_stage",
-    "ModelConfig": ".config",
-    "PromptStore": ".prompt_store",
-    "TokenTable": ".vocabulary",
-    "Transformer": ".transformer",
-    "TwoStage": ".two_stage",
-    "Vocabulary": ".vocabulary",
-    "Workspace": ".workspace",
-    "load_model": ".loading",
-    "new_model": ".loading",
-    "qwen3_config": ".presets",
-    "qwen3_vocabulary": ".presets",
-    "search_bytes": ".kv_cache",
-    "tiger_config": ".presets",
-    "token_bytes": ".kv_cache",
-    "vocabulary_from_dict": ".vocabulary",
-}
-
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, _EXPORTS)
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -37,20 +37,7 @@ __all__ = [
     "text_vectors",
 ]
 
-_MODULES = {
-    "config": ("CollisionStrategy", "EmbeddingConfig", "Method", "QuantiserConfig", "RqVaeConfig"),
-    "embedding": ("Embedding", "embed"),
-    "fit": ("SidFit", "fit_sids"),
-    "quantiser": ("Quantiser",),
-    "report": ("LevelReport", "SidReport", "plot_report"),
-    "rqkmeans": ("ResidualKMeans",),
-    "rqvae": ("RqVae",),
-    "table": ("SidTable",),
-    "text": ("text_columns", "text_vectors"),
-    "vectors": ("VectorBlocks", "load_vectors"),
-}
-
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})
+    __getattr__, __dir__ = lazy_exports(__name__)

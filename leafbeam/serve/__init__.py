@@ -12,6 +12,4 @@ __all__ = ["Metrics", "Server", "create_app", "serve"]
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(
-        __name__, {"Metrics": ".metrics", "Server": ".server", "create_app": ".app", "serve": ".server"}
-    )
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -46,23 +46,7 @@ __all__ = [
     "train",
 ]
 
-_MODULES = {
-    "amazon": ("load_amazon",),
-    "checkpoint": ("Checkpoint",),
-    "evaluation": ("EvaluationSet", "Part", "evaluate"),
-    "histories": ("Histories",),
-    "interaction_log": ("Columns", "InteractionLog", "LogReport", "load_log", "log_from_tables"),
-    "metrics": ("RankingMetrics",),
-    "movielens": ("load_movielens",),
-    "parallel": ("DataParallel",),
-    "recipe": ("Architecture", "Budget", "PresetName", "Recipe", "preset"),
-    "report": ("EvaluationReport",),
-    "run": ("codes_of_log", "train"),
-    "split": ("Split", "leave_one_out"),
-    "trainer": ("TrainStats", "Trainer"),
-}
-
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, {name: f".{module}" for module, names in _MODULES.items() for name in names})
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -17,4 +17,4 @@ __all__ = ["attend", "causal_suffix_attention", "extend_ancestors", "merge", "pr
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports
 
-    __getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, ".reference"))
+    __getattr__, __dir__ = lazy_exports(__name__)
