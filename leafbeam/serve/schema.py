@@ -21,6 +21,10 @@ Id = Annotated[int, Field(strict=True)] | Annotated[str, Field(strict=True), Aft
 Ids = list[Id]
 
 
+def _field(default: Any, description: str, **schema: Any) -> Any:
+    return Field(default=default, description=description, json_schema_extra=schema or None)
+
+
 class RecommendBody(BaseModel):
     """A request. Every field has a default: `{}` asks for items without a history."""
 
@@ -28,54 +32,43 @@ class RecommendBody(BaseModel):
         strict=True,
         extra="forbid",
         json_schema_extra={
-            "example": {
-                "history": ["B004SPHRG0", "B0009V1YR8"],
-                "num_items": 10,
-                "rules": ["in_stock", "under_20"],
-                "deny_item_ids": ["B00021DPQK"],
-            }
+            "example": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]}
         },
     )
 
     history: Ids = Field(
-        default_factory=list,
-        description="Item ids, oldest first. Ids that the index does not have are left out and reported.",
+        default_factory=list, description="Item ids, oldest first. Ids that the index does not have are left out and reported."
     )
-    user: Id | None = Field(
-        default=None,
-        description="Whose history it is, for models with user tokens; `read_user` of the answer says whether it was read.",
+    user: Id | None = _field(
+        None, "Whose history it is, for models with user tokens; `read_user` of the answer says whether it was read."
     )
-    num_items: int = Field(
-        default=10,
-        description="The most items to return; fewer come back if the rules allow fewer.",
-        json_schema_extra={"minimum": 1},
-    )
+    num_items: int = _field(10, "The most items to return; fewer come back if the rules allow fewer.", minimum=1)
     rules: list[str] = Field(
         default_factory=list, description="Names of rules of the catalog. Every item returned is allowed by all of them."
     )
-    filter: str | None = Field(
-        default=None,
-        description="An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the "
-        "precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
-        json_schema_extra={"maxLength": MAX_CHARACTERS},
+    filter: str | None = _field(
+        None,
+        "An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence "
+        "of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
+        maxLength=MAX_CHARACTERS,
     )
     deny_item_ids: Ids = Field(default_factory=list, description="Items that must not be returned, on top of the rules.")
-    num_beams: int | None = Field(
-        default=None,
-        description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
-        "beam finds one item; the answer says how many were used.",
-        json_schema_extra={"minimum": 1},
+    num_beams: int | None = _field(
+        None,
+        "Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a beam finds "
+        "one item; the answer says how many were used.",
+        minimum=1,
     )
-    scoring: str = Field(
-        default="full",
-        description="`full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.",
-        json_schema_extra={"enum": ["full", "allowed"]},
+    scoring: str = _field(
+        "full",
+        "`full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only.",
+        enum=["full", "allowed"],
     )
-    deadline_ms: float | None = Field(
-        default=None,
-        description="Milliseconds from the arrival of the request in which an answer is of use. Default: the server's "
-        "objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear.",
-        json_schema_extra={"exclusiveMinimum": 0},
+    deadline_ms: float | None = _field(
+        None,
+        "Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request "
+        "that cannot meet its deadline is rejected with 429, as early as that is clear.",
+        exclusiveMinimum=0,
     )
 
     def to_request(self) -> Request:
@@ -124,12 +117,8 @@ class RecommendAnswer(BaseModel):
 class ErrorDetail(BaseModel):
     type: str = Field(description="The class of the error, such as `UnknownRuleError`.")
     message: str = Field(description="What was expected, what came, how to fix it.")
-    reason: str | None = Field(
-        default=None, description="With 429 and 503: the reason, such as `queue_full`, as the metrics count it."
-    )
-    retry_after_ms: int | None = Field(
-        default=None, description="With 429 and 503: when to try again; `Retry-After` in whole seconds."
-    )
+    reason: str | None = _field(None, "With 429 and 503: the reason, such as `queue_full`, as the metrics count it.")
+    retry_after_ms: int | None = _field(None, "With 429 and 503: when to try again; `Retry-After` in whole seconds.")
 
 
 class ErrorAnswer(BaseModel):
@@ -148,7 +137,7 @@ class Readiness(BaseModel):
     """Whether requests are answered now, and from which index and rules."""
 
     ready: bool
-    reason: str | None = Field(default=None, description="Why not ready, such as a worker that hangs.")
+    reason: str | None = _field(None, "Why not ready, such as a worker that hangs.")
     index_version: str
     num_items: int
     rules: dict[str, int] = Field(description="Items that each rule allows now.")
