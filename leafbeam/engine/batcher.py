@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
@@ -15,7 +16,7 @@ __all__ = ["Batch", "Batcher", "CloseReason", "QueueEntry", "RequestSize"]
 
 RequestT = TypeVar("RequestT")
 CloseReason = Literal["full", "quota", "slack", "idle", "ending"]
-_order, _tokens = attrgetter("order"), attrgetter("size.tokens")
+_order = attrgetter("order")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,7 @@ class Batcher(Generic[RequestT]):
         self._max_queue, self._wait_s, self._guard_s, self._max_batch_s = max_queue, wait_s, guard_s, max_batch_s
         self._p95 = p95
         self._groups: dict[Hashable, list[QueueEntry[RequestT]]] = {}  # by key, least slack first
+        self._tokens: Counter[Hashable] = Counter()  # of each group
         self._numbers = count()
         self._length = 0
 
@@ -94,7 +96,7 @@ class Batcher(Generic[RequestT]):
     @property
     def tokens(self) -> int:
         """Prompt tokens of all queued requests."""
-        return sum(entry.size.tokens for group in self._groups.values() for entry in group)
+        return self._tokens.total()
 
     def admit(self, size: RequestSize, now: float, *, free_in_s: float = 0.0, workers: int = 1) -> None:
         """Raise OverloadedError if a request must be rejected. free_in_s: seconds until a worker is free, 0 if one is idle.
@@ -131,6 +133,7 @@ class Batcher(Generic[RequestT]):
             latest = size.deadline
         entry = QueueEntry(request=request, size=size, order=(latest, next(self._numbers)))
         insort(self._groups.setdefault(size.key, []), entry, key=_order)
+        self._tokens[size.key] += size.tokens
         self._length += 1
         return entry
 
@@ -141,9 +144,10 @@ class Batcher(Generic[RequestT]):
         if index == len(group) or group[index] is not entry:
             return False
         del group[index]
+        self._tokens[entry.size.key] -= entry.size.tokens
         self._length -= 1
         if not group:
-            del self._groups[entry.size.key]
+            del self._groups[entry.size.key], self._tokens[entry.size.key]
         return True
 
     def next_batch(self, now: float, *, ending: bool = False) -> tuple[Batch[RequestT] | None, list[RequestT]]:
@@ -185,6 +189,7 @@ class Batcher(Generic[RequestT]):
         """Empty the queue and return its requests, least slack first."""
         entries = sorted((entry for group in self._groups.values() for entry in group), key=_order)
         self._groups.clear()
+        self._tokens.clear()
         self._length = 0
         return [entry.request for entry in entries]
 
@@ -220,10 +225,11 @@ class Batcher(Generic[RequestT]):
     def _seconds_ahead(self, order: tuple[float, float] | None) -> float:
         """Seconds of one worker for the queued requests before `order`, or for all of them."""
         seconds = 0.0
-        for group in self._groups.values():
+        for key, group in self._groups.items():
             requests = len(group) if order is None else bisect_left(group, order, key=_order)
             if requests:
-                tokens = sum(map(_tokens, group[:requests]))
+                is_whole = requests == len(group)
+                tokens = self._tokens[key] if is_whole else sum(entry.size.tokens for entry in group[:requests])
                 batches, each = self._split(requests, -(-tokens // requests), group[0].size.num_beams)
                 seconds += batches * each
         return seconds

@@ -262,8 +262,8 @@ class Engine:
             pending = self._preparer.prepare(request, arrived)
             self.scheduler.enqueue(pending)
         except (RequestError, UnknownRuleError, ItemIdError) as error:
-            reasons = {UnknownRuleError: "unknown_rule", ItemIdError: "item_ids"}
-            self.counts.add("refused", error.reason if isinstance(error, RequestError) else reasons[type(error)])
+            other = "unknown_rule" if isinstance(error, UnknownRuleError) else "item_ids"
+            self.counts.add("refused", error.reason if isinstance(error, RequestError) else other)
             raise
         return pending.future
 
