@@ -81,7 +81,7 @@ def generate_items(assortment: tuple[Department, ...], num_items: int, rng: np.r
         price_N=np.concatenate(price_n)[order],
         stock_N=stock.astype(np.int64),
         age_N=age,
-        weight_N=1.0 / (1.0 + rng.permutation(num_items)),
+        weight_N=1.0 / (1.0 + rng.permutation(num_items)).astype(np.float64),
     )
 
 
