@@ -38,7 +38,6 @@ docs: .venv/.dev
 bench: .venv/.dev
 	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
-	$(BIN)/python -m benchmarks.micro.kernel_report
 
 # Tables and figures of papers, all that need no data or those of NAME=static-table-1; `make figures` draws the plots.
 reproduce: .venv/.dev

@@ -121,6 +121,30 @@ def _tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+_HEADS = (
+    ("block_level", "blocks of {block} codes with a legal one"),
+    ("thread_level", "legal codes alone (gather)"),
+    ("sliced", "copied slice of the weight"),
+)
+
+
+def _draw_head(rows: list[Row]) -> Figure:
+    """How many times faster than all logits, by the share of codes that is legal."""
+    at, points = rows[-1]["parameters"], rows[-1]["measured"]["points"]
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for way, label in _HEADS:
+        shares, ratios = zip(*((point["density"], point[f"dense_over_{way}"]) for point in points), strict=True)
+        axes.loglog(shares, ratios, marker="o", ms=3, label=label.format(**at))
+    axes.axhline(1, color=_GREY, lw=1)
+    axes.set_xlabel("share of codes that is legal", fontsize=8)
+    axes.set_ylabel("times faster than all logits", fontsize=8)
+    axes.legend(fontsize=8, frameon=False)
+    axes.set_title(f"one row, {at['V']:,} codes of {at['D']:,} values, float32, one CPU thread", fontsize=9, loc="left")
+    _tidy(axes)
+    return figure
+
+
 def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> Callable[[ResultRows], list[Row]]:
     """The newest row of each point of a figure; a point is told by these parameters."""
 
@@ -161,6 +185,7 @@ def _serving(name: str) -> Plot:
 
 PLOTS = (
     Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
+    Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
     _static("static-table-1", quick=True),
     _static("static-figure-2", quick=True),
     _static("static-figure-3", quick=True),

@@ -1,13 +1,10 @@
 """The benchmarks of head and attention run small, check parity and say what they chose; legal sets are what they are called."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.micro import attention, forced, head, kernel_report, language
-from benchmarks.rows import append_row
+from benchmarks.micro import attention, forced, head, language
 from leafbeam import Trie
 from leafbeam.automata import Automaton
 from leafbeam.ops.head import HeadCosts
@@ -77,25 +74,3 @@ def test_a_mask_over_all_logits_finds_what_legal_codes_alone_find(monkeypatch: p
     )
     assert (scores == 0).sum() == 1  # among legal tokens it is certain, twice
     assert rounds == 2
-
-
-def test_tables_are_written_from_the_last_rows_and_say_what_is_missing(tmp_path: Path) -> None:
-    for times in (1, 2):
-        for parameters, measured in attention.runs(True):
-            if "us" in measured:
-                measured["us"]["shared"]["p50"] = 1000 * times
-            append_row("attention", parameters, measured, tmp_path)
-    text = "Before.\n<!-- rows attention -->\nold\n<!-- end -->\n<!-- rows forced-leaves -->\n<!-- end -->\n"
-    filled = kernel_report.fill(text, tmp_path)
-    assert "| 2,000 |" in filled
-    assert "| 1,000 |" not in filled
-    assert "old" not in filled
-    assert "Not measured yet: `python -m benchmarks forced --json`." in filled
-    assert kernel_report.fill(filled, tmp_path) == filled
-    assert not kernel_report.draw_curves(tmp_path / "head.png", tmp_path)
-
-
-def test_every_table_of_the_document_is_known() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "engineering-log" / "kernels.md").read_text(encoding="utf-8")
-    assert document.count("<!-- rows ") == document.count("<!-- end -->") == len(kernel_report._TABLES)
-    assert len(kernel_report.fill(document)) > 0
