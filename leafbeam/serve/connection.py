@@ -1,0 +1,169 @@
+"""uvicorn's HTTP connection with bounds on what a client may send and hold open before its request is complete."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from leafbeam.errors import ArgumentError
+
+__all__ = ["BoundedConnection", "ConnectionLimits", "descriptor_limit"]
+
+_RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
+
+
+def descriptor_limit() -> int:
+    """Connections that this process can hold open: its descriptors without those that it needs itself, 16,384 at most."""
+    if sys.platform == "win32":
+        return 512  # what its select() can watch
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    available = 1 << 20 if soft == resource.RLIM_INFINITY else soft
+    used = len(os.listdir("/dev/fd"))
+    return max(8, min(16_384, available - max(used, _RESERVED_DESCRIPTORS) - 16))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """What one client may send and hold open.
+
+    max_header_bytes: of request line, headers and trailers; more gets 431. header_s: seconds from the first byte of a
+    connection or request to the end of its headers; then 408. max_connections: at this number, the connection that has
+    waited longest without a complete request is closed for a new one; if every one has a request running, the new one gets
+    503.
+    """
+
+    max_header_bytes: int = 32 << 10
+    header_s: float = 10.0
+    max_connections: int = field(default_factory=descriptor_limit)
+
+    def __post_init__(self) -> None:
+        if self.max_header_bytes < 256 or self.header_s <= 0 or self.max_connections < 1:
+            raise ArgumentError(
+                f"expected max_header_bytes >= 256, header_s > 0 and max_connections >= 1, not {self.max_header_bytes}, "
+                f"{self.header_s:g} and {self.max_connections}"
+            )
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """One connection. `waiting` is shared by the connections of a server: those without a complete request, oldest first.
+
+    refused: called with a reason for the metrics whenever a connection or request is refused here.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: ConnectionLimits,
+        waiting: "dict[BoundedConnection, None]",
+        refused: Callable[[str], None],
+        **uvicorn: Any,
+    ) -> None:
+        super().__init__(**uvicorn)
+        self._limits, self._waiting, self._refused = limits, waiting, refused
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_head = True  # between the start of a request, or of the connection, and the end of the headers
+        self._unparsed_bytes = 0  # received of an incomplete head
+        self._header_bytes = 0  # of the headers and trailers of this request
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+        if len(self.connections) <= self._limits.max_connections:
+            return
+        oldest = next(iter(self._waiting))
+        if oldest is self:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "every connection has a request running", "connections")
+        else:
+            oldest._close("connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head and self._timer is None:
+            self._await_head()
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head:
+            self._unparsed_bytes += len(data)
+        if max(self._unparsed_bytes if self._in_head else 0, self._header_bytes) > self._limits.max_header_bytes:
+            message = f"the headers may have up to {self._limits.max_header_bytes:,} bytes"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "headers_too_long")
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._unparsed_bytes, self._header_bytes = True, 0, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._header_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._in_head:  # trailers are counted and dropped
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._end_wait()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.transport.is_closing():
+            self._in_head, self._unparsed_bytes = True, 0
+            self._waiting[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request", "not_http")
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request runs on the connection."""
+        cycle: Any = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _await_head(self) -> None:
+        if self._is_idle:
+            self._waiting[self] = None
+        self._timer = self.loop.call_later(self._limits.header_s, self._head_too_slow)
+
+    def _end_wait(self) -> None:
+        self._waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_too_slow(self) -> None:
+        self._timer = None
+        if self._unparsed_bytes == 0:
+            self._close("silent")
+        else:
+            message = f"the headers did not arrive within {self._limits.header_s:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, "headers_too_slow")
+
+    def _close(self, reason: str) -> None:
+        """Close without an answer."""
+        self._end_wait()
+        self._refused(reason)
+        self.transport.close()
+
+    def _refuse(self, status: HTTPStatus, message: str, reason: str) -> None:
+        """Answer in the JSON of every failure, and close. A request that still runs on the connection is withdrawn."""
+        body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        if self._is_idle:
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self._close(reason)

@@ -1,0 +1,195 @@
+"""Hostile clients below HTTP: long, slow and silent headers, too many connections; a quiet client is answered meanwhile."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from leafbeam.errors import ArgumentError
+from leafbeam.serve.connection import BoundedConnection, ConnectionLimits, descriptor_limit
+
+PATIENCE = 20
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the length of the body; /slow waits until the client asks /go."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    if scope["path"] == "/slow":
+        await asyncio.to_thread(GO.wait, PATIENCE)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(str(size)))]})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+GO = threading.Event()
+
+
+@contextmanager
+def serving(**limits: Any) -> Iterator[tuple[int, list[str]]]:
+    """A server's port, and the reasons for which it refused."""
+    refused: list[str] = []
+    connection = partial(BoundedConnection, limits=ConnectionLimits(**limits), waiting={}, refused=refused.append)
+    config = uvicorn.Config(echo, http=connection, log_level="error", lifespan="off", port=0, timeout_keep_alive=5)
+    server = uvicorn.Server(config)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield listening.getsockname()[1], refused
+    finally:
+        GO.set()
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listening.close()
+        GO.clear()
+        assert not thread.is_alive()
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def answer(client: socket.socket) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON of an answer after which the server closes."""
+    with client.makefile("rb") as file:
+        data = file.read()
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def ask(port: int, **options: Any) -> str:
+    return httpx.post(f"http://127.0.0.1:{port}/", content=b"x" * 9, timeout=PATIENCE, **options).text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"GET /%s HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nx: %s\r\n", b"GET / HTTP/1.1\r\n%s: x\r\n", b"GET / HTTP/1.1\r\ncookie: %s"],
+    ids=["path", "value", "name", "unfinished"],
+)
+def test_a_long_header_is_refused_before_it_has_arrived(line: bytes) -> None:
+    with serving(max_header_bytes=4096) as (port, refused), connect(port) as client:
+        head, _, tail = line.partition(b"%s")
+        sent = 0
+        try:
+            client.sendall(head)
+            for _ in range(1000):  # 64 MB
+                client.sendall(b"a" * 65_536)
+                sent += 65_536
+            client.sendall(tail + b"\r\n")
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert sent < 20_000_000  # socket buffers, not the server
+        assert refused == ["headers_too_long"]
+        assert ask(port) == "9"
+
+
+def test_many_short_headers_are_refused_with_the_json_of_every_failure() -> None:
+    with serving(max_header_bytes=4096) as (port, refused), connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: %s\r\n" % (n, b"v" * 20) for n in range(300)))
+        status, error = answer(client)
+        assert (status, error["reason"]) == (431, "headers_too_long")
+        assert "4,096 bytes" in error["message"]
+        assert refused == ["headers_too_long"]
+
+
+def test_trailers_count_as_headers() -> None:
+    with serving(max_header_bytes=4096) as (port, refused), connect(port) as client:
+        client.sendall(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
+        client.sendall(b"".join(b"t%d: %s\r\n" % (n, b"v" * 40) for n in range(200)))
+        client.settimeout(PATIENCE)
+        assert client.recv(1000) in (b"",) or refused == ["headers_too_long"]
+        assert refused == ["headers_too_long"]
+
+
+def test_headers_within_the_bound_pass_in_single_bytes() -> None:
+    with serving(max_header_bytes=4096) as (port, refused), connect(port) as client:
+        for byte in b"POST / HTTP/1.1\r\ncontent-length: 3\r\nconnection: close\r\n\r\nabc":
+            client.sendall(bytes([byte]))
+        with client.makefile("rb") as file:
+            assert file.read().endswith(b"\r\n\r\n3")
+        assert refused == []
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"], ids=["silent", "line", "headers"])
+def test_headers_that_do_not_arrive_end_the_connection(sent: bytes) -> None:
+    with serving(header_s=0.3) as (port, refused), connect(port) as client:
+        client.sendall(sent)
+        if sent:
+            status, error = answer(client)
+            assert (status, error["reason"]) == (408, "headers_too_slow")
+        else:
+            assert client.recv(100) == b""
+        assert refused == ["headers_too_slow" if sent else "silent"]
+
+
+def test_a_slow_second_request_on_a_connection_is_ended_too() -> None:
+    with serving(header_s=0.3) as (port, refused), connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client.recv(1000).endswith(b"0")
+        client.sendall(b"GET / HTTP/1.1\r\nho")
+        assert answer(client)[0] == 408
+        assert refused == ["headers_too_slow"]
+
+
+def test_a_quiet_client_is_answered_beside_400_silent_connections() -> None:
+    with serving(max_connections=100, header_s=PATIENCE) as (port, refused), ExitStack() as stack:
+        quiet = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE))
+        for number in range(400):
+            silent = stack.enter_context(connect(port))
+            silent.sendall(b"" if number % 2 else b"GET / HTTP/1.1\r\nx: ")
+            if number % 40 == 0:
+                began = time.monotonic()
+                assert quiet.post("/", content=b"x" * 9).text == "9"
+                assert time.monotonic() - began < PATIENCE / 2
+        give_up = time.monotonic() + PATIENCE
+        while refused.count("connections") < 300:
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+
+
+def test_a_running_request_is_never_closed_for_a_new_connection() -> None:
+    with serving(max_connections=4) as (port, refused), ExitStack() as stack:
+        running = [stack.enter_context(connect(port)) for _ in range(4)]
+        for client in running:
+            client.sendall(b"POST /slow HTTP/1.1\r\ncontent-length: 2\r\nconnection: close\r\n\r\nab")
+        give_up = time.monotonic() + PATIENCE
+        while "connections" not in refused:  # until the four are known to run
+            assert time.monotonic() < give_up
+            with connect(port) as late:
+                late.settimeout(0.2)
+                try:
+                    data = late.recv(2000)
+                except (TimeoutError, ConnectionResetError):
+                    continue
+                assert data.startswith(b"HTTP/1.1 503 ") or data == b""
+        GO.set()
+        for client in running:
+            with client.makefile("rb") as file:
+                assert file.read().endswith(b"2")
+
+
+def test_what_is_not_http_gets_the_json_of_every_failure() -> None:
+    with serving() as (port, refused), connect(port) as client:
+        client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        status, error = answer(client)
+        assert (status, error["type"], error["reason"]) == (400, "RequestError", "not_http")
+        assert refused == ["not_http"]
+
+
+def test_limits_that_cannot_be_are_refused() -> None:
+    for wrong in ({"max_header_bytes": 10}, {"header_s": 0}, {"max_connections": 0}):
+        with pytest.raises(ArgumentError, match="expected max_header_bytes"):
+            ConnectionLimits(**wrong)  # type: ignore[arg-type]
+    assert 8 <= descriptor_limit() <= 16_384
