@@ -16,11 +16,11 @@ __all__ = ["EXTRAS", "lazy_exports", "optional_imports", "require", "require_dev
 EXTRAS = {
     "adbc_driver_postgresql": "postgres",
     "duckdb": "catalog",
-    "fastapi": "serve",
     "httptools": "serve",
     "jax": "jax",
     "marisa_trie": "bench",
     "matplotlib": "plot",
+    "msgspec": "serve",
     "outlines_core": "automata",
     "prometheus_client": "serve",
     "pyarrow": "catalog",

@@ -51,7 +51,7 @@ def demo(
         raise DataError(f"there is no directory {data}: expected one with interactions.parquet and items.parquet")
     require(
         "`leafbeam demo`",
-        *("duckdb", "fastapi", "prometheus_client", "pyarrow", "scipy", "sklearn", "torch", "uvicorn"),
+        *("duckdb", "msgspec", "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "torch", "uvicorn"),
         extra="train,serve",
     )
     from leafbeam.demo.pipeline import Demo

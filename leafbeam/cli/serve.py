@@ -137,7 +137,7 @@ def serve(
     paths.check(*ENGINE_FILES)
     require(
         "`leafbeam serve`",
-        *("duckdb", "fastapi", "prometheus_client", "pyarrow", "torch", "uvicorn"),
+        *("duckdb", "msgspec", "prometheus_client", "pyarrow", "starlette", "torch", "uvicorn"),
         extra="serve",
     )
     require_device(device)

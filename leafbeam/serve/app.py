@@ -1,7 +1,6 @@
 """The HTTP interface of an engine."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
@@ -10,48 +9,26 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
-from fastapi import Request as HttpRequest
-from fastapi.openapi.utils import get_openapi
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
-from leafbeam.engine import Engine, Request, Result, version_name
+from leafbeam.engine import Engine, Limits, Request, Result, version_name
 from leafbeam.errors import ArgumentError, LeafbeamError, RequestError, UnavailableError
 from leafbeam.serve.errors import BodyError, describe, error_response, http_error, unexpected_error
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-from leafbeam.serve.schema import ErrorAnswer, Health, Readiness, RecommendAnswer, RecommendBody, publish_limits
+from leafbeam.serve.openapi import document_of, page_of
+from leafbeam.serve.schema import Health, Readiness, RecommendAnswer, RecommendBody
 
 __all__ = ["create_app"]
 
 _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
-_DESCRIPTION = """
-Recommendations under rules: every item in an answer is in the index and allowed by each rule that the request names.
-If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
-
-Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request; 429 that
-there are more requests than can be answered in time; 503 that the server is unavailable. 429 and 503 carry `Retry-After`.
-"""
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": description}
-    for status, description in {
-        400: "The body is not JSON",
-        408: "The body did not arrive in time",
-        413: "The body is too long",
-        422: "The request cannot be answered: a wrong type, a value out of bounds, an unknown rule, a deadline in the past",
-        429: "The queue is full, or the deadline cannot be met: try again after `Retry-After` seconds",
-        500: "The server failed, such as a model with NaN logits",
-        503: "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
-    }.items()
-}
-_documented = APIRouter()
-
-
-@_documented.post("/v1/recommend", response_model=RecommendAnswer, responses=_FAILURES, summary="Recommend items under rules")
-async def _recommend(body: RecommendBody) -> None:  # pyright: ignore[reportUnusedFunction]
-    """The OpenAPI entry of a route that `create_app` adds itself."""
+_DECODER = msgspec.json.Decoder(RecommendBody)
 
 
 def create_app(
@@ -62,8 +39,8 @@ def create_app(
     max_body_s: float = 10.0,
     answer_s: float = 60.0,
     grace_s: float = 30.0,
-) -> FastAPI:
-    """The FastAPI application of an engine, which starts and stops with it.
+) -> Starlette:
+    """The ASGI application of an engine, which starts and stops with it.
 
     max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there. answer_s: a request without an answer
     by then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
@@ -71,23 +48,21 @@ def create_app(
     if max_body_bytes < 1 or min(max_body_s, answer_s) <= 0:
         raise ArgumentError("max_body_bytes, max_body_s and answer_s must be above 0")
     metrics = metrics or Metrics(engine)
+    document = document_of(engine.limits)
+    page = page_of(document)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         engine.start()
         yield
         await asyncio.to_thread(engine.stop, grace_s)
-
-    app = FastAPI(title="leafbeam", description=_DESCRIPTION, version="1", lifespan=lifespan)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected_error)
 
     async def answer(http: HttpRequest) -> Response:
         """Read, parse once, submit, wait."""
         try:
             body = await read_body(http, max_bytes=max_body_bytes, max_s=max_body_s)
             arrived = engine.clock()
-            request = parse_body(body, http.headers.get("content-type", ""))
+            request = parse_body(body, http.headers.get("content-type", ""), engine.limits)
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
@@ -95,8 +70,7 @@ def create_app(
         submit = partial(engine.submit, request, arrived=arrived)
         result = await _result(await asyncio.to_thread(submit) if blocks else submit(), http, answer_s)
         metrics.observe_result(result, request.num_items)
-        # As text, so that FastAPI does not validate every number again.
-        return Response(RecommendAnswer.of(result).model_dump_json(), media_type="application/json")
+        return _json(RecommendAnswer.of(result))
 
     async def recommend(http: HttpRequest) -> Response:
         began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -113,39 +87,46 @@ def create_app(
             metrics.observe(status, time.perf_counter() - began)
         return response
 
-    # A Starlette route: a FastAPI route would read and validate the body itself, and takes longer.
-    app.add_route("/v1/recommend", recommend, methods=["POST"])
+    async def healthz(http: HttpRequest) -> Response:
+        return _json(Health())
 
-    @app.get("/healthz", summary="Is the process up?")
-    async def healthz() -> Health:  # pyright: ignore[reportUnusedFunction]
-        return Health()
-
-    @app.get("/readyz", responses={503: {"model": Readiness}}, summary="Does the server answer requests now?")
-    async def readyz(response: Response) -> Readiness:  # pyright: ignore[reportUnusedFunction]
+    async def readyz(http: HttpRequest) -> Response:
         reason = engine.unhealthy_reason
-        response.status_code = 200 if reason is None else 503
         filters = {} if engine.catalog is None else engine.catalog.rules.filters
-        return Readiness(
+        readiness = Readiness(
             ready=reason is None,
             reason=reason,
             index_version=version_name(engine.version),
             num_items=len(engine.version),
             rules={name: len(allowed) for name, allowed in filters.items()},
         )
+        return _json(readiness, HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    @app.get("/metrics", summary="Counters for Prometheus", response_class=Response)
-    async def prometheus() -> Response:  # pyright: ignore[reportUnusedFunction]
+    async def prometheus(http: HttpRequest) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            routes = [*_documented.routes, *app.routes]
-            document = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
-            app.openapi_schema = publish_limits(document, engine.limits)
-        return app.openapi_schema
+    async def openapi(http: HttpRequest) -> Response:
+        return _json(document)
 
-    app.openapi = openapi
-    return app
+    async def docs(http: HttpRequest) -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
+
+    return Starlette(
+        routes=[
+            Route("/v1/recommend", recommend, methods=["POST"]),
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", prometheus),
+            Route("/openapi.json", openapi),
+            Route("/docs", docs),
+        ],
+        exception_handlers={HTTPException: http_error, Exception: unexpected_error},
+        lifespan=lifespan,
+    )
+
+
+def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 async def _result(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result:
@@ -192,21 +173,25 @@ async def read_body(http: HttpRequest, *, max_bytes: int, max_s: float) -> bytes
     return bytes(body)
 
 
-def parse_body(body: bytes, content_type: str) -> Request:
-    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
+    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values.
+
+    The first mistake ends the parsing: no body takes more than a few milliseconds, whatever is in it.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
     if not body or not is_json:
         raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
+    max_values = 4 * (limits.max_history + limits.max_deny + limits.max_rules) + 64  # ids may hold commas
+    if body.count(b",") > max_values:
+        raise BodyError(f"the body may hold up to {max_values:,} values: send fewer ids")
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+        return _DECODER.decode(body).to_request()
+    except msgspec.ValidationError as error:
+        raise BodyError(describe(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
         raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
-    try:
-        return RecommendBody.model_validate(value).to_request()
-    except ValidationError as error:
-        raise BodyError(describe(error.errors(include_url=False))) from None
 
 
 def _too_long(max_bytes: int) -> BodyError:

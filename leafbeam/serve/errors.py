@@ -2,13 +2,14 @@
 
 import logging
 import math
-from collections.abc import Sequence
+import re
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
+import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from leafbeam.engine.request import short_repr
 from leafbeam.errors import (
@@ -20,6 +21,7 @@ from leafbeam.errors import (
     UnavailableError,
     UnknownRuleError,
 )
+from leafbeam.serve.schema import ErrorAnswer, ErrorDetail
 
 __all__ = ["BodyError", "describe", "error_response", "http_error", "unexpected_error"]
 
@@ -46,7 +48,7 @@ def _status_of(error: Exception) -> int:
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def error_response(request: Request, error: LeafbeamError) -> JSONResponse:
+def error_response(request: Request, error: LeafbeamError) -> Response:
     """The answer to a request that failed; a fault of the server is logged."""
     status, headers, details = _status_of(error), dict[str, str](), dict[str, Any]()
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -60,7 +62,7 @@ def error_response(request: Request, error: LeafbeamError) -> JSONResponse:
     return _answer(status, name, str(error), headers, details)
 
 
-async def http_error(request: Request, error: Exception) -> JSONResponse:
+async def http_error(request: Request, error: Exception) -> Response:
     """The answer of an app to starlette's errors, such as an unknown path."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
@@ -70,40 +72,30 @@ async def http_error(request: Request, error: Exception) -> JSONResponse:
     return _answer(error.status_code, "RequestError", message, dict(error.headers or {}))
 
 
-async def unexpected_error(request: Request, error: Exception) -> JSONResponse:
+async def unexpected_error(request: Request, error: Exception) -> Response:
     """The answer of an app to any other error."""
     return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
 
 
 def _answer(
     status: int, name: str, message: str, headers: dict[str, str] | None = None, details: dict[str, Any] | None = None
-) -> JSONResponse:
-    # The name of a field may hold half a surrogate pair, which UTF-8 cannot encode.
+) -> Response:
+    # A name or id may hold half a surrogate pair, which UTF-8 cannot encode.
     message = message.encode("utf-8", "backslashreplace").decode()
-    return JSONResponse({"error": {"type": name, "message": message, **(details or {})}}, status, headers)
+    detail = ErrorDetail(type=name, message=message, **(details or {}))
+    return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 
 
-def describe(problems: Sequence[Any]) -> str:
-    """pydantic's errors in one line: field, what was expected, what came; the first three fields."""
-    found: dict[str, str] = {}
-    for problem in problems:
-        # history.3.int and history.3.str: an id may be either, and pydantic reports both.
-        is_id = len(problem["loc"]) == 3
-        field = ".".join(str(step) for step in problem["loc"][:2] if step != "")[:80] or "the body"
-        if problem["type"] in ("model_attributes_type", "model_type"):
-            text = "expected a JSON object, sent with Content-Type: application/json"
-        elif problem["type"] == "extra_forbidden":
-            text = "there is no such field"
-        elif is_id:
-            text = f"an item id is an integer or text, not {_shown(problem.get('input'))}"
-        else:
-            text = f"{problem['msg'][:1].lower()}{problem['msg'][1:]}, not {_shown(problem.get('input'))}"
-        found.setdefault(field, text)
-    more = [f"and {len(found) - 3:,} more"] if len(found) > 3 else []
-    return "; ".join([*(f"{field}: {text}" for field, text in list(found.items())[:3]), *more])
+_PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return short_repr(value)
+def describe(error: msgspec.ValidationError) -> str:
+    """msgspec's error in the field's words: where, what was expected, what came."""
+    found = _PLACE.match(str(error))
+    assert found is not None
+    text, field = found[1].replace("`", ""), (found[2] or "the body")[:80]
+    if unknown := re.match("Object contains unknown field (.*)", text, re.DOTALL):
+        return f"{short_repr(unknown[1])[1:-1]}: there is no such field"
+    if text.startswith("Expected object") and field == "the body":
+        return "the body: expected a JSON object, sent with Content-Type: application/json"
+    return f"{field}: {text[:1].lower()}{text[1:]}"

@@ -39,12 +39,17 @@ class Metrics:
         self._items = Counter("leafbeam_items", "Items returned", registry=registry)
         self._short = Counter("leafbeam_short_answers", "Answers with fewer items than requested", registry=registry)
         self._reloads = Counter("leafbeam_rule_reloads", "Reloads of the rules", ["outcome"], registry=registry)
+        self._connections = Counter(
+            "leafbeam_connections_refused", "Connections closed before a complete request", ["reason"], registry=registry
+        )
         self._stages = {stage: stages.labels(stage) for stage in _STAGES}
         # A label is reported as 0 before its first event.
         for outcome in ("ok", "refused", "overloaded", "unavailable", "cancelled", "failed"):
             self._requests.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
+        for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent"):
+            self._connections.labels(reason)
 
     def observe(self, status: int, seconds: float) -> None:
         """Count a request for recommendations by the HTTP status of its answer."""
@@ -65,6 +70,10 @@ class Metrics:
     def observe_reload(self, report: LoadReport) -> None:
         """Count a reload of the rules."""
         self._reloads.labels("ok" if report.ok else "failed").inc()
+
+    def observe_refused_connection(self, reason: str) -> None:
+        """Count a connection that was closed before a complete request."""
+        self._connections.labels(reason).inc()
 
     def page(self) -> bytes:
         """All metrics as text for Prometheus."""

@@ -22,6 +22,7 @@ from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings, versi
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.serve.app import create_app
+from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.metrics import Metrics
 
 __all__ = ["Server", "SighupReloader", "serve"]
@@ -85,7 +86,8 @@ class Server:
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
-    that holds the address once requests are answered. reloader: one that is installed already; None: `run` installs one.
+    that holds the address once requests are answered. connections: what one client may send and hold open. reloader: one that
+    is installed already; None: `run` installs one.
 
     Raises ArgumentError if the port cannot be bound.
     """
@@ -98,6 +100,7 @@ class Server:
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
         grace_s: float = 30.0,
+        connections: ConnectionLimits | None = None,
         on_ready: Callable[[str], None] = _print_line,
         reloader: SighupReloader | None = None,
     ) -> None:
@@ -112,6 +115,12 @@ class Server:
             log_level="warning",
             access_log=False,
             lifespan="on",
+            http=partial(
+                BoundedConnection,
+                limits=connections or ConnectionLimits(),
+                waiting={},
+                refused=self.metrics.observe_refused_connection,
+            ),  # pyright: ignore[reportArgumentType]: uvicorn only calls it
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
         )

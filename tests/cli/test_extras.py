@@ -14,7 +14,7 @@ from leafbeam.extras import EXTRAS, optional_imports, require, require_device
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTIONS = {"adbc_driver_postgresql": "adbc-driver-postgresql", "sklearn": "scikit-learn", "starlette": "fastapi"}
+DISTRIBUTIONS = {"adbc_driver_postgresql": "adbc-driver-postgresql", "sklearn": "scikit-learn"}
 
 # Importing one of the packages in argv[1] fails as if it were not installed.
 BLOCK = """
@@ -133,7 +133,7 @@ def commands(run: Path) -> dict[str, list[str]]:
         (["torch"], {"train": "train", "recommend": "torch", "serve": "serve", "inspect MODEL": "torch"}),
         (["duckdb"], {"build": "catalog", "recommend": "catalog", "serve": "serve", "demo": "train,serve"}),
         (["sklearn"], {"fit-sids": "train", "evaluate": "train", "demo": "train,serve"}),
-        (["fastapi"], {"serve": "serve", "demo": "train,serve"}),
+        (["starlette"], {"serve": "serve", "demo": "train,serve"}),
         (["matplotlib"], {"fit-sids --plot": "plot"}),
         (["ray"], {"recommend --ray": "ray"}),
     ],
@@ -184,7 +184,7 @@ def test_each_optional_package_belongs_to_the_extra_that_installs_it() -> None:
 
 def test_extras_of_commands_install_what_the_commands_import() -> None:
     assert {"torch", "duckdb", "pyarrow", "scikit-learn", "scipy", "typer", "rich"} <= requirements("train")
-    assert {"torch", "duckdb", "pyarrow", "fastapi", "uvicorn", "prometheus-client", "typer"} <= requirements("serve")
+    assert {"torch", "duckdb", "pyarrow", "starlette", "uvicorn", "prometheus-client", "typer"} <= requirements("serve")
 
 
 def test_an_extra_is_named_for_each_missing_package_or_as_the_caller_says(monkeypatch: pytest.MonkeyPatch) -> None:

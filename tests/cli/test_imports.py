@@ -13,7 +13,7 @@ from leafbeam.cli import evaluate, options, sources, train
 from leafbeam.ops.constrain import Scoring
 from leafbeam.train import Architecture, Part, PresetName
 
-HEAVY = ("duckdb", "fastapi", "numba", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch")
+HEAVY = ("duckdb", "starlette", "numba", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "torch")
 
 # One process runs all calls, so that the slowest of them is not paid for twenty times; a module stays in the list once loaded.
 RUN = """

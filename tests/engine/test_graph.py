@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine import Counts, Engine, Request, Settings

@@ -1,7 +1,7 @@
 """Prompts kept between requests, over HTTP, with metrics."""
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from leafbeam.engine import Engine, Settings
 from leafbeam.serve import create_app

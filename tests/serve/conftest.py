@@ -15,7 +15,7 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
 if TYPE_CHECKING:
-    from fastapi.testclient import TestClient
+    from starlette.testclient import TestClient
 
     from leafbeam.engine import Engine
 
@@ -92,7 +92,7 @@ def shop(first_shop: Shop, tmp_path: Path) -> Shop:
 @pytest.fixture(scope="module")
 def client(first_shop: Shop) -> "Iterator[TestClient]":
     """A client of a shop that nobody changes."""
-    from fastapi.testclient import TestClient
+    from starlette.testclient import TestClient
 
     from leafbeam.serve import create_app
 

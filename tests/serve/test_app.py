@@ -1,20 +1,24 @@
 import asyncio
 import json
+import re
 import threading
 import time
+import tracemalloc
 
 import duckdb
 import numpy as np
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from leafbeam.engine import Engine, Limits, Request, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
 from leafbeam.serve import Metrics, create_app
+from leafbeam.serve.app import parse_body
+from leafbeam.serve.errors import BodyError
 from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
@@ -53,8 +57,8 @@ def test_an_answer_reports_whether_the_model_read_the_user(client):
     assert client.post(URL, json={"user": 1.5}).status_code == 422
     assert client.post(URL, json={"user": True}).status_code == 422
     bad = client.post(URL, content=b'{"user": "\\ud800"}', headers={"content-type": "application/json"})
-    assert bad.status_code == 422
-    assert "valid Unicode" in bad.json()["error"]["message"]
+    assert bad.status_code == 400
+    assert bad.json()["error"]["type"] == "RequestError"
 
 
 def test_an_empty_object_requests_ten_items_without_a_history(client):
@@ -89,7 +93,6 @@ def test_an_expression_over_rules_holds_beside_the_named_rules(client, first_sho
         {"num_items": 0},
         {"num_items": -3},
         {"num_items": 1_000_000},
-        {"num_items": 10**30},
         {"num_beams": 0},
         {"num_beams": 100_000},
         {"scoring": "fulll"},
@@ -121,29 +124,27 @@ def test_http_rejects_what_python_rejects_with_the_same_message(client, first_sh
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ('{"num_items": "10"}', "num_items: input should be a valid integer, not '10'"),
-        ('{"num_items": 1.5}', "num_items: input should be a valid integer"),
-        ('{"num_items": 10.0}', "num_items: input should be a valid integer, not 10.0"),
-        ('{"num_items": true}', "num_items: input should be a valid integer, not True"),
-        ('{"num_items": null}', "num_items"),
-        ('{"num_items": NaN}', "num_items"),
-        ('{"num_beams": Infinity}', "num_beams"),
-        ('{"history": [1, NaN]}', "history.1: an item id is an integer or text, not nan"),
-        ('{"history": [1, 2, -Infinity]}', "history.2: an item id is an integer or text, not -inf"),
-        ('{"history": [null]}', "history.0: an item id is an integer or text, not None"),
-        ('{"history": [[1]]}', "history.0: an item id is an integer or text, not a list"),
-        ('{"history": {"a": 1}}', "history: input should be a valid list, not an object"),
-        ('{"history": "1001"}', "history: input should be a valid list, not '1001'"),
-        ('{"rules": "cheap"}', "rules: input should be a valid list"),
-        ('{"rules": [1]}', "rules.0: "),
-        ('{"filter": ["cheap"]}', "filter: input should be a valid string"),
+        ('{"num_items": "10"}', "num_items: expected int, got str"),
+        ('{"num_items": 1.5}', "num_items: expected int, got float"),
+        ('{"num_items": 10.0}', "num_items: expected int, got float"),
+        ('{"num_items": true}', "num_items: expected int, got bool"),
+        ('{"num_items": null}', "num_items: expected int, got null"),
+        ('{"num_items": 1' + "0" * 30 + "}", "num_items: expected int <= 9223372036854775807"),
+        ('{"history": [1, 1' + "0" * 30 + "]}", "history[1]: expected int <= 9223372036854775807"),
+        ('{"history": [null]}', "history[0]: expected int | str, got null"),
+        ('{"history": [[1]]}', "history[0]: expected int | str, got array"),
+        ('{"history": {"a": 1}}', "history: expected array, got object"),
+        ('{"history": "1001"}', "history: expected array, got str"),
+        ('{"history": [7, true, null, 1.5, []]}', "history[1]: expected int | str, got bool"),
+        ('{"rules": "cheap"}', "rules: expected array, got str"),
+        ('{"rules": [1]}', "rules[0]: expected str, got int"),
+        ('{"filter": ["cheap"]}', "filter: expected str | null, got array"),
         ('{"filter": "cheap; DROP TABLE items"}', "it goes on with '; DROP TABLE items'"),
         ('{"filter": "cheap &"}', "ends where a rule's name"),
-        ('{"scoring": 1}', "scoring: input should be a valid string"),
+        ('{"scoring": 1}', "scoring: expected str, got int"),
         ('{"rule": ["cheap"]}', "rule: there is no such field"),
-        ('{"history": ["\\ud800"]}', "history.0: an item id is an integer or text, not '\\ud800'"),
-        ('{"\\ud800": 1}', "the body: input should be a valid string"),
-        ('{"history": [true, false, null, 1.5, []]}', "; and 2 more"),
+        (r'{"\n\u001b[31m": 1}', r"\n\x1b[31m: there is no such field"),
+        ('{"a' + "b" * 5000 + '": 1}', "there is no such field"),
         ("[]", "the body: expected a JSON object"),
         ("7", "the body: expected a JSON object"),
         ("null", "the body: expected a JSON object"),
@@ -157,7 +158,22 @@ def test_json_of_the_wrong_types_is_rejected_by_field(client, body, says):
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"\xff\xfe{}", b"{'a': 1}", b"[" * 50_000, b"1" * 5000, b'{"num_items": 1' + b"0" * 5000 + b"}"]
+    "body",
+    [
+        b'{"num_items": NaN}',
+        b'{"num_beams": Infinity}',
+        b'{"history": [1, 2, -Infinity]}',
+        b'{"history": ["\\ud800"]}',
+        b'{"\\ud800": 1}',
+        b'{"history": ["\xff"]}',
+        b"{} {}",
+        b"{",
+        b"\xff\xfe{}",
+        b"{'a': 1}",
+        b"[" * 50_000,
+        b"1" * 5000,
+        b'{"num_items": 1' + b"0" * 5000 + b"}",
+    ],
 )
 def test_a_body_that_is_not_json_is_rejected(client, body):
     response = client.post(URL, content=body, headers={"Content-Type": "application/json"})
@@ -176,6 +192,49 @@ def test_unknown_paths_and_methods_are_rejected_in_the_same_shape(client):
     for response, status in ((client.get("/v1/recommend"), 405), (client.get("/nothing"), 404), (client.post("/healthz"), 405)):
         assert response.status_code == status
         assert set(response.json()["error"]) == {"type", "message"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"history": [' + b"[]," * 340_000 + b"[]]}",
+        b'{"history": [' + b"1.5," * 170_000 + b"1]}",
+        b'{"rules": [' + b"1," * 500_000 + b"1]}",
+        b'{"deny_item_ids": [' + b"1," * 500_000 + b"1]}",
+        b'{"history": [' + b"9" * 4000 + (b"," + b"9" * 4000) * 240 + b"]}",
+        b"{" + b",".join(b'"num_items": ' + b"9" * 4000 for _ in range(240)) + b"}",
+        b'{"history": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+        b"{" + b",".join(b'"k%d":1' % number for number in range(90_000)) + b"}",
+    ],
+    ids=["lists", "floats", "rules", "ids", "digits", "repeated", "deep", "fields"],
+)
+def test_a_hostile_body_costs_milliseconds_and_little_memory(body):
+    limits = Limits()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyError):
+            parse_body(body, "application/json", limits)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+    seconds = []
+    for _ in range(9):
+        began = time.perf_counter()
+        with pytest.raises(BodyError):
+            parse_body(body, "application/json", limits)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.02  # 5 ms on a quiet core; Python's parser and a list of all mistakes took seconds
+
+
+def test_the_page_about_the_interface_loads_nothing_from_elsewhere(client):
+    response = client.get("/docs")
+    assert response.status_code == 200
+    assert response.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "<script" not in response.text
+    assert not re.search(r"(src|href)=\"?(https?:)?//", response.text)
+    for name in ("/v1/recommend", "deny_item_ids", "UnknownRuleError", "up to 2,048", "429"):
+        assert name in response.text
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -379,7 +438,7 @@ def test_ids_that_no_index_can_hold_are_ignored_and_reported(first_shop):
         assert (answer["ignored_history"], answer["ignored_deny_item_ids"]) == (strange, strange)
         assert set(answer["item_ids"]) == {f"é{i}" for i in range(50)} - {"é4"}
         response = client.post(URL, content=b'{"history": ["\\ud800"]}', headers={"Content-Type": "application/json"})
-        assert response.status_code == 422
+        assert response.status_code == 400
 
 
 text = st.text(st.characters(exclude_categories=()), max_size=8)
@@ -410,7 +469,7 @@ def test_any_json_gets_allowed_items_or_a_named_error(client, first_shop, body):
         assert set(answer["item_ids"]) <= allowed
         assert len(answer["item_ids"]) == answer["num_valid"] == min(body.get("num_items", 10), len(allowed))
     else:
-        assert response.status_code == 422
+        assert response.status_code in (400, 422)  # json.dumps writes NaN and half surrogate pairs, which no JSON has
         assert answer["error"]["type"].endswith("Error")
         assert answer["error"]["message"]
 

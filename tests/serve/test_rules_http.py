@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from leafbeam.catalog import Catalog
 from leafbeam.catalog.items_table import ItemsTable
