@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from queue import SimpleQueue
 from typing import Any
 
 import uvicorn
@@ -39,15 +39,15 @@ _print_line = partial(print, flush=True)
 
 
 class SighupReloader:
-    """Turns SIGHUP, which would end the process, into a call of `reload`.
+    """Turns SIGHUP, which would end the process, into a call of `reload` in a thread.
 
-    A signal that arrives before `set_reload` is remembered until then. Only the main thread receives signals; in any other
-    this does nothing.
+    Signals that arrive before `set_reload`, or while `reload` runs, lead to one call afterwards. Only the main thread receives
+    signals; in any other this does nothing.
     """
 
     def __init__(self) -> None:
-        self._reload: Callable[[], object] | None = None
-        self._is_pending = False
+        self._signals: SimpleQueue[bool] = SimpleQueue()  # unlike a lock, safe in a handler, which may interrupt any code
+        self._is_running = False
 
     @contextmanager
     def installed(self) -> Generator["SighupReloader"]:
@@ -55,28 +55,32 @@ class SighupReloader:
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
             yield self
             return
-        before = signal.signal(signal.SIGHUP, self._handle)
+        before = signal.signal(signal.SIGHUP, lambda number, frame: self._signals.put(True))
         try:
             yield self
         finally:
             signal.signal(signal.SIGHUP, before)
+            self.set_reload(None)
 
     def set_reload(self, reload: Callable[[], object] | None) -> None:
-        """Call `reload` from now on, at once if a signal is pending; None: remember signals."""
-        self._reload = reload
-        if reload is not None and self._is_pending:
-            self._is_pending = False
-            self._start(reload)
+        """Call `reload` from now on, at once if a signal is pending; None: no longer."""
+        if self._is_running:
+            self._is_running = False
+            self._signals.put(False)
+        if reload is not None:
+            self._is_running = True
+            # A daemon: a reload that hangs does not keep the process alive.
+            threading.Thread(target=self._work, args=(reload,), name="leafbeam-reload", daemon=True).start()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._reload is None:
-            self._is_pending = True
-        else:
-            self._start(self._reload)
-
-    def _start(self, reload: Callable[[], object]) -> None:
-        # Not in the handler: it interrupts any code of the main thread, which may hold a lock that `reload` needs.
-        threading.Thread(target=reload, name="leafbeam-reload").start()
+    def _work(self, reload: Callable[[], object]) -> None:
+        while self._signals.get():
+            while not self._signals.empty():  # the signals since the last reload are one
+                if not self._signals.get():
+                    return
+            try:
+                reload()
+            except Exception:
+                log.exception("the reload failed")
 
 
 class Server:

@@ -18,6 +18,7 @@ import torch
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from leafbeam.serve import Server, serve
+from leafbeam.serve.server import SighupReloader
 
 PROGRAM = """
 import logging, sys
@@ -219,3 +220,26 @@ def test_files_that_cannot_serve_are_named_errors_before_anything_listens(shop):
     os.remove(model_dir / "config.json")
     with pytest.raises(CheckpointError):
         serve(model_dir, CatalogFiles(index=index_path, catalog=catalog_path), port=0)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP here")
+def test_signals_during_a_reload_lead_to_one_more_and_a_failure_to_none_less():
+    begun, go, calls = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def reload() -> None:
+        calls.append(1)
+        begun.release()
+        assert go.acquire(timeout=20)
+        raise RuntimeError("this reload failed")
+
+    with SighupReloader().installed() as reloader:
+        os.kill(os.getpid(), signal.SIGHUP)
+        reloader.set_reload(reload)  # the signal was remembered
+        assert begun.acquire(timeout=20)
+        for _ in range(200):
+            os.kill(os.getpid(), signal.SIGHUP)
+        go.release()
+        assert begun.acquire(timeout=20)
+        go.release()
+        assert not begun.acquire(timeout=0.2)
+    assert len(calls) == 2
