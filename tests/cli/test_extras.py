@@ -137,7 +137,7 @@ def commands(run: Path) -> dict[str, list[str]]:
         (["matplotlib"], {"fit-sids --plot": "plot"}),
         (["ray"], {"recommend --ray": "ray"}),
     ],
-    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no fastapi", "no matplotlib", "no ray"],
+    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no starlette", "no matplotlib", "no ray"],
 )
 def test_every_command_names_the_extra_before_it_works(run: Path, blocked: list[str], expected: dict[str, str]) -> None:
     calls = commands(run)
