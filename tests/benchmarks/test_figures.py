@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from benchmarks.__main__ import app
 from benchmarks.figures.command import stale, stray
 from benchmarks.figures.definition import Definitions
 from benchmarks.figures.document import differences, filled, stray_numbers
@@ -170,7 +172,7 @@ def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.Cap
     kept = make_row("x", {}, {})
     assert {"commit", "dirty", "time", "timed", "machine", "versions"} <= kept.keys()
     assert {"cpu", "cores", "load"} <= kept["machine"].keys()
-    quiet = kept | {"dirty": False, "machine": kept["machine"] | {"load": 0.0}}
+    quiet = kept | {"commit": "abc", "dirty": False, "machine": kept["machine"] | {"load": 0.0}}
     keep_row("x", quiet, tmp_path)
     assert capsys.readouterr().err == ""
     busy = quiet | {"machine": kept["machine"] | {"load": 1000.0}}
@@ -179,3 +181,10 @@ def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.Cap
     assert refusal(busy | {"timed": False}) == refusal(busy | {"marked": "why"}) == ""
     assert "changes" in refusal(quiet | {"dirty": True, "timed": False})
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["static-table-3", "tiger-table-1", "static-memory", "xgr-figure-18"])
+def test_kept_rows_are_shown_again(name: str) -> None:
+    result = CliRunner().invoke(app, [name, "--redraw"])
+    assert result.exit_code == 0, result.output
+    assert "leafbeam" in result.output or "trie of the whole catalog" in result.output
