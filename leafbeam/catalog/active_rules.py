@@ -1,9 +1,4 @@
-"""ActiveRules: the current rule set, kept at the version of the live index.
-
-Shapes: n items of one change.
-"""
-
-from __future__ import annotations
+"""ActiveRules: the current rule set, kept at the version of the live index. Shapes: n items of one change."""
 
 import threading
 from collections.abc import Generator, Mapping
@@ -19,8 +14,6 @@ from leafbeam.index import Filter, Trie
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import concat_ids
 
-__all__ = ["ActiveRules"]
-
 _NO_IDS = np.empty(0, np.int64)
 
 # Collects the ids of items whose attributes change while an evaluation runs.
@@ -29,10 +22,7 @@ ChangeRecord = list[NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _PreparedBase:
-    """Filters of a compaction's new base, made before the switch; valid for rules of the same generation.
-
-    changes: of items since the filters were made.
-    """
+    """Filters of a compaction's new base, for rules of the same generation. changes: of items since they were made."""
 
     trie: Trie
     filters: dict[str, Filter]
@@ -41,10 +31,9 @@ class _PreparedBase:
 
 
 class ActiveRules:
-    """The current RuleSet of a live index.
+    """The current RuleSet of a live index: readers take `rules` and never wait.
 
-    Readers take `rules` and never wait. A thread that changes items or rules holds `write_lock`, and calls `advance` or sets
-    `rules` before it releases the lock.
+    A thread that changes items or rules holds `write_lock` until it has called `advance` or set `rules`.
     """
 
     def __init__(self, index: LiveIndex, rules: RuleSet) -> None:
@@ -66,10 +55,7 @@ class ActiveRules:
                 self._stop_record(record)
 
     def advance(self, changed_ids: NDArray[np.generic] = _NO_IDS, bits: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
-        """Move the rules to the current version. changed_ids: live items (n,) evaluated anew; bits: their results by rule.
-
-        Cost: that of `advance_filters`; 5 ns an item and rule after a compaction that was not prepared for.
-        """
+        """Move the rules to the current version. changed_ids: live items (n,) evaluated anew; bits: their results by rule."""
         old, version = self.rules, self.index.version()
         bits = bits or {}
         if len(changed_ids):
@@ -78,12 +64,8 @@ class ActiveRules:
         prepared, ready = self._prepared, None
         if prepared is not None and any(segment.trie is prepared.trie for segment in version.segments):
             self._drop_prepared()
-            valid = {
-                name: part
-                for name, part in prepared.filters.items()
-                if old.rule_generations.get(name) == prepared.rule_generations[name]
-            }
-            ready = (prepared.trie, valid)
+            now, then = old.rule_generations, prepared.rule_generations
+            ready = (prepared.trie, {name: one for name, one in prepared.filters.items() if now.get(name) == then[name]})
             earlier = self.live_ids(prepared.changes)
             earlier = earlier[~np.isin(earlier, changed_ids)] if len(earlier) and len(changed_ids) else earlier
             earlier_bits = _bits_of(old, earlier)
@@ -128,8 +110,6 @@ class ActiveRules:
 def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
     """Whether each rule selects each of the live items, (n,) by rule."""
     bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters}
-    if not len(ids_n):
-        return bits
     segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):
         in_segment = np.flatnonzero(segment_n == number)

@@ -1,12 +1,7 @@
-"""Catalog: items with attributes, the rules over them as filters, and the live index, changed together.
-
-Shapes: n items of one call, L levels.
-"""
+"""Catalog: items with attributes, rules as filters, and the live index, changed together. Shapes: n items of one call."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
-from __future__ import annotations
-
 import logging
 import os
 import threading
@@ -14,7 +9,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +20,6 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
 from leafbeam.catalog.rule_config import LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
-from leafbeam.catalog.sessions import Ids
 from leafbeam.catalog.sources import ItemSource
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
 from leafbeam.errors import LeafbeamError, RuleError, UnknownRuleError
@@ -34,8 +27,6 @@ from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import Codes
-
-__all__ = ["Catalog"]
 
 log = logging.getLogger("leafbeam.catalog")
 
@@ -113,7 +104,7 @@ class Catalog:
         wait_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
-    ) -> Catalog:
+    ) -> "Catalog":
         """Open a catalog file and evaluate its rules: a TOML file's `[rules]`, a mapping of names to predicates, or several.
 
         index: a trie, whose changes are kept in memory only, or a LiveIndex, which can be durable. refresh: evaluation interval
@@ -137,7 +128,7 @@ class Catalog:
         refresh: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
-    ) -> Catalog:
+    ) -> "Catalog":
         """`open` with a table in memory, filled from a source. Raises DataError, RuleError."""
         return cls(ItemsTable.in_memory(items), index, rules, refresh=refresh, clock=clock, background=background)
 
@@ -159,11 +150,10 @@ class Catalog:
         """Items that the rules (names, or an expression over them) allow now, less the denied; see RuleSet.filter."""
         return self.rules.filter(rules, deny=deny)
 
-    def lookup(self, item_ids: Sequence[Any] | Ids, columns: Sequence[str] | None = None) -> pa.Table:
-        """Current attributes of some items, in the given order; unknown ids give nulls.
+    def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None = None) -> pa.Table:
+        """Attributes of some items, in the given order; nulls for unknown ids. It scans the ids, and may open the file.
 
-        For showing titles, not for every request: it scans the ids, and may open the file. Raises DataError (the file, an
-        unknown column), ItemIdError (ids of another kind).
+        Raises DataError (the file, an unknown column), ItemIdError (ids of another kind).
         """
         with self._table.reading() as session:
             return session.lookup(item_ids, columns)
@@ -173,9 +163,9 @@ class Catalog:
     def reload(self, items: ItemSource | None = None) -> LoadReport:
         """Read and evaluate all rules again and replace all filters at once. Never raises for bad rules or data.
 
-        items: a source that replaces the whole table first. A rule that cannot be evaluated keeps its last good filter, and the
-        report says so; if rules file, table or source cannot be read at all, nothing changes. A rule that is no longer named is
-        removed, unless `add_rule` made it.
+        items: a source that replaces the table first. A rule that cannot be evaluated keeps its last good filter; if rules
+        file, table or source cannot be read, nothing changes; a rule that is no longer named is removed, unless `add_rule` made
+        it.
         """
         with self._evaluation_lock:
             before, began = self.rules.report, time.perf_counter()
@@ -187,10 +177,7 @@ class Catalog:
                 return replace(before, seconds=time.perf_counter() - began, error=str(error))
 
     def add_rule(self, name: str, where: str, refresh: str | None = None) -> None:
-        """Add or replace a rule; it outlives reloads. refresh: its evaluation interval ("60s").
-
-        Raises RuleError (name, predicate or duration), DataError (the table cannot be read); then nothing was changed.
-        """
+        """Add or replace a rule; it outlives reloads. refresh: its evaluation interval ("60s"). Raises RuleError, DataError."""
         interval = self._refresh if refresh is None else parse_duration(refresh, f"the refresh of rule {name!r}")
         rule = Rule(name=name, where=where, refresh=interval)
         with self._evaluation_lock, self._active.recording() as (rules, record):
@@ -205,34 +192,24 @@ class Catalog:
         """Remove a rule; one that the rules file names comes back at the next reload. Raises UnknownRuleError."""
         with self._evaluation_lock, self._active.recording() as (rules, record):
             if name not in rules.definitions and name not in rules.filters:
-                raise UnknownRuleError(
-                    f"there is no rule {name[:80]!r} to remove: {', '.join(rules.filters) or 'there are none'}"
-                )
+                raise UnknownRuleError(f"there is no rule {name[:80]!r} to remove: {', '.join(rules.filters) or 'none'}")
             self._added_rules.pop(name, None)
             definitions = {other: rule for other, rule in rules.definitions.items() if other != name}
             kept = [other for other in rules.filters if other != name]
             self._install(Evaluation(version=rules.version), definitions, record, self._clock(), kept=kept)
 
     def refresh(self, *names: str) -> tuple[RuleStatus, ...]:
-        """Evaluate the named rules (all if none is named) now, and replace their filters one by one.
-
-        A rule that cannot be evaluated keeps its last good filter, and its status says so. Raises UnknownRuleError.
-        """
+        """Evaluate the named rules (or all) now; one that fails keeps its last good filter. Raises UnknownRuleError."""
         for name in names:
             if name not in self.rules.definitions:
-                raise UnknownRuleError(
-                    f"there is no rule {name[:80]!r} to refresh: {', '.join(self.rules.definitions) or 'none'}"
-                )
+                raise UnknownRuleError(f"there is no rule {name[:80]!r} to refresh: {', '.join(self.rules.definitions)}")
         names = names or tuple(self.rules.definitions)
         for name in names:
             self._refresh_one(name)
         return tuple(status for status in self.rules.report.rules if status.name in names)
 
     def refresh_due(self) -> float | None:
-        """Evaluate the rules that are due, each once, as the background thread does.
-
-        Returns the seconds until the next is due (0 for a rule that takes longer than its interval); None: never.
-        """
+        """Evaluate each rule that is due, as the background thread does; returns the seconds until the next is due, if any."""
         for _ in self.rules.definitions:
             with self._evaluation_lock:
                 name = self._schedule.next_due(self._clock())
@@ -283,9 +260,8 @@ class Catalog:
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
         """Add items; the next `rules` and `version()` have them. Returns the version's number.
 
-        codes: (n, L). attributes: n rows in the order of the ids, as an Arrow table or a list of mappings; None: the rows that
-        the table has for them already, if any. Raises CodesError, ItemIdError (an id is live already, or occurs twice),
-        DataError (attributes), LogError.
+        codes: (n, L). attributes: n rows in the order of the ids; None: the rows that the table has for them already, if any.
+        Raises CodesError, ItemIdError (an id is live already, or occurs twice), DataError (attributes), LogError.
         """
         with self.transaction() as transaction:
             transaction.insert(codes, item_ids, attributes)
@@ -313,10 +289,7 @@ class Catalog:
         self.index.compact(wait=wait)
 
     def purge(self) -> int:
-        """Delete the table's rows of items that the index does not have; returns how many.
-
-        Cost: a scan; the next evaluation joins table and index again.
-        """
+        """Delete the table's rows of items that the index does not have; returns how many. The next evaluation joins again."""
         with self._evaluation_lock, self._active.write_lock:
             return self._evaluator.purge(self.version())
 
@@ -328,7 +301,7 @@ class Catalog:
         if self._owns_index:
             self.index.close()
 
-    def __enter__(self) -> Catalog:
+    def __enter__(self) -> "Catalog":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -383,10 +356,7 @@ class Catalog:
         kept: Iterable[str],
         load: LoadReport | None = None,
     ) -> LoadReport:
-        """Make evaluated filters current, beside those of the rules in `kept`. record: item changes since the evaluation.
-
-        load: the report of a load of all rules, without their statuses.
-        """
+        """Make evaluated filters current, beside those of `kept`. record: changes since. load: the report of a whole load."""
         with self._active.write_lock:
             now = self.rules
             current = now.filters.by_segment

@@ -1,16 +1,11 @@
-"""Evaluator: turns predicates over the table of items into filters of a version.
-
-Shapes: n items of one call.
-"""
+"""Evaluator: turns predicates over the table of items into filters of a version. Shapes: n items of one call."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,20 +15,15 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.row_to_item import RowMap
 from leafbeam.catalog.rule_config import Rule
 from leafbeam.catalog.rule_set import SegmentFilters
-from leafbeam.catalog.sessions import Ids, ReadSession, RowMatches
+from leafbeam.catalog.sessions import ReadSession, RowMatches
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
-from leafbeam.index.items import as_id_array
-
-__all__ = ["Evaluation", "Evaluator"]
+from leafbeam.index.items import ids_from_arrow
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Result of evaluating rules over the whole table: filters of a version or errors, and seconds, by rule.
-
-    num_items: rows of the table. num_known: live items that have a row; both None unless counted.
-    """
+    """Filters of a version or errors, and seconds, by rule; if counted, the table's rows and the live items with a row."""
 
     version: Version
     filters: dict[str, SegmentFilters] = field(default_factory=dict[str, SegmentFilters])
@@ -46,8 +36,7 @@ class Evaluation:
 class Evaluator:
     """Evaluates rules over the whole table, or over the rows of changed items.
 
-    One thread at a time may call `evaluate`, and one at a time the other methods; with an exclusive table the two do not wait
-    for each other.
+    One thread at a time calls `evaluate`, and one the other methods; with an exclusive table they do not wait for each other.
     """
 
     def __init__(self, table: ItemsTable) -> None:
@@ -58,36 +47,29 @@ class Evaluator:
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
         """Evaluate rules over the whole table; count: its items too. Raises DataError if the table cannot be read at all.
 
-        Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the base is a new one,
-        because the item of each row is looked up again.
+        Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the base is a new one.
         """
-        filters: dict[str, SegmentFilters] = {}
-        errors: dict[str, RuleError] = {}
-        seconds: dict[str, float] = {}
-        num_items = num_known = None
+        result = Evaluation(version=version)
         with self.table.reading() as session:
             row_map = self._row_map(session, version)
             if count:
-                num_items = row_map.num_rows
-                num_known = len(version.filter_of(row_map.filters(np.ones(row_map.end, np.uint8), version)))
+                known = version.filter_of(row_map.filters(np.ones(row_map.end, np.uint8), version))
+                result = replace(result, num_items=row_map.num_rows, num_known=len(known))
             for rule in rules:
                 began = time.perf_counter()
                 try:
                     row_map = self._row_map(session, version)  # the same one, unless an error ended the transaction
                     matches = session.evaluate(rule, row_map.num_rows, row_map.end)
-                    filters[rule.name] = row_map.filters(matches, version)
+                    result.filters[rule.name] = row_map.filters(matches, version)
                 except RuleError as error:
-                    errors[rule.name] = error
-                seconds[rule.name] = time.perf_counter() - began
-        return Evaluation(
-            version=version, filters=filters, errors=errors, seconds=seconds, num_items=num_items, num_known=num_known
-        )
+                    result.errors[rule.name] = error
+                result.seconds[rule.name] = time.perf_counter() - began
+        return result
 
     def write(self, tables: Sequence[pa.Table], ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
         """Write attributes (tables with an `item_id`, no id twice), then evaluate rules for the given items.
 
-        Cost: milliseconds for items without a row so far; for others one or two scans of the ids. Raises DataError, and then
-        nothing was written.
+        Cost: milliseconds for items without a row, else one or two scans of the ids. After a DataError nothing was written.
         """
         if not len(ids_n):
             return self.evaluate_rows(ids_n, rules)
@@ -98,14 +80,14 @@ class Evaluator:
             existing_n = rows_n >= 0
             end = session.end() if row_map is None else row_map.end
             for table in tables:
-                positions = [position[key] for key in as_id_array(table["item_id"].to_pylist()).tolist()]
+                positions = [position[key] for key in ids_from_arrow(table["item_id"]).tolist()]
                 session.put(table, rows_n[positions])
-            session.commit()
+            session.connection.commit()
             if existing_n.any() and tables:  # an updated row may have another number
-                rows_n[existing_n] = session.rows_of(_duckdb_ids(ids_n[existing_n]))
+                rows_n[existing_n] = session.rows_of(ids_n[existing_n])
             if not existing_n.all():
                 rows, ids = session.ids(begin=end)
-                for key, row in zip(as_id_array(ids).tolist(), rows.tolist(), strict=True):
+                for key, row in zip(ids.tolist(), rows.tolist(), strict=True):
                     if key in position:
                         rows_n[position[key]] = row
             if row_map is not None:
@@ -128,10 +110,10 @@ class Evaluator:
         """Delete the rows of items that are not live in the version; returns how many."""
         with self.table.writing() as session:
             rows, ids = session.ids()
-            unindexed = rows[~version.knows(as_id_array(ids))] if len(rows) else rows
+            unindexed = rows[~version.knows(ids)] if len(rows) else rows
             if len(unindexed):
                 session.remove(unindexed)
-                session.commit()
+                session.connection.commit()
         return len(unindexed)
 
     def _row_map(self, session: ReadSession, version: Version) -> RowMap:
@@ -156,10 +138,5 @@ class Evaluator:
         may_exist_n = np.ones(len(ids_n), np.bool_) if row_map is None else row_map.has_row(ids_n)
         rows_n = np.full(len(ids_n), -1, np.int64)
         if may_exist_n.any():
-            rows_n[may_exist_n] = session.rows_of(_duckdb_ids(ids_n[may_exist_n]))
+            rows_n[may_exist_n] = session.rows_of(ids_n[may_exist_n])
         return rows_n, row_map
-
-
-def _duckdb_ids(ids_n: NDArray[np.generic]) -> Ids:
-    """Ids as DuckDB has them: integers or str."""
-    return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n.astype(np.int64)

@@ -1,7 +1,5 @@
 """Expressions over rule names: what a request may combine; never SQL."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,13 +8,11 @@ from typing import Literal
 from leafbeam.errors import RequestError
 from leafbeam.index import VersionFilter
 
-__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "MAX_NAMES", "Expression"]
-
 MAX_CHARACTERS = 1000
 MAX_NAMES = 64
 MAX_DEPTH = 16
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z][A-Za-z0-9_-]*)|([&|()-]))")
+_TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]*|[&|()-])")
 _Kind = Literal["name", "and", "or", "minus"]
 _SIGNS: dict[_Kind, str] = {"or": "|", "and": "&", "minus": "-"}
 _BINDS_TIGHTER: dict[_Kind, _Kind] = {"or": "and", "and": "minus", "minus": "name"}
@@ -36,15 +32,15 @@ class Expression:
 
     kind: _Kind
     name: str = ""
-    parts: tuple[Expression, ...] = ()
+    parts: "tuple[Expression, ...]" = ()
 
     @classmethod
-    def parse(cls, text: str) -> Expression:
+    def parse(cls, text: str) -> "Expression":
         """Parse an expression. Raises RequestError, with the position, for invalid syntax or an expression over the limits."""
         return _Parser(text).parse()
 
     @classmethod
-    def of(cls, rules: str | Iterable[str] | Expression, also: str | None = None) -> Expression | None:
+    def of(cls, rules: "str | Iterable[str] | Expression", also: str | None = None) -> "Expression | None":
         """The filter of a request: an expression or names that all hold, and another expression; None if there is neither."""
         if isinstance(rules, str | Expression):
             parts = [cls.parse(rules) if isinstance(rules, str) else rules]
@@ -76,7 +72,7 @@ class Expression:
 
 
 class _Parser:
-    """Recursive descent over tokens."""
+    """Recursive descent over the tokens, each with its position, the last of them empty."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_CHARACTERS:
@@ -91,56 +87,49 @@ class _Parser:
                     f"an expression of rules is made of names, &, |, - and parentheses, such as (fresh | promo) - adult; "
                     f"at character {len(text) - len(rest)} it goes on with {rest[:20]!a}"
                 )
-            token = found[found.lastindex or 0]
-            self._tokens.append((token, found.end() - len(token)))
+            self._tokens.append((found[1], found.start(1)))
             end = found.end()
         if sum(token[0].isalpha() for token, _ in self._tokens) > MAX_NAMES:
             raise RequestError(f"an expression of rules may hold up to {MAX_NAMES} names")
+        self._tokens.append(("", end))
         self._next = 0
-        self._depth = 0
 
     def parse(self) -> Expression:
-        expression = self._series("or")
-        if self._next < len(self._tokens):
-            raise self._unexpected("&, |, - or the end")
+        expression = self._series("or", 0)
+        self._take("", "&, |, - or the end")
         return expression
 
-    def _series(self, kind: _Kind) -> Expression:
+    def _series(self, kind: _Kind, depth: int) -> Expression:
         """Operands joined by one operator, each of them a series of the operator that binds next more tightly."""
         if kind == "name":
-            return self._operand()
-        parts = [self._series(_BINDS_TIGHTER[kind])]
-        while self._peek() == _SIGNS[kind]:
+            return self._operand(depth)
+        parts = [self._series(_BINDS_TIGHTER[kind], depth)]
+        while self._tokens[self._next][0] == _SIGNS[kind]:
             self._next += 1
-            parts.append(self._series(_BINDS_TIGHTER[kind]))
+            parts.append(self._series(_BINDS_TIGHTER[kind], depth))
         return _normal(kind, parts)
 
-    def _operand(self) -> Expression:
-        token = self._peek()
-        if token == "(":
-            self._depth += 1
-            if self._depth > MAX_DEPTH:
-                raise RequestError(f"an expression of rules may have {MAX_DEPTH} parentheses inside each other, not more")
-            self._next += 1
-            expression = self._series("or")
-            if self._peek() != ")":
-                raise self._unexpected("a closing parenthesis")
-            self._next += 1
-            self._depth -= 1
-            return expression
+    def _operand(self, depth: int) -> Expression:
+        token, _ = self._tokens[self._next]
         if token[:1].isalpha():
             self._next += 1
             return Expression(kind="name", name=token)
-        raise self._unexpected("a rule's name or an opening parenthesis")
+        self._take("(", "a rule's name or an opening parenthesis")
+        if depth == MAX_DEPTH:
+            raise RequestError(f"an expression of rules may have {MAX_DEPTH} parentheses inside each other, not more")
+        expression = self._series("or", depth + 1)
+        self._take(")", "a closing parenthesis")
+        return expression
 
-    def _peek(self) -> str:
-        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
-
-    def _unexpected(self, expected: str) -> RequestError:
-        if self._next == len(self._tokens):
-            return RequestError(f"the expression of rules ends where {expected} was expected")
+    def _take(self, sign: str, expected: str) -> None:
+        """Pass over the next token. Raises RequestError if it is another."""
         token, position = self._tokens[self._next]
-        return RequestError(f"in the expression of rules, {expected} was expected at character {position}, not {token[:70]!r}")
+        if token == sign:
+            self._next += 1
+        elif not token:
+            raise RequestError(f"the expression of rules ends where {expected} was expected")
+        else:
+            raise RequestError(f"{expected} was expected at character {position}, not {token[:70]!r}")
 
 
 def _normal(kind: _Kind, parts: list[Expression]) -> Expression:

@@ -2,8 +2,6 @@
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -16,8 +14,6 @@ import duckdb
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
 from leafbeam.errors import DataError
-
-__all__ = ["ItemsTable"]
 
 
 class ItemsTable:
@@ -71,7 +67,7 @@ class ItemsTable:
             part.unlink(missing_ok=True)
 
     @classmethod
-    def in_memory(cls, items: ItemSource) -> ItemsTable:
+    def in_memory(cls, items: ItemSource) -> "ItemsTable":
         """A table in memory. Raises DataError."""
         table = cls(None)
         assert table._open is not None
@@ -102,10 +98,10 @@ class ItemsTable:
     def refill(self, items: ItemSource) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
         with self.writing() as session:
-            session.drop()
+            session.connection.execute("DROP TABLE items")
             copy_items(session.connection, items)
             session.check()
-            session.commit()
+            session.connection.commit()
 
     def close(self) -> None:
         """Close an exclusive file."""

@@ -1,14 +1,10 @@
 """Periodic evaluation of rules: when each is due, and the thread that evaluates it."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 
 from leafbeam.catalog.rule_config import Rule
-
-__all__ = ["BackgroundWorker", "Schedule"]
 
 _MIN_SLEEP_S, _MAX_SLEEP_S = 0.001, 60.0
 

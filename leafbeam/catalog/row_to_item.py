@@ -5,8 +5,6 @@ Shapes: M rows of the table, R mapped row numbers, N items of the trie, D items 
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,21 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.catalog.remap import scatter, with_bits
-from leafbeam.catalog.sessions import Ids, ReadSession
+from leafbeam.catalog.sessions import ReadSession
 from leafbeam.errors import DataError
 from leafbeam.index import Filter, Trie, Version
-from leafbeam.index.id_hash import hash_ids
-from leafbeam.index.items import as_id_array
+from leafbeam.index.items import as_id_array, decode_ids, hash_ids
 from leafbeam.index.radix_sort import sort_rows
-
-__all__ = ["RowMap"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowMap:
     """The join of table and trie on `item_id`, as numbers: with it a rule is one scan of the table.
 
-    Valid until a mapped row moves, which the fingerprint of the table shows. Appended rows are looked up by id.
+    Valid until a mapped row moves, which the table's fingerprint shows. Appended rows are looked up by id.
 
     ordinal_R: uint32, the leaf-order position of each row's item; N if there is no such row, or the trie has no such item.
     fingerprint: of the mapped rows (ReadSession.fingerprint). num_rows, end: rows of the whole table, and a bound of their
@@ -49,11 +44,10 @@ class RowMap:
     appended: tuple[dict[Any, int], ...] = ()
 
     @classmethod
-    def read(cls, session: ReadSession, trie: Trie, *, check: bool = True) -> RowMap:
+    def read(cls, session: ReadSession, trie: Trie, *, check: bool = True) -> "RowMap":
         """Join table and trie. Cost: a sort of the table's ids and a search for each, 1 µs an item; less if the orders agree.
 
-        check: that ids are unique, unless the catalog has ensured it. Raises DataError if they are not, or are of another kind
-        than the index's.
+        check: that ids are unique. Raises DataError if they are not, or are of another kind than the index's.
         """
         if check:
             session.check()
@@ -63,8 +57,7 @@ class RowMap:
         indexed = item_row_M >= 0
         ordinal_R = np.full(fingerprint[1], trie.num_items, np.uint32)
         ordinal_R[rows_M[indexed]] = trie.items.ordinal_N[item_row_M[indexed]]
-        unindexed = as_id_array(ids_M[~indexed])
-        order = np.argsort(unindexed, kind="stable")
+        order = np.argsort(ids_M[~indexed], kind="stable")
         return cls(
             trie=trie,
             ordinal_R=ordinal_R,
@@ -72,15 +65,12 @@ class RowMap:
             num_rows=fingerprint[0],
             end=fingerprint[1],
             change_counter=session.change_counter,
-            unindexed_ids=unindexed[order],
+            unindexed_ids=ids_M[~indexed][order],
             unindexed_rows=rows_M[~indexed][order],
         )
 
-    def refreshed(self, session: ReadSession) -> RowMap | None:
-        """This map with the rows appended since; None if mapped rows have moved.
-
-        Cost: none if the table is unchanged, else a pass over its ids (3 ns each). Raises DataError for repeated ids.
-        """
+    def refreshed(self, session: ReadSession) -> "RowMap | None":
+        """This map with the rows appended since; None if mapped rows have moved. Raises DataError for repeated ids."""
         if self.change_counter is not None and self.change_counter == session.change_counter:
             return self
         if session.fingerprint(below=len(self.ordinal_R)) != self.fingerprint:
@@ -88,7 +78,7 @@ class RowMap:
         rows_T, ids_T = session.ids(begin=len(self.ordinal_R))
         if len(rows_T) and session.change_counter is None:  # another process may have added them
             session.check()
-        appended = dict(zip(as_id_array(ids_T).tolist(), rows_T.tolist(), strict=True))
+        appended = dict(zip(ids_T.tolist(), rows_T.tolist(), strict=True))
         return replace(
             self,
             num_rows=self.fingerprint[0] + len(rows_T),
@@ -97,7 +87,7 @@ class RowMap:
             appended=(appended,) if appended else (),
         )
 
-    def with_appended(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], change_counter: int | None) -> RowMap:
+    def with_appended(self, ids_n: NDArray[np.generic], rows_n: NDArray[np.int64], change_counter: int | None) -> "RowMap":
         """This map after the catalog appended these rows. Cost: amortised, that of a dictionary."""
         if not len(ids_n):
             return replace(self, change_counter=change_counter)
@@ -123,11 +113,7 @@ class RowMap:
         return found
 
     def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
-        """One filter for each segment, deleted items included, of the items whose row matches.
-
-        matches: by row number, of the whole table. Cost: 2 ns a row, and a few searches for each appended row and each item of
-        other segments than the mapped trie.
-        """
+        """A filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""
         mapped = scatter(matches[: len(self.ordinal_R)], self.ordinal_R, self.trie)
         rows, rows_T = self._appended_in(self.trie)
         if len(rows):
@@ -167,7 +153,7 @@ class RowMap:
 
     def _other_segment(self, trie: Trie, mapped: Filter, matches: NDArray[np.uint8]) -> Filter:
         """The filter of another segment, whose items have appended or unindexed rows, or rows of replaced items."""
-        ids_D = np.arange(trie.num_items) if trie.items.ids is None else trie.items.ids
+        ids_D = trie.items.ids_N
         mask_D = np.zeros(len(ids_D), np.bool_)
         missing_D = np.ones(len(ids_D), np.bool_)
         rows, rows_T = self._appended_in(trie)
@@ -182,22 +168,21 @@ class RowMap:
         return trie.filter(mask_D)
 
 
-def _find_all(trie: Trie, ids_M: Ids, name: str) -> NDArray[np.int64]:
+def _find_all(trie: Trie, ids_M: NDArray[np.generic], name: str) -> NDArray[np.int64]:
     """The row of each id in the trie, -1 if it is not there. Raises DataError if the kinds of ids differ."""
     if not len(ids_M) or not trie.num_items:
         return np.full(len(ids_M), -1, np.int64)
-    first = trie.items.ids_of(np.zeros(1, np.int64))
-    if (ids_M.dtype.kind == "U") != (first.dtype.kind == "U"):
-        kinds = ("text", "whole numbers") if first.dtype.kind == "U" else ("whole numbers", "text")
+    ids_N = trie.items.ids_N
+    if (ids_M.dtype.kind == "S") != (ids_N.dtype.kind == "S"):
+        kinds = ("text", "whole numbers") if ids_N.dtype.kind == "S" else ("whole numbers", "text")
         raise DataError(
-            f"the index knows its items by {kinds[0]} such as {first[0].item()!r}, but the column item_id of "
-            f"{name} holds {kinds[1]} such as {ids_M[0].item()!r}: one of the two has to change"
+            f"the index knows its items by {kinds[0]} such as {decode_ids(ids_N[:1])[0].item()!r}, but the column item_id of "
+            f"{name} holds {kinds[1]} such as {decode_ids(ids_M[:1])[0].item()!r}: one of the two has to change"
         )
-    keys_M = as_id_array(ids_M)
-    if np.array_equal(keys_M, np.arange(trie.num_items) if trie.items.ids is None else trie.items.ids):
-        return np.arange(len(keys_M))
+    if np.array_equal(ids_M, ids_N):
+        return np.arange(len(ids_M))
     # The index looks ids up by their hashes: in the order of those it reads its memory sequentially.
-    order = sort_rows([hash_ids(keys_M)], 1)
-    found_M = np.empty(len(keys_M), np.int64)
-    found_M[order] = trie.find(keys_M[order])
+    order = sort_rows([hash_ids(ids_M)], 1)
+    found_M = np.empty(len(ids_M), np.int64)
+    found_M[order] = trie.find(ids_M[order])
     return found_M

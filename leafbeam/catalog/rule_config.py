@@ -1,7 +1,5 @@
 """Rules: named SQL predicates, how they are written down, and their status."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib
@@ -10,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.errors import RuleError
-
-__all__ = ["LoadReport", "Rule", "RuleSource", "RuleStatus", "parse_duration", "read_rules", "rules_from_text"]
 
 # A TOML file, a mapping, or several of them, of which a later one replaces the rules that it names.
 _OneSource = str | os.PathLike[str] | Mapping[str, object]
@@ -26,11 +22,9 @@ _MAX_SECONDS = 365 * 86_400.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """A name and an SQL predicate over the table `items`.
+    """A name and an SQL predicate over the table `items`, which DuckDB checks when it is evaluated. Raises RuleError.
 
     refresh: seconds between evaluations; None: only when the catalog is reloaded, and for items that change.
-
-    Raises RuleError for an invalid name or an empty predicate; DuckDB checks the predicate when it is evaluated.
     """
 
     name: str
@@ -44,11 +38,8 @@ class Rule:
             raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
 
     @classmethod
-    def of(cls, name: str, value: object, *, refresh: float | None = None) -> Rule:
-        """A rule from its definition in a file or mapping: a predicate, or a table with `where` and, optionally, `refresh`.
-
-        refresh: in seconds, of a rule that has none of its own. Raises RuleError.
-        """
+    def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
+        """A rule from a predicate, or a mapping of `where` and maybe `refresh`. refresh: the default. Raises RuleError."""
         if not isinstance(value, Mapping):
             return cls(name=name, where=value, refresh=refresh)  # type: ignore[arg-type]
         unknown = sorted(str(key) for key in value if key not in ("where", "refresh"))
@@ -92,8 +83,7 @@ class RuleStatus:
 class LoadReport:
     """Result of loading a catalog. `str(report)` is one readable paragraph; `ok` is false if anything failed.
 
-    not_in_index: items of the table that the index does not have (they are never recommended).
-    not_in_catalog: items of the index without a row in the table (no rule selects them).
+    not_in_index: items of the table that are never recommended. not_in_catalog: items of the index that no rule selects.
     error: why the whole load failed, in which case nothing was changed.
     """
 
@@ -140,9 +130,7 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
     for text in texts:
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise RuleError(
-                f'a rule is written NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}'
-            )
+            raise RuleError(f'write a rule as NAME=PREDICATE, such as "cheap=price < 20", or NAME@60s=PREDICATE, not {text!r}')
         name, refresh, where = found["name"], found["refresh"], found["where"].strip()
         definition = where if refresh is None else {"where": where, "refresh": refresh}
         Rule.of(name, definition)
@@ -155,8 +143,7 @@ def rules_from_text(texts: Iterable[str]) -> dict[str, object]:
 def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dict[str, Rule], dict[str, RuleError]]:
     """(rules, errors) by name; an invalid rule is an error of its own and does not hide the others.
 
-    source: a TOML file with one table `[rules]`, a mapping, or several of these, of which a later one replaces the rules that
-    it names. refresh: of rules that have none. Raises RuleError: no such file, not TOML, no table `[rules]`, or other keys.
+    refresh: of rules that have none. Raises RuleError: no such file, not TOML, no table `[rules]`, or other keys.
     """
     rules: dict[str, Rule] = {}
     errors: dict[str, RuleError] = {}

@@ -1,9 +1,4 @@
-"""RuleSet: the filters of all rules for one version of the index, and the filters that requests combine from them.
-
-Shapes: n items of one call.
-"""
-
-from __future__ import annotations
+"""RuleSet: the filters of all rules for one version, and those that requests combine. Shapes: n items of one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,17 +14,12 @@ from leafbeam.errors import UnknownRuleError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds, as_id_array
 
-__all__ = ["RuleFilters", "RuleSet", "SegmentFilters", "advance_filters", "reuse_equal"]
-
 # What a rule selects: one filter for each segment, deleted items included.
 SegmentFilters = tuple[Filter, ...]
 
 
 class RuleFilters(Mapping[str, VersionFilter]):
-    """The filter of each rule for one version, by name; made when it is first used.
-
-    by_segment: the same with deleted items included, which is what carries over to the next version.
-    """
+    """The filter of each rule for one version, made when it is first used. by_segment: the same, deleted items included."""
 
     def __init__(self, version: Version, by_segment: Mapping[str, SegmentFilters]) -> None:
         self.version = version

@@ -5,13 +5,10 @@ Shapes: M items of the table, R row numbers of DuckDB (all are below R; some may
 
 # pyarrow and duckdb carry no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -21,10 +18,7 @@ from numpy.typing import NDArray
 from leafbeam.catalog.rule_config import Rule
 from leafbeam.catalog.sources import check_columns, quoted
 from leafbeam.errors import DataError, ItemIdError, RuleError
-
-__all__ = ["Ids", "ReadSession", "RowMatches", "WriteSession", "check_table"]
-
-Ids = NDArray[np.int64] | NDArray[np.str_]
+from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
 # now() is a TIMESTAMP of UTC too. It is replaced by one, unless a predicate matches this expression: it may see the difference.
@@ -37,7 +31,7 @@ _SCAN = ("PROJECTION", "SEQ_SCAN")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMatches:
-    """Result of evaluating rules for n rows: bits (n,) by rule, all 0 for a rule that failed, and errors by rule."""
+    """Rules evaluated for n rows: bits (n,) by rule, all 0 for a rule that failed, and errors by rule."""
 
     bits: dict[str, NDArray[np.bool_]]
     errors: dict[str, RuleError]
@@ -67,20 +61,12 @@ class ReadSession:
         connection.execute("SET autoinstall_known_extensions = false")  # a rule must not download code
         self.change_counter = None if begin is None else begin(connection)
 
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns, `item_id` included. Raises DataError if there is no table `items`."""
-        return _columns(self.connection, self.name)
-
     def check(self) -> None:
         """Raise DataError unless every row has a unique id. Cost: one pass over the ids, 0.2 µs each."""
         check_table(self.connection, self.name)
 
     def fingerprint(self, below: int | None = None) -> tuple[int, int, int]:
-        """(rows, R, a hash of the pairs of row number and id) of all rows, or of those with numbers below `below`.
-
-        Cost: one pass over the ids, 3 ns each.
-        """
+        """(rows, R, a hash of all pairs of row number and id), of row numbers below `below`. Cost: 3 ns a row."""
         where = "" if below is None else f"WHERE rowid < {below}"
         # DuckDB's hash(a, b) is hash(a) xor hash(b), so over all rows it would not show which id belongs to which row.
         pair = "hash(xor(hash(rowid), hash(hash(item_id))))"
@@ -89,17 +75,24 @@ class ReadSession:
         ).fetchall()[0]
         return int(found[0]), int(found[1]), int(found[2])
 
-    def ids(self, begin: int = 0) -> tuple[NDArray[np.int64], Ids]:
-        """(rows_n, item_ids_n): the rows with numbers from `begin` on, ascending."""
+    def ids(self, begin: int = 0) -> tuple[NDArray[np.int64], NDArray[np.generic]]:
+        """(rows_n, item_ids_n): the rows with numbers from `begin` on, ascending. Raises DataError for other ids."""
         table = self.connection.sql(f"SELECT rowid, item_id FROM items WHERE rowid >= {begin}").to_arrow_table()
-        return _int64(table["rowid"]), _id_array(table["item_id"], self.name)
+        try:
+            return _int64(table["rowid"]), ids_from_arrow(table["item_id"])
+        except ItemIdError as error:
+            raise DataError(
+                f"the column item_id of {self.name} has to hold whole numbers or text, and those have to fit 64-bit whole "
+                f"numbers: {error}"
+            ) from error
 
-    def rows_of(self, item_ids: Ids) -> NDArray[np.int64]:
+    def rows_of(self, ids_n: NDArray[np.generic]) -> NDArray[np.int64]:
         """The row number of each id, -1 if the table has none. Cost: one pass over the ids, 5 ns each."""
-        rows = np.full(len(item_ids), -1, np.int64)
-        if not len(item_ids):
+        rows = np.full(len(ids_n), -1, np.int64)
+        if not len(ids_n):
             return rows
-        self.connection.register("requested", pa.table({"i": np.arange(len(item_ids)), "item_id": pa.array(item_ids)}))
+        requested = pa.table({"i": np.arange(len(ids_n)), "item_id": pa.array(decode_ids(ids_n))})
+        self.connection.register("requested", requested)
         found = self.connection.sql(
             "SELECT requested.i, items.rowid FROM items JOIN requested ON items.item_id = requested.item_id"
         ).to_arrow_table()
@@ -110,8 +103,8 @@ class ReadSession:
     def evaluate(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
         """1 for each row number below `end` whose row satisfies the predicate, 0 for false, NULL and missing rows.
 
-        num_rows: rows below `end`. Cost: a scan of the rule's columns, 1.5 ns a row, if the predicate reads only the row itself
-        and no row was ever deleted; three times that otherwise. Raises RuleError.
+        num_rows: rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and no row was ever deleted,
+        three times that otherwise. Raises RuleError.
         """
         try:
             predicate = _predicate(rule)
@@ -132,10 +125,7 @@ class ReadSession:
             raise self._rule_error(rule, error) from error
 
     def evaluate_rows(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
-        """Evaluate rules for the rows with these numbers; -1: no row, which no rule selects.
-
-        Cost: milliseconds if the rows are adjacent, as the newest are.
-        """
+        """Evaluate rules for the rows with these numbers, milliseconds if they are adjacent; no rule selects -1, no row."""
         matches = RowMatches(bits={rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}, errors={})
         known_n = rows_n >= 0
         if not rules or not known_n.any():
@@ -155,9 +145,9 @@ class ReadSession:
                 matches.errors.update(alone.errors)
         return matches
 
-    def lookup(self, item_ids: Sequence[Any] | Ids, columns: Sequence[str] | None) -> pa.Table:
+    def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None) -> pa.Table:
         """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""
-        known = self.columns
+        known = _columns(self.connection, self.name)
         selected = [column for column in known if column != "item_id"] if columns is None else list(columns)
         _check_known(selected, known, self.name)
         values = item_ids.tolist() if isinstance(item_ids, np.ndarray) else list(item_ids)
@@ -222,10 +212,7 @@ class ReadSession:
 
 
 class WriteSession(ReadSession):
-    """One transaction on the table, from `ItemsTable.writing`; without `commit` nothing changes.
-
-    change_counter: changes of an exclusive table including this one; None for a table that other processes may write.
-    """
+    """One transaction on the table; without `connection.commit()` nothing changes. change_counter: this change included."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, *, change_counter: int | None) -> None:
         super().__init__(connection, name)
@@ -233,20 +220,14 @@ class WriteSession(ReadSession):
 
     def end(self) -> int:
         """A lower bound of the numbers of new rows. Cost: one pass over the row numbers, half a nanosecond each."""
-        found = self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()
-        return int(found[0][0])
-
-    def commit(self) -> None:
-        """Commit; later reads of this session see the change."""
-        self.connection.commit()
+        return int(self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()[0][0])
 
     def put(self, attributes: pa.Table, rows_n: NDArray[np.int64]) -> None:
-        """Write attributes into the rows with these numbers, or into new rows (-1) behind all others.
+        """Write attributes into the rows with these numbers, or into new rows (-1) behind all others. Raises DataError.
 
-        attributes: (n,) rows with an `item_id` and columns of the table; new rows have NULL in the others. Cost: milliseconds
-        for new rows; one scan of the ids, 20 ns each, for existing ones. Raises DataError.
+        Cost: milliseconds for new rows (NULL where `attributes` has no column); one scan of the ids, 20 ns each, for others.
         """
-        _check_known(attributes.column_names, self.columns, self.name)
+        _check_known(attributes.column_names, _columns(self.connection, self.name), self.name)
         check_columns(attributes.column_names, "the table of attributes")
         columns = [column for column in attributes.column_names if column != "item_id"]
         try:
@@ -262,10 +243,6 @@ class WriteSession(ReadSession):
                 self.connection.execute(f"INSERT INTO items ({names}) SELECT {names} FROM added")
         except (duckdb.Error, pa.ArrowException) as error:
             raise DataError(f"the attributes do not fit the table of {self.name}: {error}") from error
-
-    def drop(self) -> None:
-        """Drop the table."""
-        self.connection.execute("DROP TABLE items")
 
     def remove(self, rows_n: NDArray[np.int64]) -> None:
         """Delete the rows with these numbers. Cost: one scan of the row numbers."""
@@ -312,19 +289,6 @@ def _predicate(rule: Rule) -> str:
     """The rule's SQL if it is a single expression; otherwise duckdb raises (several statements, unbalanced parentheses)."""
     duckdb.SQLExpression(rule.where)
     return f"\n{rule.where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
-
-
-def _id_array(column: pa.ChunkedArray, name: str) -> Ids:
-    if pa.types.is_integer(column.type):
-        try:
-            return _int64(column)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"the item_ids of {name} have to fit 64-bit whole numbers: {error}") from error
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.string())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.asarray(column.to_numpy(), dtype=np.str_)
-    raise DataError(f"the column item_id of {name} has to hold whole numbers or text, not {column.type}")
 
 
 def _int64(column: pa.ChunkedArray) -> NDArray[np.int64]:

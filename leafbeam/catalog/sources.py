@@ -2,8 +2,6 @@
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator, Sequence
@@ -17,8 +15,6 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError
 from leafbeam.extras import require
-
-__all__ = ["ItemSource", "PostgresTable", "check_columns", "copy_items", "quoted"]
 
 # Types that are selected as they are; all others are cast to text.
 _PLAIN = re.compile(

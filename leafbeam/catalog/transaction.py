@@ -1,12 +1,7 @@
-"""CatalogTransaction: changes of items with their codes and attributes.
-
-Shapes: n items of one call, L levels.
-"""
+"""CatalogTransaction: changes of items with their codes and attributes. Shapes: n items of one call, L levels."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,21 +10,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
-from leafbeam.index.items import ItemIds, as_id_array
+from leafbeam.index.items import ItemIds, as_id_array, decode_ids
 from leafbeam.live import Transaction
 from leafbeam.live.transaction import Codes
-
-__all__ = ["Attributes", "CatalogTransaction"]
 
 # One row for each item of the call, in its order; missing columns are NULL in new rows and unchanged in existing ones.
 Attributes = pa.Table | Sequence[Mapping[str, Any]]
 
 
 class CatalogTransaction:
-    """A `Transaction` of the live index with attributes: the target of `with catalog.transaction() as transaction:`.
-
-    Calls are checked at once and committed when the block ends. A call that raises has no effect.
-    """
+    """A `Transaction` with attributes: the target of `with catalog.transaction() as transaction:`. See Transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -85,20 +75,16 @@ class CatalogTransaction:
 
 def _attribute_table(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.Table:
     """The attributes as a table with an `item_id`. Raises DataError."""
-    ids = pa.array(np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n)
+    ids = pa.array(decode_ids(ids_n))
     try:
         table = attributes if isinstance(attributes, pa.Table) else _table_of_mappings(attributes)
     except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(
-            f"attributes have to be an Arrow table or a list of mappings with values of one type a column: {error}"
-        ) from error
+        raise DataError(f"expected an Arrow table or a list of mappings, with one type a column: {error}") from error
     if table.num_columns and table.num_rows != len(ids_n):
         raise DataError(f"there are {table.num_rows:,} rows of attributes for {len(ids_n):,} items: expected one for each")
     if "item_id" in table.column_names:
         if table.column("item_id").to_pylist() != ids.to_pylist():
-            raise DataError(
-                "the attributes have an item_id that differs from item_ids: leave it out, or put the rows in that order"
-            )
+            raise DataError("the attributes have an item_id that differs from item_ids: leave it out, or sort the rows")
         table = table.drop_columns(["item_id"])
     return table.add_column(0, "item_id", ids) if table.num_columns else pa.table({"item_id": ids})
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
+from leafbeam.index.items import ids_from_arrow
 
 __all__ = ["CodesTable"]
 
@@ -220,23 +221,9 @@ def _numbers(file: Path, name: str, column: Any, first: int, per_row: int = 1) -
 
 def _ids(file: Path, column: Any, first: int) -> NDArray[np.generic]:
     """Item ids as int64, or as UTF-8 bytes of fixed width."""
-    kind: Any = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.dictionary_decode(), kind.value_type
     if column.null_count:
         raise ItemIdError(f"{file}: row {first + _first_null(column):,} has no item_id: expected a whole number or a text")
-    if pa.types.is_integer(kind):
-        return column.to_numpy(zero_copy_only=False)
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"{file} has item_id of type {kind}: expected whole numbers or text")
-    text = column.cast(pa.large_string())
-    _, offsets, data = text.buffers()
-    starts = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
-    lengths = np.diff(starts)
-    width = max(1, int(lengths.max(initial=1)))
-    rows = np.zeros((len(text), width), np.uint8)
-    if data is not None and lengths.any():
-        values = np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
-        columns = np.arange(len(values)) - np.repeat(starts[:-1] - starts[0], lengths)
-        rows[np.repeat(np.arange(len(text)), lengths), columns] = values
-    return rows.view(f"S{width}").reshape(-1)
+    try:
+        return ids_from_arrow(column)
+    except ItemIdError as error:
+        raise DataError(f"{file} has item_id of type {column.type}: expected whole numbers or text ({error})") from error

@@ -5,8 +5,6 @@ that `rank(N)` needs no special case. Shapes: W words, N positions.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -15,30 +13,6 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from leafbeam.jit import njit
-
-__all__ = [
-    "any_by_group",
-    "bits_at",
-    "bits_float",
-    "float32_at",
-    "float_bits",
-    "int64_at",
-    "leading_zeros",
-    "next_set",
-    "pack_bits",
-    "pack_code_bits",
-    "popcount",
-    "positions_of",
-    "prefetch",
-    "prev_set",
-    "rank",
-    "rank_directory",
-    "rank_many",
-    "trailing_zeros",
-    "uint32_at",
-    "uint64_at",
-    "word_hash",
-]
 
 
 def _instruction(result, argument, emit):
@@ -135,18 +109,11 @@ def next_set(words_W, position, end):
         return end
     word = position >> 6
     last = (end - 1) >> 6
-    bits = words_W[word] >> np.uint64(position & 63)
-    if bits != np.uint64(0):
-        found = position + np.int64(trailing_zeros(bits))
-        return found if found < end else end
-    word += 1
-    while word <= last:
-        bits = words_W[word]
-        if bits != np.uint64(0):
-            found = (word << 6) + np.int64(trailing_zeros(bits))
-            return found if found < end else end
+    bits = words_W[word] >> np.uint64(position & 63) << np.uint64(position & 63)
+    while bits == np.uint64(0) and word < last:
         word += 1
-    return end
+        bits = words_W[word]
+    return min(end, (word << 6) + np.int64(trailing_zeros(bits))) if bits != np.uint64(0) else end
 
 
 @njit(cache=True, nogil=True, _nrt=False)
@@ -233,10 +200,7 @@ def _bits_from(words_W, position):
 
 @njit(cache=True, nogil=True, _nrt=False)
 def any_by_group(words_W, indptr, out_W, before_W):
-    """Set bit g of `out_W` iff one of the positions indptr[g] to indptr[g + 1] - 1 is set; fill the rank directory too.
-
-    No group is empty. Returns how many are set. 64 groups of one position each are one unaligned read.
-    """
+    """Set bit g of `out_W` iff a position of indptr[g] to indptr[g + 1] - 1 (never none) is set; returns how many are."""
     count = indptr.size - 1
     total = np.int64(0)
     for word in range(out_W.size):

@@ -1,9 +1,4 @@
-"""Bitmaps over leaves, with rank: the set type of the index.
-
-Shapes: W words of 64 positions, N positions, M of them set.
-"""
-
-from __future__ import annotations
+"""Bitmaps over leaves, with rank: the set type of the index. Shapes: W words of 64 positions, N positions, M of them set."""
 
 from dataclasses import dataclass
 
@@ -11,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import bit_kernels as bits
-
-__all__ = ["Bitmap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -34,7 +27,7 @@ class Bitmap:
     count: int
 
     @classmethod
-    def from_words(cls, words_W: NDArray[np.uint64], size: int) -> Bitmap:
+    def from_words(cls, words_W: NDArray[np.uint64], size: int) -> "Bitmap":
         """Take words whose bits beyond `size` are 0 and add the rank directory. Cost: one read of the words."""
         assert words_W.shape == (size // 64 + 1,)
         before_W = np.empty(words_W.shape, np.uint32)
@@ -42,29 +35,26 @@ class Bitmap:
         return cls(words_W=words_W, before_W=before_W, size=size, count=count)
 
     @classmethod
-    def from_mask(cls, mask_N: NDArray[np.bool_]) -> Bitmap:
+    def from_mask(cls, mask_N: NDArray[np.bool_]) -> "Bitmap":
         """The positions where a boolean array is true."""
         words_W = np.zeros(mask_N.size // 64 + 1, np.uint64)
         words_W.view(np.uint8)[: -(-mask_N.size // 8)] = np.packbits(mask_N, bitorder="little")
         return cls.from_words(words_W, mask_N.size)
 
     @classmethod
-    def from_positions(cls, positions_M: NDArray[np.integer], size: int) -> Bitmap:
+    def from_positions(cls, positions_M: NDArray[np.integer], size: int) -> "Bitmap":
         """These positions, each below `size`, in any order; repeated ones count once."""
         words_W = np.zeros(size // 64 + 1, np.uint64)
         np.bitwise_or.at(words_W, *_word_and_bit(positions_M))
         return cls.from_words(words_W, size)
 
     @classmethod
-    def full(cls, size: int) -> Bitmap:
+    def full(cls, size: int) -> "Bitmap":
         """Every position below `size`."""
         return ~cls.from_words(np.zeros(size // 64 + 1, np.uint64), size)
 
-    def any_by_group(self, group_indptr: NDArray[np.uint32]) -> Bitmap:
-        """The groups that hold one of the set; group g is positions indptr[g] to indptr[g + 1] - 1, and none is empty.
-
-        Cost: one read of `group_indptr` and the words.
-        """
+    def any_by_group(self, group_indptr: NDArray[np.uint32]) -> "Bitmap":
+        """The groups that hold one of the set; group g is positions indptr[g] to indptr[g + 1] - 1, none is empty. One read."""
         size = len(group_indptr) - 1
         words_W = np.empty(size // 64 + 1, np.uint64)
         before_W = np.empty(words_W.shape, np.uint32)
@@ -88,8 +78,8 @@ class Bitmap:
         words_n, bits_n = _word_and_bit(positions_n)
         return (self.words_W[words_n] & bits_n) != 0
 
-    def without(self, positions_n: NDArray[np.integer]) -> Bitmap:
-        """The set less some positions. Cost: one copy of the words and one pass for the directory."""
+    def without(self, positions_n: NDArray[np.integer]) -> "Bitmap":
+        """The set less some positions. Cost: one copy of the words."""
         words_W = self.words_W.copy()
         words_n, bits_n = _word_and_bit(positions_n)
         np.bitwise_and.at(words_W, words_n, ~bits_n)
@@ -115,16 +105,16 @@ class Bitmap:
     def __hash__(self) -> int:
         return hash((self.size, self.words_W.tobytes()))
 
-    def __and__(self, other: Bitmap) -> Bitmap:
+    def __and__(self, other: "Bitmap") -> "Bitmap":
         return Bitmap.from_words(self.words_W & self._same_size(other).words_W, self.size)
 
-    def __or__(self, other: Bitmap) -> Bitmap:
+    def __or__(self, other: "Bitmap") -> "Bitmap":
         return Bitmap.from_words(self.words_W | self._same_size(other).words_W, self.size)
 
-    def __sub__(self, other: Bitmap) -> Bitmap:
+    def __sub__(self, other: "Bitmap") -> "Bitmap":
         return Bitmap.from_words(self.words_W & ~self._same_size(other).words_W, self.size)
 
-    def __invert__(self) -> Bitmap:
+    def __invert__(self) -> "Bitmap":
         words_W = ~self.words_W
         words_W[-1] &= np.uint64((1 << (self.size & 63)) - 1)
         return Bitmap.from_words(words_W, self.size)
@@ -132,7 +122,7 @@ class Bitmap:
     def __repr__(self) -> str:
         return f"Bitmap({self.count:,} of {self.size:,} positions)"
 
-    def _same_size(self, other: Bitmap) -> Bitmap:
+    def _same_size(self, other: "Bitmap") -> "Bitmap":
         assert self.size == other.size, (self.size, other.size)
         return other
 

@@ -1,12 +1,4 @@
-"""Building a trie from chunks in bounded memory.
-
-Chunks are checked and packed; when they fill the memory limit, they are sorted and spilled to disk as a run. At the end the
-runs are merged block by block (`external_sort`) straight into the final arrays (`level_builder`).
-
-Shapes: N items in all, n of a chunk, P words a row.
-"""
-
-from __future__ import annotations
+"""Building a trie from chunks in bounded memory. Shapes: N items in all, n of a chunk, P words a row."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,28 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, ItemIdError
-from leafbeam.index.build import MAX_ITEMS, build_from_words, check_codes, check_sizes
-from leafbeam.index.external_sort import ExternalSort
-from leafbeam.index.id_hash import check_unique
-from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
-from leafbeam.index.level import code_dtype
-from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable
+from leafbeam.index.external_sort import ExternalSort, SpilledArray, SpillFile
+from leafbeam.index.items import ID_KINDS, ItemIds, ItemTable, check_item_ids, check_unique
+from leafbeam.index.level import MAX_ITEMS, check_codes, check_sizes, code_dtype
+from leafbeam.index.level_builder import Allocate, LevelBuilder, SortedTable, build_from_words
 from leafbeam.index.radix_sort import WordLayout, pack_sort_keys, sort_rows, threads_for
 from leafbeam.index.sequences import check_end_codes
-from leafbeam.index.spill_file import SpilledArray, SpillFile
 from leafbeam.index.trie import Trie
 
-__all__ = ["TrieBuilder"]
-
-Progress = Callable[[str, float], None]
+Progress = Callable[[str, float], None]  # (the current step, the share of the work that is done)
 
 
 class TrieBuilder:
     """Builds the trie that `Trie.build` would build of all chunks together, bit for bit, in bounded memory.
 
     At most `memory_limit` bytes of rows are in memory; the rest is in an unlinked temporary file in `folder` (default: the
-    system's folder for temporary files), which disappears however the process ends. The index itself takes about 19 bytes an
-    item besides, plus the ids; where that is more than `memory_limit` too, its arrays are mapped from temporary files.
+    system's), which disappears however the process ends. The index itself takes about 19 bytes an item besides, plus the ids;
+    where that is more than `memory_limit` too, its arrays are mapped from that file.
 
     >>> with TrieBuilder([256] * 4, memory_limit=1 << 30) as builder:
     ...     for codes, item_ids in chunks:
@@ -76,8 +63,8 @@ class TrieBuilder:
     def add(self, codes: NDArray[np.integer] | Sequence[Sequence[int]], item_ids: ItemIds | None = None) -> None:
         """The next rows, in the caller's order; with ids for all chunks or for none.
 
-        Cost: one read of the codes, and a sort whenever the memory limit is reached. Raises CodesError and ItemIdError, which
-        leave the builder as it was (duplicate ids are found by `finish`), and IndexFileError for a full disk.
+        Raises CodesError and ItemIdError, and the builder is as before (`finish` finds duplicate ids); IndexFileError: a full
+        disk.
         """
         table_nL, sizes = check_codes(codes, self.sizes)
         size = len(table_nL)
@@ -86,9 +73,8 @@ class TrieBuilder:
         if self.num_items + size > MAX_ITEMS:
             raise CodesError(f"{self.num_items + size:,} rows: one index holds at most {MAX_ITEMS:,} items")
         ids = None if item_ids is None else check_item_ids(item_ids, size)
-        self._ids.check(ids, size, self.num_items)
         words_Pn = pack_sort_keys(table_nL, self.sizes, self._layout, threads_for(size, self._num_threads), self.num_items)
-        self._ids.add(ids, size, self.num_items, self._file)
+        self._ids.add(ids, size, self.num_items)
         begin = 0
         while begin < size:
             end = min(size, begin + self._max_rows - self._num_rows)
@@ -100,11 +86,8 @@ class TrieBuilder:
         self.num_items += size
 
     def finish(self, progress: Progress | None = None) -> Trie:
-        """The index of all rows added; the builder is empty afterwards and can be used again.
-
-        progress(step, share done) is called from time to time. Raises ItemIdError where an id occurs twice.
-        """
-        report = progress or _ignore
+        """The index of all rows; the builder is then empty. Raises ItemIdError for repeated ids. progress: see `Progress`."""
+        report = progress or (lambda step, share: None)
         threads = threads_for(self.num_items, self._num_threads)
         report("checking item ids", 0.0)
         allocate = self._allocator()
@@ -188,9 +171,10 @@ class TrieBuilder:
 
 
 class _IdColumn:
-    """The ids of all chunks, in memory or on disk; strings of different widths until the widest is known."""
+    """The ids of all chunks, in memory or, with a file, on disk; strings of different widths until the widest is known."""
 
     def __init__(self) -> None:
+        self.file: SpillFile | None = None
         self._dtype: np.dtype[Any] | None = None
         self._parts: list[NDArray[np.generic] | SpilledArray] = []
 
@@ -199,32 +183,26 @@ class _IdColumn:
         """Bytes of an id."""
         return 0 if self._dtype is None else self._dtype.itemsize
 
-    def check(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
-        """Raise ItemIdError where the ids differ in kind from those of earlier chunks (empty chunks have no kind)."""
-        if size == 0 or before == 0:
-            return
-        if (ids is None) != (self._dtype is None):
-            raise ItemIdError("some chunks have item_ids and some have none: give them with all chunks, or with none")
-        if ids is not None and self._dtype is not None and ids.dtype.kind != self._dtype.kind:
-            kinds = {"i": "integers", "S": "strings"}
-            raise ItemIdError(
-                f"the item ids of this chunk are {kinds[ids.dtype.kind]}, those before were {kinds[self._dtype.kind]}: "
-                f"expected all integers or all strings"
-            )
-
-    def add(self, ids: NDArray[np.generic] | None, size: int, before: int, file: SpillFile | None) -> None:
-        """The ids of a chunk of `size` rows that follows `before` others, after `check`."""
+    def add(self, ids: NDArray[np.generic] | None, size: int, before: int) -> None:
+        """The ids of a chunk that follows `before` rows. Raises ItemIdError where they differ in kind from those."""
         if before == 0:
             self._dtype = None if ids is None else ids.dtype
+        elif size and (ids is None) != (self._dtype is None):
+            raise ItemIdError("some chunks have item_ids and some have none: give them with all chunks, or with none")
         if ids is None or size == 0 or self._dtype is None:
             return
-        if self._dtype.itemsize < ids.dtype.itemsize:
-            self._dtype = ids.dtype
-        self._parts.append(ids.copy() if file is None else file.append(ids))
+        if ids.dtype.kind != self._dtype.kind:
+            raise ItemIdError(
+                f"the item ids of this chunk are {ID_KINDS[ids.dtype.kind]}, those before were {ID_KINDS[self._dtype.kind]}: "
+                f"expected all integers or all strings"
+            )
+        self._dtype = max(self._dtype, ids.dtype, key=lambda dtype: dtype.itemsize)
+        self._parts.append(ids.copy() if self.file is None else self.file.append(ids))
 
     def spill(self, file: SpillFile) -> None:
-        """Move the ids in memory to disk."""
-        self._parts = [file.append(part) if isinstance(part, np.ndarray) else part for part in self._parts]
+        """Move the ids in memory to disk, and later ones too."""
+        self.file = file
+        self._parts = [file.append(part) for part in self._parts if isinstance(part, np.ndarray)]
 
     def joined(self, num_items: int, allocate: Allocate) -> NDArray[np.generic] | None:
         """All ids as one array; the parts are freed as they are copied."""
@@ -239,7 +217,3 @@ class _IdColumn:
             self._parts[number] = ids_N[:0]
         assert begin == num_items
         return ids_N
-
-
-def _ignore(step: str, share: float) -> None:
-    pass

@@ -1,9 +1,4 @@
-"""Filters: sets of items that a request may be shown.
-
-Shapes: N items, M leaves.
-"""
-
-from __future__ import annotations
+"""Filters: sets of items that a request may be shown. Shapes: N items, M leaves."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import FilterError, ForeignFilterError
-from leafbeam.index import bit_kernels as bits
+from leafbeam.errors import ForeignFilterError
 from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.items import ItemIds, ItemTable
-
-__all__ = ["Filter"]
+from leafbeam.index.items import ItemTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -38,34 +30,12 @@ class Filter:
     items: ItemTable
     index_version: str
 
-    @classmethod
-    def from_mask(cls, mask: NDArray[np.generic] | list[bool], items: ItemTable, index_version: str) -> Filter:
-        """The items whose entry of a boolean array, in the caller's item order, is true."""
-        mask_N = np.asarray(mask)
-        if mask_N.shape != (items.num_items,):
-            raise FilterError(f"the mask has shape {mask_N.shape}: expected ({items.num_items:,},), one entry for each item")
-        if mask_N.dtype != np.bool_:
-            if mask_N.size:
-                raise FilterError(
-                    f"the mask has dtype {mask_N.dtype}: expected bool; for a list of ids use filter(item_ids=...)"
-                )
-            mask_N = mask_N.astype(np.bool_)
-        words_W = np.empty(mask_N.size // 64 + 1, np.uint64)
-        bits.pack_bits(np.ascontiguousarray(mask_N), items.order_N, words_W)
-        return cls(ordinals=Bitmap.from_words(words_W, mask_N.size), items=items, index_version=index_version)
-
-    @classmethod
-    def from_item_ids(cls, item_ids: ItemIds, items: ItemTable, index_version: str) -> Filter:
-        """The items with these ids; an id may be repeated. Raises ItemIdError where one is unknown."""
-        ordinals = Bitmap.from_positions(items.ordinal_N[items.known_rows_of(item_ids)], items.num_items)
-        return cls(ordinals=ordinals, items=items, index_version=index_version)
-
     @cached_property
     def leaves(self) -> Bitmap:
         """The leaves that have one of the items. Cost: where items share leaves, one pass at first use."""
         return self.ordinals if self.items.leaf_indptr is None else self.ordinals.any_by_group(self.items.leaf_indptr)
 
-    def without(self, ordinals_n: NDArray[np.integer]) -> Filter:
+    def without(self, ordinals_n: NDArray[np.integer]) -> "Filter":
         """The filter less some ordinals. Cost: a copy of the bitmaps; only leaves of the removed items are checked."""
         less = self._with(self.ordinals.without(ordinals_n))
         indptr = self.items.leaf_indptr
@@ -87,9 +57,6 @@ class Filter:
     def __len__(self) -> int:
         return self.ordinals.count
 
-    def __bool__(self) -> bool:
-        return self.ordinals.count > 0
-
     def __contains__(self, item_id: int | str) -> bool:
         row = int(self.items.rows_of([item_id])[0])  # type: ignore[list-item]
         return row >= 0 and int(self.items.ordinal_N[row]) in self.ordinals
@@ -100,25 +67,25 @@ class Filter:
     def __hash__(self) -> int:
         return hash((self.index_version, self.ordinals))
 
-    def __and__(self, other: Filter) -> Filter:
+    def __and__(self, other: "Filter") -> "Filter":
         return self._with(self.ordinals & self._same_index(other).ordinals)
 
-    def __or__(self, other: Filter) -> Filter:
+    def __or__(self, other: "Filter") -> "Filter":
         return self._with(self.ordinals | self._same_index(other).ordinals)
 
-    def __sub__(self, other: Filter) -> Filter:
+    def __sub__(self, other: "Filter") -> "Filter":
         return self._with(self.ordinals - self._same_index(other).ordinals)
 
-    def __invert__(self) -> Filter:
+    def __invert__(self) -> "Filter":
         return self._with(~self.ordinals)
 
     def __repr__(self) -> str:
         return f"Filter({len(self):,} of {self.ordinals.size:,} items)"
 
-    def _with(self, ordinals: Bitmap) -> Filter:
+    def _with(self, ordinals: Bitmap) -> "Filter":
         return Filter(ordinals=ordinals, items=self.items, index_version=self.index_version)
 
-    def _same_index(self, other: Filter) -> Filter:
+    def _same_index(self, other: "Filter") -> "Filter":
         if self.index_version != other.index_version:
             raise ForeignFilterError(
                 f"the filters belong to two indexes: {self.index_version} with {self.ordinals.size:,} items and "

@@ -1,24 +1,25 @@
-"""The items of a trie: their ids, and the leaf of each.
+"""The items of a trie: their ids, and the leaf of each. Shapes: N items, M leaves, w bytes of an id.
 
-A *row* is an item's position in the caller's order, an *ordinal* its position in leaf order (items of one leaf together, in the
-caller's order). Shapes: N items, M leaves.
+A *row* is an item's position in the caller's order, an *ordinal* its position in leaf order (then in the caller's).
 """
 
-# pyright: reportPrivateUsage=false
-from __future__ import annotations
-
+# numba has no types.
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError
-from leafbeam.index.id_hash import hash_ids, is_ascending, raise_duplicates
 from leafbeam.index.radix_sort import sort_rows, threads_for
+from leafbeam.jit import njit
 
-__all__ = ["ItemIds", "ItemTable", "as_id_array", "check_item_ids", "check_known"]
+_SLICE = 1 << 20
+
+ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's dtype
 
 ItemIds = Sequence[int] | Sequence[str] | NDArray[np.generic]
 
@@ -33,7 +34,10 @@ def check_item_ids(item_ids: ItemIds, num_items: int) -> NDArray[np.generic]:
 
 def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
     """Ids of either kind as a 1-D array of int64, or of UTF-8 bytes of fixed width (a quarter of numpy's str)."""
-    ids = np.asarray(item_ids)
+    try:
+        ids = np.asarray(item_ids)
+    except ValueError as error:  # ragged
+        raise ItemIdError(f"item ids have to be a flat sequence of integers or of strings: {error}") from error
     if ids.dtype == object:
         types = {type(item_id) for item_id in ids.flat}
         if types <= {str, np.str_}:
@@ -51,8 +55,37 @@ def as_id_array(item_ids: ItemIds) -> NDArray[np.generic]:
     if ids.dtype.kind == "S":
         return ids
     if ids.dtype.kind == "U":
-        return np.char.encode(ids.astype(np.str_), "utf-8")
+        try:
+            return np.char.encode(ids.astype(np.str_), "utf-8")
+        except UnicodeEncodeError as error:
+            raise ItemIdError(
+                f"item ids have to be a flat sequence of integers or of strings that UTF-8 can encode: {error}"
+            ) from error
     raise ItemIdError(f"item ids have dtype {ids.dtype}: expected integers or strings")
+
+
+def ids_from_arrow(column: Any) -> NDArray[np.generic]:
+    """`as_id_array` of a pyarrow column without nulls, with no Python object an id; ItemIdError for other types."""
+    if str(column.type).startswith("dictionary"):
+        column = column.cast(column.type.value_type)
+    if str(column.type) not in ("string", "large_string"):
+        return as_id_array(np.asarray(column))
+    text = column.cast("large_string")
+    text = text.combine_chunks() if hasattr(text, "num_chunks") else text
+    _, offsets, data = text.buffers()
+    starts = np.frombuffer(offsets or bytes(8), np.int64)[text.offset : text.offset + len(text) + 1]
+    lengths = np.diff(starts)
+    ids_nw = np.zeros((len(text), max(1, int(lengths.max(initial=1)))), np.uint8)
+    if data is not None:
+        values = np.frombuffer(data, np.uint8)[starts[0] : starts[-1]]
+        columns = np.arange(len(values)) - np.repeat(starts[:-1] - starts[0], lengths)
+        ids_nw[np.repeat(np.arange(len(text)), lengths), columns] = values
+    return ids_nw.view(f"S{ids_nw.shape[1]}").reshape(-1)
+
+
+def decode_ids(ids_n: NDArray[np.generic]) -> NDArray[Any]:
+    """Ids of `as_id_array` as the caller wrote them: int64 or str."""
+    return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n
 
 
 def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> None:
@@ -68,8 +101,7 @@ class ItemTable:
     """The items of a trie: row -> id (`ids`), ordinal -> row (`order_N`), leaf -> ordinals, and their inverses.
 
     ids: int64, or UTF-8 bytes of fixed width, (N,) in the caller's order; None where the ids are the row numbers.
-    order_N: uint32, the row at each ordinal.
-    leaf_indptr: uint32, (M + 1,), leaf m has the ordinals indptr[m] to indptr[m + 1] - 1; None where every leaf has one item.
+    leaf_indptr: uint32, leaf m has the ordinals indptr[m] to indptr[m + 1] - 1; None where every leaf has one item.
     """
 
     ids: NDArray[np.generic] | None
@@ -79,6 +111,16 @@ class ItemTable:
     @property
     def num_items(self) -> int:
         return len(self.order_N)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the ids' dtype: "i", or "S" for UTF-8."""
+        return "i" if self.ids is None else self.ids.dtype.kind
+
+    @property
+    def ids_N(self) -> NDArray[np.generic]:
+        """The ids, or the row numbers."""
+        return np.arange(self.num_items) if self.ids is None else self.ids
 
     @property
     def nbytes(self) -> int:
@@ -102,12 +144,12 @@ class ItemTable:
 
     def check_unique(self) -> None:
         """Raise ItemIdError where an id occurs twice. Cost: one read where ids ascend, else the sort that look-ups need."""
-        if self.ids is None or is_ascending(self.ids):
+        if self.ids is None or _is_ascending(self.ids):
             return
         hashes_N, rows_N = self._by_hash
         same = np.flatnonzero(hashes_N[1:] == hashes_N[:-1])
         candidates = np.unique(np.concatenate([rows_N[same], rows_N[same + 1]]))
-        raise_duplicates(np.sort(self.ids[candidates]))
+        _raise_duplicates(np.sort(self.ids[candidates]))
 
     def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id, -1 where it is unknown. Cost: one binary search an id."""
@@ -118,7 +160,7 @@ class ItemTable:
                 known = (ids_n >= 0) & (ids_n < self.num_items)  # type: ignore[operator]
                 rows_n[known] = ids_n[known]
             return rows_n
-        if ids_n.size == 0 or (self.ids.dtype.kind == "i") != (ids_n.dtype.kind == "i"):
+        if ids_n.size == 0 or self.kind != ids_n.dtype.kind:
             return rows_n
         hashes_N, rows_N = self._by_hash
         hashes_n = hash_ids(ids_n)
@@ -137,16 +179,12 @@ class ItemTable:
     def known_rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
         """The row of each id; ItemIdError where one is unknown."""
         rows = self.rows_of(item_ids)
-        kind = "integers" if self.ids is None or self.ids.dtype.kind == "i" else "strings"
-        check_known(item_ids, rows, f"this index has {self.num_items:,} items whose ids are {kind}")
+        check_known(item_ids, rows, f"this index has {self.num_items:,} items whose ids are {ID_KINDS[self.kind]}")
         return rows
 
     def ids_of(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
         """The caller's id of each row, int64 or str."""
-        if self.ids is None:
-            return rows.astype(np.int64)
-        ids = self.ids[rows]
-        return np.char.decode(ids.astype(np.bytes_), "utf-8") if ids.dtype.kind == "S" else ids
+        return rows.astype(np.int64) if self.ids is None else decode_ids(self.ids[rows])
 
     def leaves_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The leaf of each row. Cost: one read an item, or a binary search where items share leaves."""
@@ -161,5 +199,78 @@ class ItemTable:
         return (leaf, leaf + 1) if indptr is None else (int(indptr[leaf]), int(indptr[leaf + 1]))
 
     def __repr__(self) -> str:
-        kind = "row numbers" if self.ids is None else "integers" if self.ids.dtype.kind == "i" else "strings"
-        return f"ItemTable({self.num_items:,} items, ids: {kind})"
+        return f"ItemTable({self.num_items:,} items, ids: {'row numbers' if self.ids is None else self.ids.dtype})"
+
+
+def check_unique(ids_N: NDArray[np.generic], memory_limit: int = 1 << 30) -> None:
+    """Raise ItemIdError where an id occurs twice. Cost: one read for each `memory_limit` of 16 bytes an id, and the sorts."""
+    if _is_ascending(ids_N):
+        return
+    num_parts = -(-len(ids_N) * 16 // max(1, memory_limit))
+    slices = [ids_N[begin : begin + _SLICE] for begin in range(0, len(ids_N), _SLICE)]
+    repeated: list[NDArray[np.uint64]] = []
+    for part in range(num_parts):
+        hashes = np.concatenate([_of_part(hash_ids(ids), part, num_parts) for ids in slices])
+        hashes.sort()
+        repeated.append(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
+    repeated_H = np.sort(np.concatenate(repeated))
+    if repeated_H.size == 0:
+        return
+    # Equal hashes are nearly always equal ids: compare the ids themselves.
+    _raise_duplicates(np.sort(np.concatenate([ids[np.isin(hash_ids(ids), repeated_H)] for ids in slices])))
+
+
+def _raise_duplicates(sorted_ids: NDArray[np.generic]) -> None:
+    """Raise ItemIdError where neighbours of an ascending array are equal."""
+    same = np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])
+    if same.size:
+        item_id = sorted_ids[same[0]].item()
+        name = item_id.decode() if isinstance(item_id, bytes) else item_id
+        raise ItemIdError(
+            f"{same.size:,} item ids occur more than once, {name!r} among them: each row needs its own id "
+            f"(several items may share one Semantic ID, but not one item id)"
+        )
+
+
+def _is_ascending(ids_N: NDArray[np.generic]) -> bool:
+    """Whether each id is larger than the one before. Cost: one read, up to the first that is not."""
+    for begin in range(0, len(ids_N) - 1, _SLICE):
+        ids = ids_N[begin : begin + _SLICE + 1]
+        if not bool(np.greater(ids[1:], ids[:-1]).all()):
+            return False
+    return True
+
+
+def hash_ids(ids_n: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """64 bits of each id: equal for equal ids (strings: whatever the array's width), different for different numbers."""
+    ids_n = np.ascontiguousarray(ids_n)
+    hashes_n = np.empty(len(ids_n), np.uint64)
+    if ids_n.dtype.kind == "i":
+        _hash_numbers(ids_n.view(np.uint64), hashes_n)
+    else:
+        _hash_bytes(ids_n.view(np.uint8).reshape(len(ids_n), ids_n.dtype.itemsize), hashes_n)
+    return hashes_n
+
+
+def _of_part(hashes_n: NDArray[np.uint64], part: int, num_parts: int) -> NDArray[np.uint64]:
+    return hashes_n if num_parts == 1 else hashes_n[hashes_n % np.uint64(num_parts) == part]
+
+
+@njit(cache=True, nogil=True)
+def _hash_numbers(ids_n, hashes_n):
+    for row in range(ids_n.size):
+        state = ids_n[row] * np.uint64(0x9E3779B97F4A7C15)
+        hashes_n[row] = state ^ (state >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def _hash_bytes(bytes_nw, hashes_n):
+    for row in range(bytes_nw.shape[0]):
+        state = np.uint64(0xCBF29CE484222325)
+        length = bytes_nw.shape[1]
+        while length > 0 and bytes_nw[row, length - 1] == 0:
+            length -= 1
+        for at in range(length):
+            state = (state ^ np.uint64(bytes_nw[row, at])) * np.uint64(0x9E3779B97F4A7C15)
+            state ^= state >> np.uint64(29)
+        hashes_n[row] = state

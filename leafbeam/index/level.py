@@ -1,20 +1,20 @@
-"""One level of a trie: the codes that extend prefixes, found by leaf range.
-
-Shapes: M leaves, S nodes of this level (prefixes that end here), W words of 64 leaves.
-"""
-
-from __future__ import annotations
+"""Codes, codebooks and the levels of a trie. Shapes: M leaves, S nodes of a level (prefixes that end there)."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.errors import CodesError
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.bitmap import Bitmap
 
-__all__ = ["Level", "code_dtype", "code_width", "packed_words"]
+MAX_LEVELS = 65  # 64 tokens and the end of a sequence
+MAX_CODEBOOK = 2**31
+MAX_ITEMS = 2**32 - 1
 
 
 def code_dtype(codebook_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
@@ -30,6 +30,52 @@ def code_width(codebook_size: int) -> int:
 def packed_words(num_codes: int, width: int) -> int:
     """The uint64 words of packed codes, and one more that a read of the last code may touch."""
     return (num_codes * width + 63) // 64 + 1
+
+
+def check_sizes(codebook_sizes: Sequence[int]) -> tuple[int, ...]:
+    """The codebook sizes as ints; CodesError where they are not 1 to 65 sizes of 1 to 2^31 codes."""
+    try:
+        sizes = tuple(index(size) for size in codebook_sizes)
+    except TypeError:
+        raise CodesError(f"codebook_sizes={codebook_sizes!r}: expected whole numbers, one for each level") from None
+    if not 1 <= len(sizes) <= MAX_LEVELS:
+        raise CodesError(f"codebook_sizes has {len(sizes)} levels: expected 1 to {MAX_LEVELS}, one size for each level")
+    for level, size in enumerate(sizes):
+        if not 1 <= size <= MAX_CODEBOOK:
+            raise CodesError(f"the codebook of level {level} has {size:,} codes: expected 1 to 2^31")
+    return sizes
+
+
+def check_codes(
+    codes: NDArray[np.integer] | Sequence[Sequence[int]], codebook_sizes: Sequence[int]
+) -> tuple[NDArray[np.integer], tuple[int, ...]]:
+    """The table as a 2-D integer array and the codebook sizes as ints; CodesError where they are not. Codes are not read."""
+    sizes = check_sizes(codebook_sizes)
+    try:
+        table = np.asarray(codes)
+    except ValueError:
+        raise CodesError(f"codes has rows of different lengths: expected {len(sizes)} codes in each") from None
+    if table.size == 0 and table.ndim <= 2:
+        table = np.empty((0, len(sizes)), np.int64)
+    if table.ndim != 2 or table.shape[1] != len(sizes):
+        raise CodesError(
+            f"codes has shape {table.shape}: expected (N, {len(sizes)}), one row for each item and one column for each of the "
+            f"{len(sizes)} codebook_sizes"
+        )
+    if not np.issubdtype(table.dtype, np.integer):
+        raise CodesError(f"codes has dtype {table.dtype}: expected integers (convert with codes.astype(np.int64))")
+    if len(table) > MAX_ITEMS:
+        raise CodesError(f"codes has {len(table):,} rows: one index holds at most {MAX_ITEMS:,} items")
+    return table, sizes
+
+
+def check_in_codebooks(codes_NL: NDArray[np.integer], sizes: Sequence[int], first_row: int = 0) -> None:
+    """Raise CodesError at the first code outside its level's codebook. first_row: the number of row 0 in the message."""
+    for row, level in np.argwhere((codes_NL < 0) | (codes_NL >= np.array(sizes)))[:1]:
+        raise CodesError(
+            f"row {first_row + row:,} has code {codes_NL[row, level]:,} at level {level}, whose codebook has {sizes[level]:,} "
+            f"codes: expected 0 <= code < {sizes[level]:,}; check the codes or use larger codebooks"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -103,7 +149,7 @@ class Level:
         values = (self.codes[words] >> shifts) | (self.codes[words + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shifts))
         return values & np.uint64((1 << self.width) - 1)
 
-    def packed(self) -> Level:
+    def packed(self) -> "Level":
         """The same level with its codes packed, or itself where that saves nothing. Cost: one pass over the codes."""
         width = code_width(self.size)
         if self.width or width == 8 * self.codes.dtype.itemsize:

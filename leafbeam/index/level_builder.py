@@ -9,8 +9,6 @@ block, S nodes of a level.
 """
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +19,8 @@ from numpy.typing import NDArray
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.level import Level, code_dtype
-from leafbeam.index.radix_sort import WordLayout, addresses_of, in_threads
+from leafbeam.index.radix_sort import CodeTable, WordLayout, addresses_of, in_threads, pack_sort_keys, sort_rows, threads_for
 from leafbeam.jit import njit
-
-__all__ = ["Allocate", "LevelBuilder", "SortedTable", "layout_of"]
 
 Allocate = Callable[[int, Any], NDArray[Any]]
 
@@ -45,11 +41,7 @@ def layout_of(num_nodes: int, num_leaves: int) -> str:
 
 
 class LevelBuilder:
-    """Builds the levels of a trie from rows that arrive in ascending order: `append` each piece, then `finish`.
-
-    The columns are allocated for all rows at the start, by `allocate(length, dtype)`: in memory, or as a mapped file.
-    Cost: one read of the words, one random read a row and word after the first, one write of the columns; 1 more byte a row.
-    """
+    """Builds the levels of a trie from ascending rows: `append` each piece, then `finish`. allocate: makes the columns."""
 
     def __init__(self, layout: WordLayout, sizes: Sequence[int], num_rows: int, threads: int, allocate: Allocate = np.empty):
         self.layout = layout
@@ -138,15 +130,32 @@ class LevelBuilder:
             words_W = self._allocate(num_leaves // 64 + 1, np.uint64)
             in_threads(lambda begin, end: _mark_starts(lcp_M, level, begin, end, words_W), len(words_W), self.threads)
             boundary = Bitmap.from_words(words_W, num_leaves)
-        if layout == "listing":
+        if layout == "listing" and boundary is not None:
             codes_S, firsts_S = self._allocate(num_nodes, column.dtype), self._allocate(num_nodes, np.uint32)
-            _list_nodes(column, lcp_M, level, codes_S, firsts_S)
+            firsts_S[:] = boundary.positions()
+            codes_S[:] = column[firsts_S]
             return Level(size=size, num_nodes=num_nodes, codes=codes_S, firsts=firsts_S, boundary=boundary)
         codes_M = column[:num_leaves]
         if num_leaves * 8 < len(column) * 7:  # a view would keep the whole column in memory
             codes_M = self._allocate(num_leaves, column.dtype)
             codes_M[:] = column[:num_leaves]
         return Level(size=size, num_nodes=num_nodes, codes=codes_M, firsts=None, boundary=boundary)
+
+
+def build_levels(codes_NL: CodeTable, sizes: tuple[int, ...], num_threads: int | None = None) -> SortedTable:
+    """Sort a checked table and lay out its levels. Cost: O(N), about 37 bytes a row at 8 x 2,048, the result included."""
+    threads = threads_for(len(codes_NL), num_threads)
+    layout = WordLayout.of(sizes)
+    return build_from_words(pack_sort_keys(codes_NL, sizes, layout, threads), layout, sizes, threads)
+
+
+def build_from_words(words_PN: list[NDArray[np.uint64]], layout: WordLayout, sizes: Sequence[int], threads: int) -> SortedTable:
+    """The same for packed rows; word 0 is sorted in place."""
+    order_N = sort_rows(words_PN, threads)
+    builder = LevelBuilder(layout, sizes, len(order_N), threads)
+    builder.append(words_PN, order_N)
+    words_PN.clear()
+    return builder.finish(order_N)
 
 
 @njit(cache=True, nogil=True)
@@ -163,10 +172,9 @@ def _gather_words(addresses_P, order_n, begin, end, buffer_PB):
 
 @njit(cache=True, nogil=True)
 def _compare(buffer_PB, before_P, is_first, level_of_bit, lcp_B, count_L1):
-    """Fill lcp_B with the LCP of each row and the row before, in levels (0 for the very first row; L: equal).
+    """Fill lcp_B with each row's LCP with the row before, in levels (0 for the very first row; L: equal); count every value.
 
-    Counts every value, moves the rows that differ to the front of the buffer, leaves the last row in `before_P`, and returns
-    how many rows differ.
+    Moves the rows that differ to the front of the buffer, leaves the last row in `before_P`, returns how many differ.
     """
     num_words = before_P.size
     num_levels = count_L1.size - 1
@@ -221,10 +229,10 @@ def _leaf_starts(lcp_N, num_levels, leaf_indptr, lcp_M):
 
 @njit(cache=True, nogil=True)
 def _mark_starts(lcp_M, level, begin, end, words_W):
-    """Write the words [begin, end) of the bitmap of leaves with lcp_M <= level, eight leaves at a time.
+    """Write the words [begin, end) of the bitmap of leaves with lcp_M <= level (below 128), eight leaves at a time.
 
-    Values are below 128: with its highest bit set, a byte less `level + 1` keeps that bit iff the value is more than `level`.
-    The product moves the highest bit of byte i to bit 56 + i.
+    With its highest bit set, a byte less `level + 1` keeps that bit iff its value is more than `level`; the product moves the
+    highest bit of byte i to bit 56 + i.
     """
     size = lcp_M.size
     eights = lcp_M[: size // 8 * 8].view(np.uint64)
@@ -240,13 +248,3 @@ def _mark_starts(lcp_M, level, begin, end, words_W):
             for bit in range(size - start):
                 bits |= np.uint64(lcp_M[start + bit] <= level) << np.uint64(bit)
         words_W[word] = bits
-
-
-@njit(cache=True, nogil=True)
-def _list_nodes(codes_M, lcp_M, level, codes_S, firsts_S):
-    node = 0
-    for leaf in range(lcp_M.size):
-        if lcp_M[leaf] <= level:
-            codes_S[node] = codes_M[leaf]
-            firsts_S[node] = leaf
-            node += 1

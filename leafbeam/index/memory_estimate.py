@@ -1,14 +1,11 @@
 """What an index will cost before it is built, beside STATIC's bound and the entropy bound: arithmetic alone, no arrays.
 
     nodes of a level, N uniform SIDs:  P (1 - (1 - 1/P)^N), P the product of the codebooks down to that level
-    bytes of a level:                  the layout rule of `Level` on its nodes and the leaves
     STATIC, U_max:                     (1/8 + K2) |V|^d + K1 * sum over levels d+1..L of min(|V|^level, |C|)
     entropy bound:                     log2 of the number of sets of M SIDs, binomial(P_L, M)
 
 (U_max: Su et al., 2026, Appendix B.1.) Shapes: N items, M leaves, L levels.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -20,12 +17,9 @@ from typing import Any
 import numpy as np
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index.build import MAX_ITEMS, check_sizes
-from leafbeam.index.level import code_dtype, code_width, packed_words
+from leafbeam.index.level import MAX_ITEMS, check_sizes, code_dtype, code_width, packed_words
 from leafbeam.index.level_builder import layout_of
 from leafbeam.index.trie import Trie
-
-__all__ = ["LevelEstimate", "MemoryEstimate", "StaticEstimate", "entropy_bits", "expected_nodes"]
 
 _HUGE = 2**200  # above this, no two of 2^32 draws are equal, and a float may overflow
 
@@ -43,21 +37,16 @@ class LevelEstimate:
     boundary: int
 
     @classmethod
-    def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> LevelEstimate:
+    def of(cls, size: int, num_nodes: int, num_leaves: int, packed: bool = False) -> "LevelEstimate":
         """The bytes that `Trie.build` allocates for a level with so many nodes."""
         layout = layout_of(num_nodes, num_leaves)
         num_codes = num_nodes if layout == "listing" else num_leaves
         itemsize = np.dtype(code_dtype(size)).itemsize
         width = code_width(size) if packed and code_width(size) < 8 * itemsize else 0
-        return cls(
-            size=size,
-            num_nodes=num_nodes,
-            layout=layout,
-            width=width,
-            codes=8 * packed_words(num_codes, width) if width else num_codes * itemsize,
-            firsts=4 * num_nodes if layout == "listing" else 0,
-            boundary=0 if layout == "leaves" else 12 * (num_leaves // 64 + 1),
-        )
+        codes = 8 * packed_words(num_codes, width) if width else num_codes * itemsize
+        firsts = 4 * num_nodes if layout == "listing" else 0
+        boundary = 0 if layout == "leaves" else 12 * (num_leaves // 64 + 1)
+        return cls(size=size, num_nodes=num_nodes, layout=layout, width=width, codes=codes, firsts=firsts, boundary=boundary)
 
     @property
     def nbytes(self) -> int:
@@ -66,11 +55,10 @@ class LevelEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticEstimate:
-    """STATIC's memory (Appendix B.1).
+    """STATIC's memory in bytes (Appendix B.1), by default with the paper's constants.
 
-    bytes_per_node: K1, 12 in the paper (three arrays of the CSR matrix). bytes_per_state: K2, 4 in the paper.
-    dense_levels: d, 2 in the paper (1 for an index of one level). dense: bytes of the dense levels, (1/8 + K2) |V|^d.
-    upper_bound: U_max in bytes. estimate: the same with the index's node counts in place of min(|V|^level, |C|).
+    bytes_per_node: K1 (three arrays of the CSR matrix). bytes_per_state: K2. dense_levels: d. dense: (1/8 + K2) |V|^d.
+    upper_bound: U_max. estimate: the same with the index's node counts in place of min(|V|^level, |C|).
     """
 
     bytes_per_node: int = 12
@@ -83,7 +71,7 @@ class StaticEstimate:
     @classmethod
     def of(
         cls, codebook_sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], dense_levels: int | None = None
-    ) -> StaticEstimate:
+    ) -> "StaticEstimate":
         """U_max with |V|^level generalised to the product of the codebooks, for levels of different sizes."""
         num_levels = len(codebook_sizes)
         d = min(2, num_levels) if dense_levels is None else dense_levels
@@ -104,8 +92,8 @@ class StaticEstimate:
 class MemoryEstimate:
     """The bytes of an index, part by part, beside STATIC's bound and the least that any index can take.
 
-    For uniform SIDs the node counts are expectations, and the bytes within a percent of what `Trie.build` allocates for a
-    million random rows; for an existing trie they are exact. Real Semantic IDs share prefixes and take less.
+    Exact for an existing trie; for uniform SIDs, expectations within a percent of what `Trie.build` allocates for a million
+    random rows. Real Semantic IDs share prefixes and take less.
 
     items: bytes of the item table (order, leaf offsets, ids), which a search does not read. entropy_bits: of the whole set.
 
@@ -130,11 +118,8 @@ class MemoryEstimate:
         packed: bool = False,
         id_bytes: int = 0,
         dense_levels: int | None = None,
-    ) -> MemoryEstimate:
-        """N items whose codes are independent and uniform; ids of `id_bytes` each (0: items are their rows).
-
-        Raises CodesError for codebooks that no index can have, ArgumentError for a number of items that none can hold.
-        """
+    ) -> "MemoryEstimate":
+        """N items with independent uniform codes; ids of `id_bytes` each (0: row numbers). Raises CodesError, ArgumentError."""
         sizes = check_sizes(codebook_sizes)
         if not 0 <= num_items <= MAX_ITEMS:
             raise ArgumentError(f"a plan for {num_items:,} items: expected 0 to {MAX_ITEMS:,}, what one index can hold")
@@ -142,7 +127,7 @@ class MemoryEstimate:
         return cls._of(sizes, num_items, nodes_L, id_bytes * num_items, packed, dense_levels)
 
     @classmethod
-    def of(cls, trie: Trie, dense_levels: int | None = None) -> MemoryEstimate:
+    def of(cls, trie: Trie, dense_levels: int | None = None) -> "MemoryEstimate":
         """The same figures for an existing index, from its node counts."""
         ids = 0 if trie.items.ids is None else trie.items.ids.nbytes
         nodes_L = [level.num_nodes for level in trie.levels]
@@ -152,7 +137,7 @@ class MemoryEstimate:
     @classmethod
     def _of(
         cls, sizes: Sequence[int], num_items: int, nodes_L: Sequence[int], ids: int, packed: bool, dense_levels: int | None
-    ) -> MemoryEstimate:
+    ) -> "MemoryEstimate":
         num_leaves = nodes_L[-1]
         indptr = 4 * (num_leaves + 1) if num_leaves < num_items else 0
         return cls(
@@ -183,12 +168,10 @@ class MemoryEstimate:
         """Everything as numbers and names."""
         static = self.static
         levels = [{**asdict(level), "bytes": level.nbytes} for level in self.levels]
-        for level in levels:
-            del level["size"]
         return {
             "num_items": self.num_items,
             "num_leaves": self.num_leaves,
-            "codebook_sizes": [level.size for level in self.levels],
+            "codebook_sizes": [level.pop("size") for level in levels],
             "levels": levels,
             "bytes": self.nbytes,
             "bytes_per_item": round(self.per_item(self.nbytes), 3),

@@ -9,12 +9,9 @@ work. Shapes: N rows, L levels, P words a row.
 """
 
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -22,11 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import CodesError
 from leafbeam.index.bit_kernels import leading_zeros, uint64_at
+from leafbeam.index.level import check_in_codebooks
 from leafbeam.jit import njit
-
-__all__ = ["CodeTable", "WordLayout", "addresses_of", "in_threads", "pack_sort_keys", "sort_rows", "threads_for"]
 
 
 class CodeTable(Protocol):
@@ -38,10 +33,7 @@ class CodeTable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WordLayout:
-    """Where each level's code lies in the packed words: `(words[word_L[t]] >> shift_L[t]) & mask_L[t]`.
-
-    A code never straddles two words; word 0 is the most significant and codes fill each word from its top bit.
-    """
+    """Where each level's code lies in the packed words: `(words[word_L[t]] >> shift_L[t]) & mask_L[t]`; none straddles two."""
 
     word_L: NDArray[np.int64]
     shift_L: NDArray[np.int64]
@@ -49,36 +41,31 @@ class WordLayout:
     num_words: int
 
     @classmethod
-    def of(cls, codebook_sizes: Sequence[int]) -> WordLayout:
+    def of(cls, codebook_sizes: Sequence[int]) -> "WordLayout":
         word, free = 0, 64
-        words: list[int] = []
-        shifts: list[int] = []
-        widths = [max(1, (size - 1).bit_length()) for size in codebook_sizes]
-        for width in widths:
+        places: list[tuple[int, int, int]] = []
+        for size in codebook_sizes:
+            width = max(1, (size - 1).bit_length())
             if width > free:
                 word, free = word + 1, 64
             free -= width
-            words.append(word)
-            shifts.append(free)
-        masks = np.array([(1 << width) - 1 for width in widths], np.uint64)
-        return cls(word_L=np.array(words, np.int64), shift_L=np.array(shifts, np.int64), mask_L=masks, num_words=word + 1)
+            places.append((word, free, (1 << width) - 1))
+        word_L, shift_L, mask_L = np.array(places, np.int64).T
+        return cls(word_L=word_L, shift_L=shift_L, mask_L=mask_L.astype(np.uint64), num_words=word + 1)
 
 
 def in_threads(task: Callable[[int, int], int | None], size: int, threads: int) -> list[int | None]:
     """Call `task(begin, end)` for `threads` even parts of `range(size)`; returns the results in order."""
     cuts = np.linspace(0, size, threads + 1).astype(np.int64).tolist()
-    with _thread_map(threads) as thread_map:
-        return thread_map(lambda part: task(*part), pairwise(cuts))
+    return _map(lambda part: task(*part), pairwise(cuts), threads)
 
 
-@contextmanager
-def _thread_map(threads: int) -> Generator[Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]]:
-    """A `map` over a thread pool; over the caller's own thread where `threads` is 1."""
+def _map(task: Callable[[Any], Any], parts: Iterable[Any], threads: int) -> list[Any]:
+    """The results of `task`, called by that many threads; by the caller's own where it is one."""
     if threads == 1:
-        yield lambda task, parts: [task(part) for part in parts]
-        return
+        return [task(part) for part in parts]
     with ThreadPoolExecutor(threads) as pool:
-        yield lambda task, parts: list(pool.map(task, parts))
+        return list(pool.map(task, parts))
 
 
 def threads_for(num_rows: int, num_threads: int | None = None) -> int:
@@ -87,18 +74,14 @@ def threads_for(num_rows: int, num_threads: int | None = None) -> int:
 
 
 def addresses_of(words_PN: Sequence[NDArray[np.uint64]]) -> NDArray[np.int64]:
-    """The address of each word's array, so that one compiled loop serves any number of them; the caller keeps them alive."""
+    """The address of each word's array, so that one compiled loop takes any number of them; the caller keeps them alive."""
     return np.array([word_N.ctypes.data for word_N in words_PN], np.int64)
 
 
 def pack_sort_keys(
     codes_NL: CodeTable, sizes: Sequence[int], layout: WordLayout, threads: int, first_row: int = 0
 ) -> list[NDArray[np.uint64]]:
-    """Pack a table of codes into words, checking every code on the way.
-
-    Raises CodesError at the first code that is negative or not below its codebook's size. first_row: the number of row 0 in
-    its message.
-    """
+    """The words of all rows. Raises CodesError at the first code outside its codebook; first_row: its number of row 0."""
     size = len(codes_NL)
     words_PN = [np.empty(size, np.uint64) for _ in range(layout.num_words)]
     addresses_P = addresses_of(words_PN)
@@ -114,12 +97,7 @@ def pack_sort_keys(
 
     for bad in in_threads(pack, size, threads):
         if bad is not None:
-            row = [int(code) for code in codes_NL[bad : bad + 1][0]]
-            level = next(t for t, (code, size) in enumerate(zip(row, sizes, strict=True)) if not 0 <= code < size)
-            raise CodesError(
-                f"row {first_row + bad:,} has code {row[level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
-                f"expected 0 <= code < {sizes[level]:,}; check the codes or pass larger codebook_sizes"
-            )
+            check_in_codebooks(codes_NL[bad : bad + 1], sizes, first_row + bad)
     return words_PN
 
 
@@ -134,23 +112,16 @@ def _pack(codes_nL, sizes_L, word_L, shift_L, addresses_P, start, size):
             word_n = uint64_at(addresses_P[word_L[level]], size)[start + first : start + first + rows]
             limit, shift = np.uint64(sizes_L[level]), np.uint64(shift_L[level])
             if level == 0 or word_L[level] != word_L[level - 1]:
-                for row in range(rows):
-                    code = np.uint64(codes_nL[first + row, level])  # a negative code becomes a very large one
-                    bad |= code >= limit
-                    word_n[row] = code << shift
-            else:
-                for row in range(rows):
-                    code = np.uint64(codes_nL[first + row, level])
-                    bad |= code >= limit
-                    word_n[row] |= code << shift
+                word_n[:] = np.uint64(0)
+            for row in range(rows):
+                code = np.uint64(codes_nL[first + row, level])  # a negative code becomes a very large one
+                bad |= code >= limit
+                word_n[row] |= code << shift
     return not bad
 
 
 def sort_rows(words_PN: list[NDArray[np.uint64]], threads: int) -> NDArray[np.uint32]:
-    """Sort the rows by their packed codes, stably; word 0 is sorted in place, the others keep the caller's order.
-
-    Returns order_N: the caller's row at each position of the sorted table. Memory: about 20 bytes a row besides the words.
-    """
+    """The caller's row at each position of the sorted table, stably; sorts word 0 in place. Memory: 20 bytes a row."""
     keys_N = words_PN[0]
     size = keys_N.size
     if size < 2:
@@ -178,29 +149,25 @@ def _scatter_and_sort(keys_N, order_N, other_keys_N, other_order_N, threads) -> 
     shift = 64 - digit_bits
     cuts = np.linspace(0, keys_N.size, threads + 1).astype(np.int64)
     counts_TD = np.zeros((threads, 1 << digit_bits), np.int64)
-    parts = list(range(threads))
-    with _thread_map(threads) as thread_map:
-        thread_map(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), parts)
-        ends_D = np.cumsum(counts_TD.sum(axis=0))
-        starts_D = ends_D - counts_TD.sum(axis=0)
-        next_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
+    _map(lambda part: _count_digits(keys_N[cuts[part] : cuts[part + 1]], shift, counts_TD[part]), range(threads), threads)
+    ends_D = np.cumsum(counts_TD.sum(axis=0))
+    starts_D = ends_D - counts_TD.sum(axis=0)
+    next_TD = starts_D + np.cumsum(counts_TD, axis=0) - counts_TD
 
-        def scatter(part: int) -> None:
-            _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, next_TD[part])
+    def scatter(part: int) -> None:
+        _scatter(keys_N, other_keys_N, other_order_N, cuts[part], cuts[part + 1], shift, next_TD[part])
 
-        thread_map(scatter, parts)
+    _map(scatter, range(threads), threads)
 
-        # Buckets in groups of about equal size, many more groups than threads, so that a frequent code cannot stall a thread.
-        groups = np.unique(np.searchsorted(ends_D, np.linspace(0, keys_N.size, 32 * threads + 1)[1:-1]))
-        bounds = [0, *(groups + 1).tolist(), len(ends_D)]
+    def sort_group(group: tuple[int, int]) -> None:
+        for bucket in range(*group):
+            begin, end = starts_D[bucket], ends_D[bucket]
+            if end > begin:
+                _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, shift, True)
 
-        def sort_group(group: tuple[int, int]) -> None:
-            for bucket in range(*group):
-                begin, end = starts_D[bucket], ends_D[bucket]
-                if end > begin:
-                    _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, shift, True)
-
-        thread_map(sort_group, pairwise(bounds))
+    # Buckets in groups of about equal size, many more groups than threads, so that a frequent code cannot stall a thread.
+    groups = np.unique(np.searchsorted(ends_D, np.linspace(0, keys_N.size, 32 * threads + 1)[1:-1]))
+    _map(sort_group, pairwise([0, *(groups + 1).tolist(), len(ends_D)]), threads)
 
 
 @njit(cache=True, nogil=True)
@@ -305,10 +272,7 @@ def _sort_bucket(keys_N, order_N, other_keys_N, other_order_N, begin, end, bits_
 
 @njit(cache=True, nogil=True)
 def _sort_ties(addresses_P, order_N, tie_keys_N, sorted_word_0_N, other_order_N, first, stop):
-    """Sort each run of rows that are equal in all words but the last by the last word: the runs that begin in [first, stop).
-
-    addresses_P: the words so far; word 0 is already sorted (`sorted_word_0_N`), the others are in the caller's order.
-    """
+    """Sort each run of rows equal in all words but the last by that word: the runs that begin in [first, stop)."""
     size = order_N.size
     last = addresses_P.size - 1
     other_keys = np.empty(0, np.uint64)

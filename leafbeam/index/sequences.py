@@ -6,8 +6,6 @@ A level has V + 1 codes; tokens keep their numbers and V is the end code. A sequ
 included, so has a leaf of its own. Shapes: N sequences, T tokens in all, L = longest + 1 levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError
-from leafbeam.index.build import MAX_CODEBOOK, MAX_LEVELS
-
-__all__ = ["SequenceTable", "TokenSequence", "check_end_codes"]
+from leafbeam.index.level import MAX_CODEBOOK, MAX_LEVELS
 
 _SLICE = 1 << 16
 
@@ -27,11 +23,7 @@ TokenSequence = Sequence[int] | NDArray[np.integer]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SequenceTable:
-    """The padded (N, L) table of codes, whose rows are made when they are read.
-
-    tokens_T: uint32, all sequences joined. sequence_indptr: int64, (N + 1,), where each begins. `table[a:b]` is a uint32 block
-    of rows; `len` and `shape` are the whole table's. Cost: 4 bytes a token and 8 a sequence.
-    """
+    """The padded (N, L) table of codes; its rows are made when they are read: `table[a:b]` is a uint32 block of them."""
 
     tokens_T: NDArray[np.uint32]
     sequence_indptr: NDArray[np.int64]
@@ -39,12 +31,10 @@ class SequenceTable:
     num_levels: int
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenSequence], vocabulary_size: int, max_length: int | None = None) -> SequenceTable:
-        """Check and join the sequences.
+    def of(cls, sequences: Sequence[TokenSequence], vocabulary_size: int, max_length: int | None = None) -> "SequenceTable":
+        """Check and join the sequences. max_length: of those that may come later; None: the longest of these.
 
-        max_length: the longest sequence that later segments may have; None: as long as the longest of these.
-        Raises CodesError where a token is not a whole number below `vocabulary_size` or a sequence is too long, ArgumentError
-        where the other two are out of range.
+        Raises CodesError (no whole number below `vocabulary_size`, or a sequence that is too long), ArgumentError.
         """
         if not 1 <= vocabulary_size < MAX_CODEBOOK:
             raise ArgumentError(f"vocabulary_size is {vocabulary_size:,}: expected 1 to 2^31 - 1 (one code is the end's)")

@@ -1,10 +1,4 @@
-"""One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged.
-
-The header is the metadata entry named by the file's kind; it holds `format_version` and, where the arrays are checked at
-loading, `digest`. Readers accept every older format version; a newer one is refused.
-"""
-
-from __future__ import annotations
+"""One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged."""
 
 import json
 import os
@@ -19,8 +13,6 @@ from numpy.typing import NDArray
 from leafbeam.errors import IndexFileError
 from leafbeam.index import bit_kernels as bits
 
-__all__ = ["FileKind", "Tensors", "digest", "expect", "read", "write"]
-
 _DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "I32": np.int32, "U16": np.uint16, "U8": np.uint8}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _ORDER = list(_DTYPES)  # the order of the arrays in a file, then by name
@@ -30,10 +22,7 @@ Tensors = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """key: the metadata entry. noun, writer: for messages. newest: the newest format version that is read.
-
-    has_digest: whether the arrays are hashed when they are written and when they are read.
-    """
+    """key: the metadata entry with the header. newest: the newest format version read. has_digest: arrays are hashed."""
 
     key: str
     noun: str
@@ -57,10 +46,7 @@ def digest(tensors: Tensors) -> str:
 
 
 def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) -> None:
-    """Write a temporary file and rename it, so that a reader sees the old file or the new one, complete.
-
-    The bytes are those of `safetensors.numpy.save_file`, without its copy of all arrays.
-    """
+    """Write the bytes of `safetensors.numpy.save_file` to a temporary file and rename it: readers see a complete file."""
     if kind.has_digest:
         header = {**header, "digest": digest(tensors)}
     table: dict[str, Any] = {"__metadata__": {kind.key: json.dumps(header)}}
@@ -85,10 +71,7 @@ def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) 
 
 
 def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:
-    """(header, arrays), the arrays mapped copy-on-write: pages are shared, and numba sees ordinary arrays.
-
-    Raises IndexFileError where the file is missing, truncated, of another kind or newer; with a digest, also where it changed.
-    """
+    """(header, arrays), the arrays mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         size = path.stat().st_size
@@ -115,9 +98,7 @@ def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:
         for name, entry in table.items():
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= len(body):
-                raise IndexFileError(
-                    f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; copy or save it again"
-                )
+                raise IndexFileError(f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; save it again")
             tensors[name] = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         found = digest(tensors) if kind.has_digest else ""
     except (ValueError, KeyError, TypeError, OverflowError) as error:

@@ -1,27 +1,24 @@
-"""The trie of a catalog's Semantic IDs.
-
-Shapes: N items, M leaves (distinct SIDs), L levels.
-"""
-
-from __future__ import annotations
+"""The trie of a catalog's Semantic IDs. Shapes: N items, M leaves (distinct SIDs), L levels."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError
+from leafbeam.errors import ArgumentError, FilterError, ForeignFilterError, IndexFileError
 from leafbeam.index import bit_kernels as bits
-from leafbeam.index import trie_file
-from leafbeam.index.build import build_levels, check_codes
+from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
 from leafbeam.index.items import ItemIds, ItemTable, check_item_ids
-from leafbeam.index.level import Level
+from leafbeam.index.level import Level, check_codes, code_dtype, packed_words
+from leafbeam.index.level_builder import build_levels
 from leafbeam.index.sequences import SequenceTable, check_end_codes
+from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-__all__ = ["Trie", "fingerprint"]
+KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_digest=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -56,14 +53,12 @@ class Trie:
         end_code: int | None = None,
         packed: bool = False,
         num_threads: int | None = None,
-    ) -> Trie:
+    ) -> "Trie":
         """Index a table of codes.
 
         codes: (N, L) of any integer dtype, in any order; rows may repeat (several items on one leaf); N may be 0.
-        codebook_sizes: L sizes, 1 to 65 levels of 1 to 2^31 codes.
-        item_ids: N distinct integers or strings; None: the row numbers.
-        end_code: the last code of every level, where rows are sequences padded with it (see `from_sequences`); else None.
-        packed: see `packed()`.
+        codebook_sizes: 1 to 65 levels of 1 to 2^31 codes. item_ids: N distinct integers or strings; None: the row numbers.
+        end_code: the last code of every level, if rows are sequences padded with it (`from_sequences`). packed: see `packed()`.
 
         Cost: O(N), less than 0.1 µs an item and a peak of about 37 bytes an item, the result included, at 8 x 2,048.
         Raises CodesError (wrong width or dtype, a code outside its codebook) and ItemIdError (wrong number, duplicates).
@@ -83,7 +78,7 @@ class Trie:
         max_length: int | None = None,
         packed: bool = False,
         num_threads: int | None = None,
-    ) -> Trie:
+    ) -> "Trie":
         """Index token sequences of different lengths: titles, entity names, n-grams.
 
         sequences: N of 0 to 64 tokens each; one may be a prefix of another, several may be equal.
@@ -111,7 +106,7 @@ class Trie:
         end_code: int | None,
         packed: bool,
         num_threads: int | None,
-    ) -> Trie:
+    ) -> "Trie":
         ids = None if item_ids is None else check_item_ids(item_ids, len(table_NL))
         table = build_levels(table_NL, sizes, num_threads)
         items = ItemTable(ids=ids, order_N=table.order_N, leaf_indptr=table.leaf_indptr)
@@ -121,40 +116,68 @@ class Trie:
     @classmethod
     def from_levels(
         cls, levels: tuple[Level, ...], items: ItemTable, num_leaves: int, *, end_code: int | None, packed: bool
-    ) -> Trie:
+    ) -> "Trie":
         """The trie of levels that are built already. Cost: one read of all arrays, for the version."""
         levels = tuple(level.packed() for level in levels) if packed else levels
-        version = fingerprint(levels, items, end_code)
+        version = _fingerprint(levels, items, end_code)
         return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
 
-    def packed(self) -> Trie:
-        """The same index with bit-packed codes (11 bits in place of 16 for V = 2,048): smaller, a little slower to search.
-
-        Its version differs, so filters of one do not fit the other. Cost: one pass over the codes and one for the version.
-        """
+    def packed(self) -> "Trie":
+        """The index with bit-packed codes (11 bits, not 16, for V = 2,048): smaller, a little slower, with its own version."""
         return Trie.from_levels(self.levels, self.items, self.num_leaves, end_code=self.end_code, packed=True)
 
     def save(self, path: str | Path) -> None:
+<<<<<<< HEAD
         """Write one safetensors file (docs/reference/file-formats.md), replacing an old one atomically."""
         trie_file.save(Path(path), (self.levels, self.items, self.num_leaves, self.version, self.end_code))
+=======
+        """Write one safetensors file (docs/format.md), replacing an old one atomically; as version 1 where that suffices."""
+        tensors: Tensors = {"items.order": self.items.order_N}
+        for number, level in enumerate(self.levels):
+            tensors[f"level.{number}.codes"] = level.codes
+            if level.firsts is not None:
+                tensors[f"level.{number}.firsts"] = level.firsts
+            if level.boundary is not None:
+                tensors[f"level.{number}.words"] = level.boundary.words_W
+                tensors[f"level.{number}.before"] = level.boundary.before_W
+        if self.items.leaf_indptr is not None:
+            tensors["items.first"] = self.items.leaf_indptr
+        kind = "rows" if self.items.ids is None else "int64" if self.items.ids.dtype.kind == "i" else "utf-8"
+        if self.items.ids is not None:
+            ids = np.ascontiguousarray(self.items.ids)
+            tensors["items.ids"] = ids if kind == "int64" else ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize)
+        header = {
+            "format_version": 2 if self.end_code is not None or any(level.width for level in self.levels) else 1,
+            "version": self.version,
+            "num_leaves": self.num_leaves,
+            "num_items": self.items.num_items,
+            "levels": [
+                {"size": level.size, "num_nodes": level.num_nodes, **({"width": level.width} if level.width else {})}
+                for level in self.levels
+            ],
+            "ids": kind,
+            **({} if self.end_code is None else {"end_code": self.end_code}),
+        }
+        write(Path(path), KIND, header, tensors)
+>>>>>>> e0c3a73 (index, live, catalog, semid: one conversion of Arrow ids, one check of codes, tiny files merged, module lists and long docstrings cut)
 
     @classmethod
-    def load(cls, path: str | Path) -> Trie:
-        """Open a file written by `save`, memory-mapped: milliseconds whatever its size.
-
-        Raises IndexFileError where the file is missing, truncated, of another kind or of a newer format.
-        """
-        levels, items, num_leaves, version, end_code = trie_file.load(Path(path))
-        return cls(levels=levels, items=items, num_leaves=num_leaves, version=version, end_code=end_code)
+    def load(cls, path: str | Path) -> "Trie":
+        """Map a file written by `save`, in milliseconds. Raises IndexFileError for a missing, damaged or newer file."""
+        header, tensors = read(Path(path), KIND)
+        try:
+            return _trie_of(header, tensors)
+        except (KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
+            raise IndexFileError(f"{path} is damaged ({type(error).__name__}: {error}): build and save it again") from error
 
     def verify(self) -> None:
         """Check the arrays against the version, for example after copying a file; raises IndexFileError. Cost: one read."""
-        found = fingerprint(self.levels, self.items, self.end_code)
+        found = _fingerprint(self.levels, self.items, self.end_code)
         if found != self.version:
             raise IndexFileError(f"the index claims version {self.version}, but its arrays hash to {found}: copy it again")
 
     def filter(self, mask: NDArray[np.bool_] | Sequence[bool] | None = None, *, item_ids: ItemIds | None = None) -> Filter:
-        """The set of items where `mask` is true (in the caller's item order), or of these ids.
+        """The set of items where `mask` is true (in the caller's item order), or of these ids, which may be repeated.
 
         Cost: one pass over the catalog for a mask (about 3 ns an item), one search an id for ids.
         Raises FilterError for a mask of the wrong length or dtype, ItemIdError for an unknown id.
@@ -162,8 +185,23 @@ class Trie:
         if (mask is None) == (item_ids is None):
             raise ArgumentError("filter() takes a boolean mask or item_ids=...: pass one of the two")
         if item_ids is not None:
-            return Filter.from_item_ids(item_ids, self.items, self.version)
-        return Filter.from_mask(np.asarray(mask), self.items, self.version)
+            return self.filter_of_rows(self.items.known_rows_of(item_ids))
+        mask_N = np.asarray(mask)
+        if mask_N.shape != (self.num_items,):
+            raise FilterError(f"the mask has shape {mask_N.shape}: expected ({self.num_items:,},), one entry for each item")
+        if mask_N.dtype != np.bool_ and mask_N.size:
+            raise FilterError(f"the mask has dtype {mask_N.dtype}: expected bool; for a list of ids use filter(item_ids=...)")
+        words_W = np.empty(mask_N.size // 64 + 1, np.uint64)
+        bits.pack_bits(np.ascontiguousarray(mask_N, np.bool_), self.items.order_N, words_W)
+        return self.filter_of(Bitmap.from_words(words_W, mask_N.size))
+
+    def filter_of(self, ordinals: Bitmap) -> Filter:
+        """The filter of these ordinals."""
+        return Filter(ordinals=ordinals, items=self.items, index_version=self.version)
+
+    def filter_of_rows(self, rows_n: NDArray[np.int64]) -> Filter:
+        """The filter of these rows, which may be repeated."""
+        return self.filter_of(Bitmap.from_positions(self.items.ordinal_N[rows_n], self.num_items))
 
     def check_filter(self, item_filter: Filter) -> None:
         """Raise ForeignFilterError where the filter was made for another index."""
@@ -248,7 +286,7 @@ class Trie:
         return f"Trie({self.num_items:,} items, {self.num_leaves:,} leaves of {sizes}, {self.nbytes:,} bytes, {self.version})"
 
 
-def fingerprint(levels: Sequence[Level], items: ItemTable, end_code: int | None = None) -> str:
+def _fingerprint(levels: Sequence[Level], items: ItemTable, end_code: int | None = None) -> str:
     """Sixteen hex digits that change with any SID, order, id or end code. Cost: one read of all arrays."""
     state = 0
     arrays: list[NDArray[np.generic] | None] = [items.order_N, items.leaf_indptr, items.ids]
@@ -265,3 +303,45 @@ def fingerprint(levels: Sequence[Level], items: ItemTable, end_code: int | None 
     numbers = [number for level in levels for number in (level.size, level.num_nodes)]
     shape = np.array(numbers if end_code is None else [*numbers, end_code], np.uint64)
     return f"{int(bits.word_hash(shape, np.uint64(state))):016x}"
+
+
+def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:
+    num_leaves, num_items = int(header["num_leaves"]), int(header["num_items"])
+    levels = tuple(_level_of(number, entry, num_leaves, tensors) for number, entry in enumerate(header["levels"]))
+    indptr = expect(tensors, "items.first", np.uint32, num_leaves + 1) if "items.first" in tensors else None
+    if indptr is None and num_items != num_leaves:
+        raise ValueError(f"{num_items} items on {num_leaves} leaves without items.first")
+    ids = _ids_of(header["ids"], num_items, tensors)
+    items = ItemTable(ids=ids, order_N=expect(tensors, "items.order", np.uint32, num_items), leaf_indptr=indptr)
+    end_code = None if header.get("end_code") is None else int(header["end_code"])
+    if end_code is not None and {level.size for level in levels} != {end_code + 1}:
+        raise ValueError(f"end code {end_code} is not the last code of every level")
+    return Trie(levels=levels, items=items, num_leaves=num_leaves, version=str(header["version"]), end_code=end_code)
+
+
+def _level_of(number: int, entry: dict[str, Any], num_leaves: int, tensors: Tensors) -> Level:
+    size, num_nodes, width = int(entry["size"]), int(entry["num_nodes"]), int(entry.get("width", 0))
+    prefix, num_words = f"level.{number}.", num_leaves // 64 + 1
+    firsts = expect(tensors, prefix + "firsts", np.uint32, num_nodes) if prefix + "firsts" in tensors else None
+    num_codes = num_leaves if firsts is None else num_nodes
+    length = packed_words(num_codes, width) if width else num_codes
+    codes = expect(tensors, prefix + "codes", np.uint64 if width else code_dtype(size), length)
+    boundary = None
+    if prefix + "words" in tensors:
+        words_W = expect(tensors, prefix + "words", np.uint64, num_words)
+        before_W = expect(tensors, prefix + "before", np.uint32, num_words)
+        boundary = Bitmap(words_W=words_W, before_W=before_W, size=num_leaves, count=num_nodes)
+    elif num_nodes != num_leaves:
+        raise ValueError(f"level {number} has {num_nodes} nodes on {num_leaves} leaves and no boundary")
+    return Level(size=size, num_nodes=num_nodes, codes=codes, firsts=firsts, boundary=boundary, width=width)
+
+
+def _ids_of(kind: str, num_items: int, tensors: Tensors) -> NDArray[np.generic] | None:
+    if kind == "rows":
+        return None
+    if kind == "int64":
+        return expect(tensors, "items.ids", np.int64, num_items)
+    ids = tensors["items.ids"]
+    if kind != "utf-8" or ids.dtype != np.uint8 or ids.ndim != 2 or len(ids) != num_items:
+        raise ValueError(f"expected the ids of {num_items} items, found {kind} {ids.dtype} {ids.shape}")
+    return ids.view(f"S{ids.shape[1]}").reshape(-1)

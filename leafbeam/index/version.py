@@ -1,11 +1,7 @@
-"""A catalog at one moment: immutable segments, and which of their items are alive.
+"""A catalog at one moment: immutable segments and their live items. Shapes: N items, n items of one call, L levels."""
 
-Shapes: N items, n items of one call, L levels.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +12,6 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
 from leafbeam.index.items import ItemIds, check_known
 from leafbeam.index.trie import Trie
-
-__all__ = ["Segment", "Version", "VersionFilter"]
 
 MAX_SEGMENTS = 2
 
@@ -32,6 +26,11 @@ class Segment:
     def __post_init__(self) -> None:
         if self.live is not None:
             self.trie.check_filter(self.live)
+
+    @property
+    def live_filter(self) -> Filter:
+        """`live`, or the filter of all items."""
+        return self.trie.filter_of(Bitmap.full(self.trie.num_items)) if self.live is None else self.live
 
     @property
     def num_items(self) -> int:
@@ -53,10 +52,8 @@ class Segment:
 class Version:
     """An immutable snapshot: a large *base* segment and, after changes, a small *delta* one (as Lucene's segments).
 
-    A reference keeps the snapshot alive: a search on it sees one state from its first level to its last, whatever changes
-    meanwhile. An item id is alive in one segment at most; a SID may be in both, and is one child there.
-
-    segments: one or two, of equal codebook sizes. number: how many changes led to it.
+    A search on it sees one state from its first level to its last, whatever changes meanwhile. An item id is alive in one
+    segment at most; a SID may be in both, and is one child there. number: how many changes led to it.
 
     >>> version = Version.of(trie); version.num_items, len(version.filter(item_ids=["a"]))
     (3, 1)
@@ -68,15 +65,12 @@ class Version:
     def __post_init__(self) -> None:
         if not 1 <= len(self.segments) <= MAX_SEGMENTS:
             raise ArgumentError(f"a version has {len(self.segments)} segments: expected a base, or a base and a delta")
-        sizes = {segment.trie.codebook_sizes for segment in self.segments}
-        if len(sizes) > 1:
-            raise ArgumentError(f"the segments of a version have different codebooks: {sorted(sizes)}")
-        end_codes = {segment.trie.end_code for segment in self.segments}
-        if len(end_codes) > 1:
-            raise ArgumentError(f"the segments of a version end their sequences by different codes: {end_codes}")
+        kinds = {(segment.trie.codebook_sizes, segment.trie.end_code) for segment in self.segments}
+        if len(kinds) > 1:
+            raise ArgumentError(f"the segments of a version have different codebooks or end codes: {kinds}")
 
     @classmethod
-    def of(cls, index: Trie | Version) -> Version:
+    def of(cls, index: "Trie | Version") -> "Version":
         """A trie as a version of one segment; a version as it is."""
         return index if isinstance(index, Version) else cls(segments=(Segment(trie=index),))
 
@@ -84,7 +78,7 @@ class Version:
     def codebook_sizes(self) -> tuple[int, ...]:
         return self.segments[0].trie.codebook_sizes
 
-    def has_tries_of(self, other: Version) -> bool:
+    def has_tries_of(self, other: "Version") -> bool:
         """Whether both consist of the same tries, so that they differ at most by which items are live."""
         pairs = zip(self.segments, other.segments, strict=False)
         return len(self.segments) == len(other.segments) and all(left.trie is right.trie for left, right in pairs)
@@ -107,36 +101,28 @@ class Version:
         """An upper bound on the distinct prefixes of `level + 1` codes; prefixes of dead items count."""
         return sum(segment.trie.levels[level].num_nodes for segment in self.segments)
 
-    def filter(self, *, item_ids: ItemIds) -> VersionFilter:
+    def filter(self, *, item_ids: ItemIds) -> "VersionFilter":
         """The live items of the given ids. Raises ItemIdError where one is unknown. Cost: a few searches an id."""
         segment_n, row_n = self._locate_all(item_ids)
-        parts: list[Filter] = []
-        for number, segment in enumerate(self.segments):
-            items = segment.trie.items
-            ordinals = Bitmap.from_positions(items.ordinal_N[row_n[segment_n == number]], items.num_items)
-            parts.append(Filter(ordinals=ordinals, items=items, index_version=segment.trie.version))
-        return VersionFilter(parts=tuple(parts), version=self)
+        rows_S = [row_n[segment_n == number] for number in range(len(self.segments))]
+        parts = tuple(one.trie.filter_of_rows(rows) for one, rows in zip(self.segments, rows_S, strict=True))
+        return VersionFilter(parts=parts, version=self)
 
-    def filter_of(self, parts: Sequence[Filter | None]) -> VersionFilter:
+    def filter_of(self, parts: Sequence[Filter | None]) -> "VersionFilter":
         """One filter for each segment (None: all of it), less what is dead. Cost: one AND a segment."""
         if len(parts) != len(self.segments):
             raise ForeignFilterError(f"{len(parts)} filters for {len(self.segments)} segments: expected one for each")
         live: list[Filter] = []
         for segment, part in zip(self.segments, parts, strict=True):
             if part is None:
-                trie = segment.trie
-                full = Filter(ordinals=Bitmap.full(trie.num_items), items=trie.items, index_version=trie.version)
-                live.append(full if segment.live is None else segment.live)
+                live.append(segment.live_filter)
             else:
                 segment.trie.check_filter(part)
                 live.append(part if segment.live is None else part & segment.live)
         return VersionFilter(parts=tuple(live), version=self)
 
-    def segment_filters(self, item_filter: Filter | VersionFilter | None) -> tuple[Filter | None, ...]:
-        """A request's filter as one filter for each segment (None: nothing is filtered), else ForeignFilterError.
-
-        A plain Filter is accepted where the version is one trie.
-        """
+    def segment_filters(self, item_filter: "Filter | VersionFilter | None") -> tuple[Filter | None, ...]:
+        """A request's filter for each segment; None allows all live items. Raises ForeignFilterError."""
         if item_filter is None:
             return tuple(segment.live for segment in self.segments)
         if isinstance(item_filter, VersionFilter):
@@ -200,10 +186,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VersionFilter:
-    """A set of live items of one version: a `Filter` for each segment.
-
-    `&`, `|`, `-`, `~`, `len` and `in` work as for a Python set of item ids; `~` is every other live item.
-    """
+    """A set of live items: a `Filter` for each segment of one version, with the operators of `Filter`; `~` is of live items."""
 
     parts: tuple[Filter, ...]
     version: Version
@@ -220,9 +203,6 @@ class VersionFilter:
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    def __bool__(self) -> bool:
-        return any(self.parts)
-
     def __contains__(self, item_id: int | str) -> bool:
         return any(item_id in part for part in self.parts)
 
@@ -232,28 +212,24 @@ class VersionFilter:
     def __hash__(self) -> int:
         return hash(self.parts)
 
-    def __and__(self, other: VersionFilter) -> VersionFilter:
-        return self._with([part & theirs for part, theirs in self._pairs(other)])
+    def __and__(self, other: "VersionFilter") -> "VersionFilter":
+        return self._combine(other, operator.and_)
 
-    def __or__(self, other: VersionFilter) -> VersionFilter:
-        return self._with([part | theirs for part, theirs in self._pairs(other)])
+    def __or__(self, other: "VersionFilter") -> "VersionFilter":
+        return self._combine(other, operator.or_)
 
-    def __sub__(self, other: VersionFilter) -> VersionFilter:
-        return self._with([part - theirs for part, theirs in self._pairs(other)])
+    def __sub__(self, other: "VersionFilter") -> "VersionFilter":
+        return self._combine(other, operator.sub)
 
-    def __invert__(self) -> VersionFilter:
-        segments = self.version.segments
-        return self._with([~part if of.live is None else of.live - part for part, of in zip(self.parts, segments, strict=True)])
+    def __invert__(self) -> "VersionFilter":
+        return self.version.filter_of([None] * len(self.parts)) - self
 
     def __repr__(self) -> str:
         return f"VersionFilter({len(self):,} of {self.version.num_items:,} live items)"
 
-    def _with(self, parts: list[Filter]) -> VersionFilter:
-        return VersionFilter(parts=tuple(parts), version=self.version)
-
-    def _pairs(self, other: VersionFilter) -> zip[tuple[Filter, Filter]]:
+    def _combine(self, other: "VersionFilter", combine: Callable[[Filter, Filter], Filter]) -> "VersionFilter":
         if self.version is not other.version:
             raise ForeignFilterError(
                 f"the filters belong to versions {self.version.number} and {other.version.number}: make both with the same one"
             )
-        return zip(self.parts, other.parts, strict=True)
+        return VersionFilter(parts=tuple(map(combine, self.parts, other.parts)), version=self.version)

@@ -1,7 +1,5 @@
 """The current snapshot of a live index and the directory that makes its commits durable."""
 
-from __future__ import annotations
-
 import os
 import threading
 import weakref
@@ -18,14 +16,11 @@ from leafbeam.live.snapshot import Snapshot
 from leafbeam.live.transaction import WriteSet, id_kind_of
 from leafbeam.live.write_ahead_log import LogContents
 
-__all__ = ["CommitStore"]
-
 
 class CommitStore:
     """A sequence of snapshots; with a directory, each is on disk before it becomes the current one.
 
-    A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called by a compaction's thread with the new base
-    before that becomes current.
+    A reader takes `snapshot`; a writer holds `write_lock`. before_switch: called with a compaction's new base, by its thread.
     """
 
     def __init__(self, snapshot: Snapshot, directory: Directory | None = None, *, read_only: bool = False) -> None:
@@ -40,11 +35,8 @@ class CommitStore:
         self._versions = [weakref.ref(snapshot.version)]
 
     @classmethod
-    def open(cls, path: Path, *, sync: bool, read_only: bool) -> tuple[CommitStore, LogContents]:
-        """The store of a directory, and the log that it replayed. Raises LogError, LockedError.
-
-        Cost: the sort of the base's ids, one of all changed ids, and a build of the delta.
-        """
+    def open(cls, path: Path, *, sync: bool, read_only: bool) -> "tuple[CommitStore, LogContents]":
+        """The store of a directory, and the log that it replayed. Raises LogError, LockedError."""
         directory, trie, contents = Directory.open(path, read_only=read_only)
         try:
             snapshot = _replay(Snapshot.from_trie(trie, contents.base_number), contents)
@@ -86,10 +78,7 @@ class CommitStore:
                 raise LogError(f"change {log.number:,} is on disk but not in memory: open the directory again")
 
     def commit(self, write_set: WriteSet) -> int:
-        """Log a write set, make the snapshot after it the current one, and return its number; the caller holds `write_lock`.
-
-        Raises LogError, and then nothing was changed.
-        """
+        """Log a write set and publish the next snapshot, under `write_lock`. Raises LogError; then nothing was changed."""
         number = self.snapshot.number + 1
         snapshot = self.snapshot.apply([write_set], number)
         if self._directory is not None:
@@ -104,12 +93,12 @@ class CommitStore:
     def compact(self, num_threads: int) -> bool:
         """Merge base and delta into a new base and apply commits made meanwhile on top. False: there is nothing to merge.
 
-        Writers wait only at the end, while the last of those commits are applied and the manifest is switched. One compaction
-        at a time. Raises LeafbeamError, OSError and errors of the build, and then the index is as it was.
+        One at a time; writers wait only for the last of those commits and the switch of the manifest. Raises LeafbeamError,
+        OSError and errors of the build, and then the index is as it was.
         """
         with self.write_lock:
             self.check()
-            begin, log_begin = self.snapshot, self.log_bytes
+            begin = self.snapshot
             if begin.number == begin.base_number:
                 return False
             self._recent_commits = []
@@ -123,11 +112,11 @@ class CommitStore:
                 next_base = directory.write_base(trie, begin.number, sync=directory.log.sync)
             # Commits made meanwhile: most are applied now, the few that come during that under the lock.
             with self.write_lock:
-                number, log_end = self.snapshot.number, self.log_bytes
-            snapshot = self._catch_up(snapshot, next_base, number, log_begin, log_end)
+                number = self.snapshot.number
+            snapshot = self._catch_up(snapshot, next_base, number)
             with self.write_lock:
                 self.check()
-                snapshot = self._catch_up(snapshot, next_base, self.snapshot.number, log_end, self.log_bytes)
+                snapshot = self._catch_up(snapshot, next_base, self.snapshot.number)
                 if directory is not None and next_base is not None:
                     directory.stage_manifest(next_base)
                     self._failure = f"a switch to a new base in {directory.path} was interrupted: open the directory again"
@@ -161,14 +150,13 @@ class CommitStore:
         self._versions = [one for one in self._versions if one() is not None] + [weakref.ref(snapshot.version)]
         self.snapshot = snapshot
 
-    def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int, log_begin: int, log_end: int) -> Snapshot:
-        """Apply the commits up to `number` that the snapshot lacks; copy their records, [log_begin, log_end) of the log."""
+    def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int) -> Snapshot:
+        """The snapshot with the commits up to `number` that it lacks, which also go into the next log."""
         assert self._recent_commits is not None
         write_sets = [write_set for at, write_set in self._recent_commits if snapshot.number < at <= number]
-        after = snapshot.apply(write_sets, number) if write_sets else snapshot
-        if self._directory is not None and next_base is not None:
-            next_base.log.copy_from(self._directory.log, log_begin, log_end, number)
-        return after
+        if write_sets and next_base is not None:
+            next_base.log.append(*(write_set.encode() for write_set in write_sets))
+        return snapshot.apply(write_sets, number) if write_sets else snapshot
 
 
 def _replay(snapshot: Snapshot, contents: LogContents) -> Snapshot:

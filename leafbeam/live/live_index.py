@@ -1,7 +1,5 @@
 """LiveIndex: an index that changes while it is searched, in memory or on disk."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -18,15 +16,13 @@ from leafbeam.live.snapshot import Snapshot
 from leafbeam.live.transaction import Codes, Transaction
 from leafbeam.live.write_ahead_log import LogContents
 
-__all__ = ["CompactionPolicy", "LiveIndex", "LiveIndexStatus"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionPolicy:
     """When a background thread merges base and delta.
 
-    fraction: after more than this fraction of the base's items in inserted and deleted rows; None: never. min_changes: but not
-    for fewer rows. num_threads: of the merge, which runs beside the searches.
+    fraction: after more than this share of the base in inserted and deleted rows; None: never. min_changes: but not for fewer
+    rows. num_threads: of the merge, which runs beside the searches.
     """
 
     fraction: float | None = 0.02
@@ -105,7 +101,7 @@ class LiveIndex:
         *,
         sync: bool = True,
         compaction: CompactionPolicy | None = None,
-    ) -> LiveIndex:
+    ) -> "LiveIndex":
         """A live index that starts as this trie, in a new directory or (path None) in memory only.
 
         Cost: a copy of the trie on disk, and a sort of its ids if `Trie.build` has not done it. Raises LogError if the path is
@@ -122,10 +118,9 @@ class LiveIndex:
         sync: bool = True,
         read_only: bool = False,
         compaction: CompactionPolicy | None = None,
-    ) -> LiveIndex:
-        """The live index of a directory, after the last change; `status` says how much of the log was replayed.
+    ) -> "LiveIndex":
+        """The live index of a directory, after the last change. read_only: without a lock, beside a process that writes.
 
-        read_only: read the current state, without a lock, beside a process that writes.
         Cost: a sort of the base's ids (under a second at 10^7; none if they are row numbers), and of all changes in the log.
         Raises LogError (no live index there, or a damaged one), LockedError (the message names the other writer's process).
         """
@@ -137,34 +132,27 @@ class LiveIndex:
         return self._store.snapshot.version
 
     def insert(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Add items; the next `version()` has them. Returns the version's number.
+        """Add items, with ids that are not live, to the next `version()`; returns its number.
 
-        codes: (n, L) of any integer dtype, or n sequences if the index holds sequences. item_ids: n ids that are not live.
-        Cost: a build of the delta, 15 ms at 100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`),
-        occurs twice or is of another kind, LogError if it cannot be written; then nothing was changed.
+        codes: (n, L) of any integer dtype, or n sequences if the index holds sequences. Cost: a build of the delta, 15 ms at
+        100,000 rows. Raises CodesError, ItemIdError if an id is live (use `replace`), occurs twice or is of another kind,
+        LogError if it cannot be written; then nothing was changed.
         """
         return self._commit(lambda transaction: transaction.insert(codes, item_ids))
 
     def delete(self, item_ids: ItemIds) -> int:
-        """Remove items; an id may be inserted again. Returns the version's number.
-
-        Cost: a copy of the base's live bitmap (a millisecond at 10^7). Raises ItemIdError if an id is not live or occurs
-        twice, LogError; then nothing was changed.
-        """
+        """Remove live items; returns the version's number. Raises ItemIdError, LogError; then nothing was changed."""
         return self._commit(lambda transaction: transaction.delete(item_ids))
 
     def replace(self, codes: Codes, item_ids: ItemIds) -> int:
-        """Give items other codes; every version has each item exactly once. Returns the version's number.
-
-        Raises CodesError, ItemIdError if an id is not live or occurs twice, LogError; then nothing was changed.
-        """
+        """Give live items other codes; returns the version's number. Raises CodesError, ItemIdError, LogError."""
         return self._commit(lambda transaction: transaction.replace(codes, item_ids))
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """Several changes that become visible together when the block ends, or not at all if it raises.
+        """Several changes that become visible together when the block ends, or not at all if it raises. Other writers wait.
 
-        Other writers wait meanwhile. One log record and one new version; none if the net effect is empty.
+        One log record and one new version; none if the net effect is empty.
 
         >>> with index.transaction() as transaction:
         ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"])
@@ -190,10 +178,10 @@ class LiveIndex:
                 self._record_failure(error)
 
     def compact(self, *, wait: bool = False) -> None:
-        """Merge base and delta in the background; searches and writers go on, and the items stay the same.
+        """Merge base and delta in the background; searches and writers go on. wait: until all changes made so far are merged.
 
-        wait: return when all changes made so far are merged. A failure changes nothing; it is raised here if `wait`, else by
-        the next call, and `status.failure` keeps it. Cost: a pass and a build over all items, and memory for a second base.
+        A failure changes nothing; it is raised here if `wait`, else by the next call, and `status.failure` keeps it.
+        Cost: a pass and a build over all items, and memory for a second base.
         """
         self._refuse_in_transaction("compact() after the transaction")
         self._raise_failure()
@@ -232,10 +220,7 @@ class LiveIndex:
         )
 
     def close(self) -> None:
-        """Wait for a compaction, sync everything to disk and release the writer's lock. Referenced versions stay valid.
-
-        Raises LogError if that fails, or if a compaction failed and no call has raised that yet.
-        """
+        """Wait for a compaction, sync, and release the writer's lock; versions stay valid. Raises LogError."""
         self._refuse_in_transaction("close() after the transaction")
         with self._compaction_lock:
             running = self._thread
@@ -244,7 +229,7 @@ class LiveIndex:
         self._store.close()
         self._raise_failure()
 
-    def __enter__(self) -> LiveIndex:
+    def __enter__(self) -> "LiveIndex":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,8 +6,6 @@ changes-{n}.log      the changes after n
 lock                 held by the one writer; contains its process id
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -20,8 +18,6 @@ from leafbeam.errors import IndexFileError, LockedError, LogError
 from leafbeam.index import Trie
 from leafbeam.live import disk
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
-
-__all__ = ["FORMAT_VERSION", "Directory", "Manifest", "NextBase"]
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -39,7 +35,7 @@ class Manifest:
     log: str
 
     @classmethod
-    def of(cls, number: int, base_version: str) -> Manifest:
+    def of(cls, number: int, base_version: str) -> "Manifest":
         return cls(number=number, base=f"base-{number}.leafbeam", base_version=base_version, log=f"changes-{number}.log")
 
     def encode(self) -> bytes:
@@ -47,7 +43,7 @@ class Manifest:
         return (json.dumps({**fields, "crc32": _checksum(fields)}, indent=2) + "\n").encode()
 
     @classmethod
-    def decode(cls, data: bytes, path: Path) -> Manifest:
+    def decode(cls, data: bytes, path: Path) -> "Manifest":
         """Raises LogError if these are not the bytes of a manifest."""
         damaged = f"{path} is not the manifest of a live index, or damaged; restore the directory from a copy"
         try:
@@ -59,9 +55,7 @@ class Manifest:
         if not intact or type(format_version) is not int:
             raise LogError(damaged)
         if format_version != FORMAT_VERSION:
-            raise LogError(
-                f"{path} has format version {format_version}, this leafbeam reads {FORMAT_VERSION}: upgrade leafbeam"
-            )
+            raise LogError(f"{path} has format version {format_version}, not {FORMAT_VERSION}: upgrade leafbeam")
         return cls(**fields)
 
 
@@ -74,10 +68,7 @@ class NextBase:
 
 
 class Directory:
-    """The files of one live index: the current ones and, during a compaction, the next.
-
-    A writer holds the lock and `log`, the current log; a reader holds neither. manifest: None while the directory is created.
-    """
+    """The files of one live index; a writer holds the lock and `log`, a reader neither. manifest: None during `create`."""
 
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
@@ -92,8 +83,8 @@ class Directory:
         return self._log
 
     @classmethod
-    def create(cls, path: Path, trie: Trie, *, sync: bool) -> Directory:
-        """A new directory with this base and an empty log, open for writing. Replaces what an interrupted `create` left.
+    def create(cls, path: Path, trie: Trie, *, sync: bool) -> "Directory":
+        """A new directory with this base and an empty log, open for writing; also where `create` was interrupted.
 
         Raises LogError if the path holds anything else or cannot be written, LockedError if another process creates it.
         """
@@ -121,11 +112,8 @@ class Directory:
         return directory
 
     @classmethod
-    def open(cls, path: Path, *, read_only: bool) -> tuple[Directory, Trie, LogContents]:
-        """The current base and log. A writer takes the lock, and calls `resume` before it writes; a reader takes no lock.
-
-        Raises LogError, LockedError.
-        """
+    def open(cls, path: Path, *, read_only: bool) -> "tuple[Directory, Trie, LogContents]":
+        """The current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
         if not (path / _MANIFEST).is_file():
             raise LogError(f"{path} holds no live index (no {_MANIFEST}): make one with LiveIndex.create")
         directory = cls(path, None if read_only else _take_lock(path))

@@ -1,9 +1,4 @@
-"""An immutable state of a live index, and how the next one is made from it.
-
-Shapes: N base items, D rows of the delta, n live items, L levels.
-"""
-
-from __future__ import annotations
+"""An immutable state of a live index, and the next one. Shapes: N base items, D delta rows, n live items, L levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +7,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.index import Bitmap, Filter, Segment, Trie, Version
+from leafbeam.index import Segment, Trie, Version
 from leafbeam.live.transaction import WriteSet, codes_dtype, concat_ids
-
-__all__ = ["Snapshot"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """A version, and its delta as the table that it was built from (Lucene's commit point).
-
-    The base only loses items; every insert builds the small delta again. `apply` gives the next snapshot, which shares the
-    base with this one.
+    """A version, and its delta as the table that it was built from (Lucene's commit point); `apply` gives the next one.
 
     number: commits so far. base_number: the commits in the base. num_changes: rows removed and added since the base.
     codes_DL, ids_D: rows of the delta in the order of its trie, deleted ones included; empty if there is no delta.
@@ -38,7 +28,7 @@ class Snapshot:
     delta: Segment | None = None
 
     @classmethod
-    def from_trie(cls, trie: Trie, number: int = 0) -> Snapshot:
+    def from_trie(cls, trie: Trie, number: int = 0) -> "Snapshot":
         """A trie without changes. Cost: the sort for id look-ups, done here so that the first change is not slow."""
         _ = trie.items.ordinal_N
         if trie.num_items:
@@ -58,12 +48,11 @@ class Snapshot:
         segments += [] if self.delta is None else [self.delta]
         return Version(segments=tuple(segments), number=self.number)
 
-    def apply(self, write_sets: Sequence[WriteSet], number: int) -> Snapshot:
-        """The snapshot after these write sets, in order.
+    def apply(self, write_sets: Sequence[WriteSet], number: int) -> "Snapshot":
+        """The snapshot after these write sets, in order. Raises ValueError if they do not apply.
 
-        Cost: a search for each removed id, one copy of the base's live bitmap if it loses items, and, if rows are added, a
-        build of the delta: about 15 ms at 100,000 rows. Several write sets cost one of each, and a sort of their ids.
-        Raises ValueError if they do not apply.
+        Cost: a search for each removed id, one copy of the base's live bitmap if it loses items, a build of the delta if rows
+        are added (15 ms at 100,000 rows); for several write sets also a sort of their ids.
         """
         write_set = WriteSet.combine(write_sets)
         num_changes = self.num_changes + sum(map(len, write_sets))
@@ -85,10 +74,7 @@ class Snapshot:
         return replace(after, delta=None, codes_DL=self.codes_DL[:0], ids_D=self.ids_D[:0])
 
     def merge(self, num_threads: int | None = None) -> Trie:
-        """One trie of all live items: those of the base in the caller's order, then those of the delta.
-
-        Cost: 2 L bytes an item for the table of codes below 2^16, and a build.
-        """
+        """One trie of all live items: those of the base in the caller's order, then those of the delta. Cost: a build."""
         trie = self.base.trie
         if self.delta is None and self.base.num_items == trie.num_items:
             return trie
@@ -124,10 +110,7 @@ def _without(segment: Segment, rows: NDArray[np.int64]) -> Segment:
     """The segment less some of its items."""
     if len(rows) == 0:
         return segment
-    items, live = segment.trie.items, segment.live
-    if live is None:
-        live = Filter(ordinals=Bitmap.full(items.num_items), items=items, index_version=segment.trie.version)
-    return Segment(trie=segment.trie, live=live.without(items.ordinal_N[rows]))
+    return Segment(trie=segment.trie, live=segment.live_filter.without(segment.trie.items.ordinal_N[rows]))
 
 
 def _live_rows(segment: Segment | None) -> NDArray[np.bool_]:

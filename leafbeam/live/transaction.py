@@ -1,9 +1,4 @@
-"""Transactions of a live index, and the write set that each leaves: removed ids and added rows.
-
-Shapes: R removed ids, A added rows, L levels, n ids of one call.
-"""
-
-from __future__ import annotations
+"""Transactions of a live index, and their write sets. Shapes: R removed ids, A added rows, L levels, n ids of a call."""
 
 import struct
 from collections.abc import Sequence
@@ -12,32 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import CodesError, ItemIdError
+from leafbeam.errors import ItemIdError
 from leafbeam.index import Version
-from leafbeam.index.build import check_codes
-from leafbeam.index.items import ItemIds, as_id_array, check_item_ids
-from leafbeam.index.level import code_dtype
+from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids
+from leafbeam.index.level import check_codes, check_in_codebooks, code_dtype
 from leafbeam.index.sequences import SequenceTable, check_end_codes
-
-__all__ = ["Codes", "Transaction", "WriteSet", "codes_dtype", "concat_ids", "id_kind_of"]
 
 Codes = NDArray[np.integer] | Sequence[Sequence[int]]
 
-_HEADER = struct.Struct("<BBHIII")  # kind of ids, levels, bytes of a code, bytes of an id, R, A
+_HEADER = struct.Struct("<BBHIII")  # kind of ids (1: integers, 2: text), levels, bytes of a code, bytes of an id, R, A
 _NO_IDS = np.empty(0, np.int64)
-# Kinds of ids, by the `kind` of their dtype.
-_KIND_CODES = {"i": 1, "S": 2}
-_KIND_NAMES = {"i": "integers", "S": "strings"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WriteSet:
-    """The net effect of one transaction: the removed ids go first, then the added rows come.
+    """The net effect of one transaction: the removed ids go first, then the added rows come; each id at most once in each.
 
     It applies to a snapshot in which every removed id is live and every added id is not, unless it is removed too (a replaced
-    item). An id occurs at most once in each array.
-
-    removed_R, added_A: int64, or UTF-8 bytes of fixed width. codes_AL: the narrowest unsigned dtype for all codebooks.
+    item). removed_R, added_A: int64, or UTF-8 bytes. codes_AL: the narrowest unsigned dtype for all codebooks.
     """
 
     removed_R: NDArray[np.generic]
@@ -53,18 +40,12 @@ class WriteSet:
     def encode(self) -> bytes:
         """The payload of a log record (docs/reference/file-formats.md)."""
         ids = concat_ids([self.removed_R, self.added_A])
-        header = _HEADER.pack(
-            _KIND_CODES[ids.dtype.kind],
-            self.codes_AL.shape[1],
-            self.codes_AL.dtype.itemsize,
-            ids.dtype.itemsize,
-            len(self.removed_R),
-            len(self.added_A),
-        )
-        return header + ids.tobytes() + self.codes_AL.tobytes()
+        codes, kind = self.codes_AL, 1 if ids.dtype.kind == "i" else 2
+        sizes = codes.shape[1], codes.dtype.itemsize, ids.dtype.itemsize, len(self.removed_R), len(self.added_A)
+        return _HEADER.pack(kind, *sizes) + ids.tobytes() + codes.tobytes()
 
     @classmethod
-    def decode(cls, payload: bytes, codebook_sizes: Sequence[int]) -> WriteSet:
+    def decode(cls, payload: bytes, codebook_sizes: Sequence[int]) -> "WriteSet":
         """The write set of a log record. Raises ValueError if the bytes do not fit an index with these codebooks."""
         if len(payload) < _HEADER.size:
             raise ValueError(f"{len(payload)} bytes are shorter than a header")
@@ -84,11 +65,8 @@ class WriteSet:
         return cls(removed_R=ids[:num_removed], added_A=ids[num_removed:], codes_AL=codes_AL)
 
     @classmethod
-    def combine(cls, write_sets: Sequence[WriteSet]) -> WriteSet:
-        """One write set with the effect of several in a row. Cost: one sort of all their ids.
-
-        Raises ValueError if one does not apply after those before it.
-        """
+    def combine(cls, write_sets: "Sequence[WriteSet]") -> "WriteSet":
+        """One write set with the effect of several in a row. Raises ValueError if one does not apply after those before it."""
         if len(write_sets) == 1:
             return write_sets[0]
         ids = concat_ids([part for one in write_sets for part in (one.removed_R, one.added_A)])
@@ -111,10 +89,7 @@ class WriteSet:
 class Transaction:
     """Changes that become visible together or not at all: the target of `with index.transaction() as transaction:`.
 
-    Each call is checked against the version and the calls before it, so an id deleted here may be inserted here again. A call
-    that raises has no effect.
-
-    number: of the version that has the changes, once they are committed.
+    Each call is checked against those before it; one that raises has no effect. number: of the version with the changes.
     """
 
     def __init__(self, version: Version) -> None:
@@ -203,18 +178,11 @@ class Transaction:
     def _check_ids(self, item_ids: ItemIds, count: int | None) -> tuple[NDArray[np.generic], list[int | bytes]]:
         if not self._open:
             raise ItemIdError("the transaction is over: begin another with transaction()")
-        try:
-            ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count)
-        except ItemIdError:
-            raise
-        except ValueError as error:  # ragged, or text that UTF-8 cannot encode
-            raise ItemIdError(f"item ids have to be a flat sequence of integers or of strings: {error}") from error
+        ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count)
         keys: list[int | bytes] = ids.tolist()
         if len(ids) and self._kind not in (None, ids.dtype.kind):
-            raise ItemIdError(
-                f"these item ids are {_KIND_NAMES[ids.dtype.kind]} such as {_shown(keys[0])}, but the ids of this index are "
-                f"{_KIND_NAMES[self._kind]}"
-            )
+            given, known = (ID_KINDS[kind] for kind in (ids.dtype.kind, self._kind))
+            raise ItemIdError(f"these item ids are {given} such as {_shown(keys[0])}, but the ids of this index are {known}")
         if len(set(keys)) < len(keys):
             seen: set[int | bytes] = set()
             repeated = next(key for key in keys if key in seen or seen.add(key))
@@ -227,11 +195,7 @@ class Transaction:
         table, sizes = check_codes(codes, self._sizes)
         if self._end_code is not None:
             check_end_codes(table, sizes, self._end_code)
-        for row, level in np.argwhere((table < 0) | (table >= np.array(sizes)))[:1]:
-            raise CodesError(
-                f"row {row:,} has code {table[row, level]:,} at level {level}, whose codebook has {sizes[level]:,} codes: "
-                f"expected 0 <= code < {sizes[level]:,}"
-            )
+        check_in_codebooks(table, sizes)
         return table.astype(codes_dtype(sizes))
 
 
@@ -242,10 +206,7 @@ def codes_dtype(codebook_sizes: Sequence[int]) -> np.dtype[np.unsignedinteger]:
 
 def id_kind_of(version: Version) -> str | None:
     """The dtype's kind of a version's ids, "i" or "S"; None if it has no items yet."""
-    for segment in version.segments:
-        if segment.trie.num_items:
-            return "i" if segment.trie.items.ids is None else segment.trie.items.ids.dtype.kind
-    return None
+    return next((segment.trie.items.kind for segment in version.segments if segment.trie.num_items), None)
 
 
 def concat_ids(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:

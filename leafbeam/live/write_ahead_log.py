@@ -7,8 +7,6 @@ Record numbers are consecutive, so a missing record is detected. A crash leaves 
 is truncated; a damaged record before an intact one is reported.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import zlib
@@ -18,8 +16,6 @@ from pathlib import Path
 
 from leafbeam.errors import LogError
 from leafbeam.live import disk
-
-__all__ = ["FORMAT_VERSION", "LogContents", "WriteAheadLog"]
 
 FORMAT_VERSION = 1
 _MAGIC = b"leafbmlg"
@@ -44,16 +40,12 @@ class LogRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class LogContents:
-    """The intact records of a log file, in order.
-
-    base_number: the number before the first record. base_version: of the index that the records change. end: offset behind
-    the last intact record. truncated_bytes: length of the incomplete record that follows it, 0 if there is none.
-    """
+    """The intact records of a log. base_number, base_version: what they follow. end: their end; then truncated_bytes."""
 
     path: Path
     base_number: int
     base_version: str
-    records: tuple[LogRecord, ...]
+    records: list[LogRecord]
     end: int
     truncated_bytes: int
 
@@ -63,12 +55,8 @@ class LogContents:
         return self.base_number + len(self.records)
 
     @classmethod
-    def read(cls, path: Path) -> LogContents:
-        """Read and check a whole log.
-
-        Raises LogError (with file and byte offset) for a bad header, a missing record, or a damaged record before an intact
-        one; FileNotFoundError if there is no such file.
-        """
+    def read(cls, path: Path) -> "LogContents":
+        """Read and check a whole log. Raises FileNotFoundError, or LogError with the offset of what is missing or damaged."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -93,13 +81,9 @@ class LogContents:
                 f"byte {later.offset:,} is intact, so a crash did not cause this; restore the directory from a copy, or drop "
                 f"all changes from there with: truncate -s {offset} {path}"
             )
+        left = len(data) - offset
         return cls(
-            path=path,
-            base_number=base_number,
-            base_version=base_version,
-            records=tuple(records),
-            end=offset,
-            truncated_bytes=len(data) - offset,
+            path=path, base_number=base_number, base_version=base_version, records=records, end=offset, truncated_bytes=left
         )
 
 
@@ -119,7 +103,7 @@ class WriteAheadLog:
         self._descriptor = descriptor
 
     @classmethod
-    def create(cls, path: Path, *, base_number: int, base_version: str, sync: bool) -> WriteAheadLog:
+    def create(cls, path: Path, *, base_number: int, base_version: str, sync: bool) -> "WriteAheadLog":
         """A new empty log, synced except for its name in the directory. Raises OSError."""
         header = _HEADER.pack(_MAGIC, FORMAT_VERSION, base_number, int(base_version, 16))
         descriptor = disk.create(path)
@@ -132,7 +116,7 @@ class WriteAheadLog:
         return cls(path, descriptor, number=base_number, end=_HEADER_SIZE, sync=sync)
 
     @classmethod
-    def resume(cls, contents: LogContents, *, sync: bool) -> WriteAheadLog:
+    def resume(cls, contents: LogContents, *, sync: bool) -> "WriteAheadLog":
         """Open a log for appending behind its last intact record; truncates an incomplete one. Raises LogError."""
         descriptor = -1
         try:
@@ -146,22 +130,25 @@ class WriteAheadLog:
             raise LogError(f"cannot write to the log {contents.path}: {error.strerror}") from error
         return cls(contents.path, descriptor, number=contents.number, end=contents.end, sync=sync)
 
-    def append(self, payload: bytes) -> int:
-        """Write one record and return its number. Cost: one write and, with sync, one fsync.
+    def append(self, *payloads: bytes) -> int:
+        """Write records and return the number of the last. Cost: one write and, with sync, one fsync.
 
-        Raises LogError; the record is then not in the log, or `failure` is set if that is uncertain.
+        Raises LogError; none of them is then in the log, or `failure` is set if that is uncertain.
         """
         if self.failure is not None:
             raise LogError(self.failure)
-        if len(payload) > _MAX_PAYLOAD:
-            raise LogError(f"a record holds at most 2^32 - 1 bytes, this one has {len(payload):,}: split the transaction")
-        frame = _RECORD.pack(_MARKER, len(payload), self.number + 1, zlib.crc32(payload))
-        frame += _CRC.pack(zlib.crc32(frame)) + payload
+        number, frames = self.number, b""
+        for payload in payloads:
+            if len(payload) > _MAX_PAYLOAD:
+                raise LogError(f"a record holds at most 2^32 - 1 bytes, this one has {len(payload):,}: split the transaction")
+            number += 1
+            head = _RECORD.pack(_MARKER, len(payload), number, zlib.crc32(payload))
+            frames += head + _CRC.pack(zlib.crc32(head)) + payload
         # Set first, so that any exception from here on (KeyboardInterrupt too) leaves the log closed unless it is rolled back.
         failure = f"an interrupted write to {self.path} could not be rolled back: open the directory again"
         self.failure, written = failure, False
         try:
-            disk.write(self._descriptor, frame)
+            disk.write(self._descriptor, frames)
             written = True
             if self.sync:
                 disk.sync(self._descriptor)
@@ -174,29 +161,11 @@ class WriteAheadLog:
                 raise
             hint = "; no more changes are accepted until the directory is opened again" if self.failure else ""
             raise LogError(f"cannot write to {self.path} ({error.strerror}): nothing was changed{hint}") from error
-        self.number += 1
-        self.end += len(frame)
-        self.failure = None
-        return self.number
-
-    def copy_from(self, other: WriteAheadLog, begin: int, end: int, number: int) -> None:
-        """Append the records in bytes [begin, end) of another log, the last of which has this number, and sync.
-
-        Raises OSError.
-        """
-        if begin == end:
-            return
-        with other.path.open("rb") as file:
-            file.seek(begin)
-            frames = file.read(end - begin)
-        assert len(frames) == end - begin
-        disk.write(self._descriptor, frames)
-        disk.sync(self._descriptor)
-        self.number = number
-        self.end += len(frames)
+        self.number, self.end, self.failure = number, self.end + len(frames), None
+        return number
 
     def close(self, *, discard: bool = False) -> None:
-        """Close the file, synced first unless every append was, or `discard`: the log is no longer needed. Raises OSError."""
+        """Close the file, synced first unless every append was, or `discard`. Raises OSError."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
@@ -216,9 +185,7 @@ def _read_header(path: Path, data: bytes) -> tuple[int, str]:
     if _CRC.unpack_from(data, _HEADER.size)[0] != zlib.crc32(data[: _HEADER.size]):
         raise LogError(f"{path} is damaged at byte 0: its header does not match its checksum; restore it from a copy")
     if format_version != FORMAT_VERSION:
-        raise LogError(
-            f"{path} has format version {format_version}, this leafbeam reads up to {FORMAT_VERSION}: upgrade leafbeam"
-        )
+        raise LogError(f"{path} has format version {format_version}, not {FORMAT_VERSION}: upgrade leafbeam")
     return base_number, f"{base_version:016x}"
 
 
@@ -238,9 +205,7 @@ def _record_at(data: bytes, offset: int) -> LogRecord | None:
 
 def _first_record_after(data: bytes, offset: int) -> LogRecord | None:
     """The first intact record behind an offset."""
-    begin = data.find(_MARKER, offset + 1)
-    while begin >= 0:
-        if (record := _record_at(data, begin)) is not None:
+    while (offset := data.find(_MARKER, offset + 1)) >= 0:
+        if (record := _record_at(data, offset)) is not None:
             return record
-        begin = data.find(_MARKER, begin + 1)
     return None

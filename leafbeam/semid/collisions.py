@@ -12,8 +12,6 @@ from scipy.optimize import linear_sum_assignment
 from leafbeam.errors import ArgumentError, CodesError
 from leafbeam.semid.config import check_choice
 
-__all__ = ["Assignment", "add_level", "assign_free_codes", "group_sizes"]
-
 Assignment = Literal["free", "hungarian", "sinkhorn"]
 
 
@@ -25,9 +23,9 @@ def group_sizes(codes_NL: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None = None) -> tuple[NDArray[np.int64], int]:
-    """Append a level that numbers the items of each SID 0, 1, 2, ...; returns codes (N, L + 1) and the level's size.
+    """The codes with a level that numbers the items of each SID by descending priority, then by row; and that level's size.
 
-    Within a SID items are numbered by descending priority (popularity, say), then by row. (TIGER, section 3.1.)
+    (TIGER, section 3.1.)
     """
     num_items = len(codes_NL)
     if num_items == 0:

@@ -5,17 +5,6 @@ from typing import Any, Literal, get_args
 
 from leafbeam.errors import ArgumentError
 
-__all__ = [
-    "CollisionStrategy",
-    "EmbeddingConfig",
-    "Gradient",
-    "Method",
-    "QuantiserConfig",
-    "RqVaeConfig",
-    "check_choice",
-    "check_codebook_sizes",
-]
-
 Method = Literal["kmeans", "rqvae"]
 CollisionStrategy = Literal["level", "free", "hungarian", "sinkhorn", "none"]
 Gradient = Literal["straight-through", "rotation"]

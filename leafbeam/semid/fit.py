@@ -1,7 +1,4 @@
-"""Fit Semantic IDs: from items and training sessions to codes, in one call.
-
-Shapes: N items, L levels, D dimensions.
-"""
+"""Fit Semantic IDs: from items and training sessions to codes, in one call. Shapes: N items, L levels, D dimensions."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
@@ -13,18 +10,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.behaviour import Sessions
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes
 from leafbeam.semid.config import EmbeddingConfig, QuantiserConfig
-from leafbeam.semid.embedding import Embedding, embed
+from leafbeam.semid.embedding import Embedding, Sessions, embed
 from leafbeam.semid.quantiser import Progress, Quantiser
 from leafbeam.semid.report import LevelReport, SidReport, neighbour_overlap
 from leafbeam.semid.rqkmeans import ResidualKMeans
 from leafbeam.semid.rqvae import RqVae
 from leafbeam.semid.table import SidTable, numpy_ids
 from leafbeam.semid.vectors import check_vectors
-
-__all__ = ["SidFit", "fit_sids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -61,30 +55,22 @@ def fit_sids(
     """
     config = quantiser or QuantiserConfig()
     if "item_id" not in items.column_names or len(items) == 0:
-        raise DataError(
-            f"a table of {len(items):,} items with the columns {items.column_names}: item_id and one row are needed"
-        )
-    if progress:
-        progress("embedding items", 0.0)
+        raise DataError(f"{len(items):,} items with the columns {items.column_names}: item_id and one row are needed")
+    progress = progress or (lambda step, share: None)
+    progress("embedding items", 0.0)
     if vectors is not None:
         if embedding is not None:
             raise ArgumentError("give an embedding to make, or vectors of your own, not both")
         if len(vectors) != len(items):
             raise DataError(f"{len(vectors):,} vectors for {len(items):,} items: one row an item")
-        own_ND = check_vectors(np.asarray(vectors), "the matrix of vectors")
-        embedded = Embedding(
-            vectors_ND=own_ND, text_columns=(), items_without_text=len(items), items_without_behaviour=len(items)
-        )
+        own_ND, count = check_vectors(np.asarray(vectors), "the matrix of vectors"), len(items)
+        embedded = Embedding(vectors_ND=own_ND, text_columns=(), items_without_text=count, items_without_behaviour=count)
     else:
         embedded = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
-    if progress:
-        progress("embedding items", 1.0)
-
-    fitted: Quantiser
+    progress("embedding items", 1.0)
+    fitted: Quantiser = ResidualKMeans(codebook_sizes=config.codebook_sizes, seed=seed)
     if config.method == "rqvae":
         fitted = RqVae(codebook_sizes=config.codebook_sizes, seed=seed, config=config.rqvae)
-    else:
-        fitted = ResidualKMeans(codebook_sizes=config.codebook_sizes, seed=seed)
     fitted.fit(embedded.vectors_ND, progress)
     encoded_NL, residuals_NZ = fitted.encode_with_residuals(embedded.vectors_ND)
     codes, sizes = encoded_NL, fitted.codebook_sizes

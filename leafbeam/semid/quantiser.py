@@ -18,8 +18,6 @@ from leafbeam.errors import ArgumentError, CheckpointError, DataError
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
-__all__ = ["Progress", "Quantiser", "nearest_centroids"]
-
 Progress = Callable[[str, float], None]  # (the current step, the share of it that is done)
 
 _VERSION = 1
@@ -133,20 +131,15 @@ class Quantiser(ABC):
             found = settings.get("format") if isinstance(settings, dict) else None
             if found != cls._format:
                 raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls._format!r}")
-            if settings.get("version") != _VERSION:
-                found = settings.get("version")
-                raise CheckpointError(
-                    f"{directory} has format version {found}, this leafbeam reads {_VERSION}: fit the SIDs again"
-                )
+            if (found := settings.get("version")) != _VERSION:
+                raise CheckpointError(f"{directory} has format version {found}, not {_VERSION}: fit the SIDs again")
             arrays = load_file(directory / cls._tensors_file)
             quantiser = cls._from_state(arrays, settings)
             centroids = tuple(arrays[f"level_{level}"] for level in range(len(quantiser.codebook_sizes)))
         except CheckpointError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{directory} is not a saved quantiser ({error}): write one with `leafbeam fit-sids`"
-            ) from error
+            raise CheckpointError(f"{directory} is no saved quantiser ({error}): run `leafbeam fit-sids`") from error
         for size, values in zip(quantiser.codebook_sizes, centroids, strict=True):
             fits = values.dtype == np.float32 and values.ndim == 2 and 1 <= len(values) <= size
             if not fits or values.shape[1] != centroids[0].shape[1]:

@@ -1,9 +1,4 @@
-"""Quality of a table of Semantic IDs: codebook use, collisions, quantisation loss.
-
-Shapes: N items, L levels, D dimensions, n rows of a sample.
-"""
-
-from __future__ import annotations
+"""Quality of Semantic IDs: codebook use, collisions, loss. Shapes: N items, L levels, D dimensions, n rows of a sample."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,17 +12,14 @@ from leafbeam.semid.table import SidTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LevelReport", "SidReport", "neighbour_overlap", "plot_report"]
-
 _COLOURS = ("#1f7a4a", "#d9822b", "#3b82b8", "#7b5ea7", "#b03a48", "#8a8f8c")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReport:
-    """How many codes of a level are used, and how evenly.
+    """How many codes of a level are used, and how evenly (entropy in bits).
 
-    entropy: in bits; perplexity: 2 ** entropy. unexplained: the share of the vectors' variance left after this level, None
-    for a level that only numbers colliding items.
+    unexplained: the share of the vectors' variance left after this level; None for a level that only numbers collisions.
     """
 
     codebook_size: int
@@ -37,7 +29,7 @@ class LevelReport:
     unexplained: float | None
 
     @classmethod
-    def of(cls, codes_N: NDArray[np.int64], codebook_size: int, unexplained: float | None) -> LevelReport:
+    def of(cls, codes_N: NDArray[np.int64], codebook_size: int, unexplained: float | None) -> "LevelReport":
         """Count the codes of one level."""
         shares = np.bincount(codes_N, minlength=codebook_size) / max(1, len(codes_N))
         used = shares[shares > 0]
@@ -93,10 +85,7 @@ class SidReport:
 def neighbour_overlap(
     vectors_ND: NDArray[np.float32], decoded_ND: NDArray[np.float32], *, neighbours: int = 10, sample: int = 1000
 ) -> float:
-    """The share of each item's nearest vectors (Euclidean, without itself) that are also nearest in `decoded_ND`.
-
-    Over `sample` items drawn with a fixed seed. Cost: 2 * sample * N * D multiplications.
-    """
+    """The share of each item's nearest vectors (Euclidean) that are also nearest in `decoded_ND`, over a fixed sample."""
     count = len(vectors_ND)
     neighbours = min(neighbours, count - 1)
     if neighbours < 1:
@@ -116,11 +105,8 @@ def _nearest_rows(vectors_ND: NDArray[np.float32], rows_n: NDArray[np.int64], co
     return np.argpartition(distance_nN, count - 1, axis=1)[:, :count]
 
 
-def plot_report(report: SidReport, table: SidTable) -> Figure:
-    """Three panels: items of each code, variance left after each level, SIDs by the number of items that share them.
-
-    Raises MissingExtraError without matplotlib.
-    """
+def plot_report(report: SidReport, table: SidTable) -> "Figure":
+    """Items of each code, variance left after each level, SIDs by items that share them. Raises MissingExtraError."""
     with optional_imports("a plot"):
         import matplotlib
         from matplotlib.figure import Figure

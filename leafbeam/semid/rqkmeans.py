@@ -17,8 +17,6 @@ from leafbeam.errors import DataError
 from leafbeam.semid.quantiser import Progress, Quantiser, nearest_centroids
 from leafbeam.semid.vectors import check_vectors
 
-__all__ = ["ResidualKMeans", "fit_centroids"]
-
 _MINIBATCH_ROWS = 200_000  # from this many rows on k-means uses mini-batches
 
 

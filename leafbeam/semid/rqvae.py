@@ -19,8 +19,6 @@ from leafbeam.semid.quantiser import Progress, Quantiser, nearest_centroids
 from leafbeam.semid.rqkmeans import fit_centroids
 from leafbeam.semid.vectors import check_vectors
 
-__all__ = ["RqVae"]
-
 _BLOCK = 8192  # rows encoded at once
 
 

@@ -1,7 +1,4 @@
-"""The table of Semantic IDs: the codes of each item, and its Parquet file.
-
-Shapes: N items, L levels.
-"""
+"""The table of Semantic IDs: the codes of each item, and its Parquet file. Shapes: N items, L levels."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
@@ -15,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from leafbeam.errors import CheckpointError, CodesError, ItemIdError
-
-__all__ = ["SidTable", "numpy_ids"]
+from leafbeam.errors import CheckpointError
+from leafbeam.index.items import check_item_ids, check_unique, decode_ids, ids_from_arrow
+from leafbeam.index.level import check_codes, check_in_codebooks
 
 _METADATA_KEY = b"leafbeam.codebook_sizes"
 
@@ -27,7 +24,7 @@ class SidTable:
     """The SID of each item: written by `leafbeam fit-sids`, read by training and index building.
 
     item_ids: int64 or text (N,), unique. codes: int64 (N, L); the code of level t lies in [0, codebook_sizes[t]).
-    Raises CodesError for codes that do not fit, ItemIdError for a repeated id.
+    Raises CodesError for codes that do not fit, ItemIdError for ids that do not, or a repeated one.
 
     >>> SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0, 1], [2, 0]]), codebook_sizes=(3, 2)).num_levels
     2
@@ -38,31 +35,11 @@ class SidTable:
     codebook_sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        item_ids, codes = np.asarray(self.item_ids), np.asarray(self.codes)
-        sizes = tuple(int(size) for size in self.codebook_sizes)
-        if codes.ndim != 2 or not np.issubdtype(codes.dtype, np.integer):
-            raise CodesError(f"codes are a matrix (N, L) of whole numbers, not {codes.dtype} of shape {codes.shape}")
-        if codes.shape[1] != len(sizes) or len(sizes) == 0:
-            raise CodesError(f"codes have {codes.shape[1]} levels, codebook_sizes {len(sizes)}")
-        if item_ids.ndim != 1 or len(item_ids) != len(codes):
-            raise CodesError(f"{len(codes):,} rows of codes for item ids of shape {item_ids.shape}: one row an item")
-        if np.issubdtype(item_ids.dtype, np.integer):
-            item_ids = item_ids.astype(np.int64)
-        elif item_ids.dtype.kind != "U":
-            raise ItemIdError(f"item ids are whole numbers or text, not {item_ids.dtype}")
-        wrong = (codes < 0) | (codes >= np.asarray(sizes, np.int64))
-        if wrong.any():
-            row, level = np.argwhere(wrong)[0]
-            raise CodesError(
-                f"item {item_ids[row]!r} (row {row:,}) has code {codes[row, level]} at level {level}, "
-                f"outside [0, {sizes[level]})"
-            )
-        unique, counts = np.unique(item_ids, return_counts=True)
-        if len(unique) < len(item_ids):
-            repeated = unique[np.argmax(counts > 1)]
-            rows = " and ".join(f"{row:,}" for row in np.flatnonzero(item_ids == repeated)[:2])
-            raise ItemIdError(f"item id {repeated!r} has more than one row ({rows}): an item has one SID")
-        object.__setattr__(self, "item_ids", item_ids)
+        codes, sizes = check_codes(self.codes, self.codebook_sizes)
+        check_in_codebooks(codes, sizes)
+        ids = check_item_ids(self.item_ids, len(codes))
+        check_unique(ids)
+        object.__setattr__(self, "item_ids", decode_ids(ids))
         object.__setattr__(self, "codes", np.ascontiguousarray(codes, dtype=np.int64))
         object.__setattr__(self, "codebook_sizes", sizes)
 
@@ -91,9 +68,7 @@ class SidTable:
         try:
             table = pq.read_table(path)
         except (pa.ArrowException, OSError) as error:
-            raise CheckpointError(
-                f"{path} is not a table of Semantic IDs ({error}): write one with `leafbeam fit-sids`"
-            ) from error
+            raise CheckpointError(f"{path} is not a table of Semantic IDs ({error}): run `leafbeam fit-sids`") from error
         sizes = (table.schema.metadata or {}).get(_METADATA_KEY)
         if sizes is None or "item_id" not in table.column_names:
             raise CheckpointError(f"{path} is a Parquet file, but not one that `leafbeam fit-sids` wrote")
@@ -109,6 +84,4 @@ class SidTable:
 
 def numpy_ids(ids: pa.ChunkedArray | pa.Array) -> NDArray[np.int64] | NDArray[np.str_]:
     """A column of ids as NumPy: int64, or fixed-width text."""
-    if pa.types.is_integer(ids.type):
-        return np.asarray(ids.to_numpy(), dtype=np.int64)
-    return np.asarray(ids.to_pylist(), dtype=np.str_)
+    return decode_ids(ids_from_arrow(ids))

@@ -1,7 +1,4 @@
-"""Item vectors: checks, normalisation, a user's own files, and blocks of files larger than memory.
-
-Shapes: N items, D dimensions, n rows of a block.
-"""
+"""Item vectors: checks, a user's own files, blocks of large files. Shapes: N items, D dimensions, n rows of a block."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -9,6 +6,7 @@ Shapes: N items, D dimensions, n rows of a block.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +14,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-
-__all__ = ["VectorBlocks", "check_finite", "check_vectors", "load_vectors", "unit_rows"]
 
 _MAX_VALUE = 1e12  # squares beyond it overflow float32
 
@@ -57,19 +53,14 @@ def check_vectors(vectors: NDArray[np.generic], source: str) -> NDArray[np.float
 def load_vectors(path: str | Path, item_ids: NDArray[np.generic]) -> NDArray[np.float32]:
     """Read a user's own vectors, one row for each of `item_ids` in their order: float32 (N, D).
 
-    `.npy`: rows already in that order. `.parquet`: a column item_id and one column of lists of numbers, rows in any order;
-    other items are ignored. Raises DataError for another shape, a missing item, or NaN.
+    `.npy`: rows in that order. `.parquet`: columns item_id and one of lists of numbers, rows in any order, more are ignored.
+    Raises DataError for another shape, a missing item, or NaN.
     """
     path = Path(path)
+    if path.suffix not in (".npy", ".parquet"):
+        raise DataError(f"{path.name} is neither .npy nor .parquet: convert the vectors to one of them")
     try:
-        if path.suffix == ".npy":
-            vectors = np.load(path, allow_pickle=False)
-        elif path.suffix == ".parquet":
-            vectors = _rows_of(pq.read_table(path), item_ids, path)
-        else:
-            raise DataError(f"{path.name} is neither .npy nor .parquet: convert the vectors to one of them")
-    except DataError:
-        raise
+        vectors = _rows_of(pq.read_table(path), item_ids, path) if path.suffix == ".parquet" else np.load(path)
     except (OSError, EOFError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as vectors: {error}") from error
     if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or len(vectors) != len(item_ids):
@@ -89,17 +80,14 @@ def _rows_of(table: pa.Table, item_ids: NDArray[np.generic], path: Path) -> NDAr
     row_of = {item: row for row, item in enumerate(table["item_id"].to_pylist())}
     if len(row_of) < len(table):
         raise DataError(f"{path} gives an item more than one vector: keep one row an item")
-    missing = [item for item in item_ids.tolist() if item not in row_of]
-    if missing:
+    items: list[Any] = item_ids.tolist()
+    if missing := [item for item in items if item not in row_of]:
         raise DataError(f"{path} has no vector for {len(missing):,} items, the first is {missing[0]!r}")
-    values = table[lists[0]].to_pylist()
-    rows = [row_of[item] for item in item_ids.tolist()]
+    values, rows = table[lists[0]].to_pylist(), [row_of[item] for item in items]
     width = len(values[rows[0]] or ()) if rows else 0
     for row in rows:
         if values[row] is None or len(values[row]) != width or None in values[row]:
-            raise DataError(
-                f"{path}, column {lists[0]!r}, row {row:,}: every vector needs the same number of numbers, without nulls"
-            )
+            raise DataError(f"{path}, column {lists[0]!r}, row {row:,}: vectors need the same number of numbers, without nulls")
     return np.asarray([values[row] for row in rows])
 
 

@@ -37,4 +37,4 @@ def change(catalog: Catalog, sql: str) -> None:
     """What other code does to a table in memory."""
     with catalog._table.writing() as writing:
         writing.connection.execute(sql)
-        writing.commit()
+        writing.connection.commit()

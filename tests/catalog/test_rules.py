@@ -144,9 +144,9 @@ def test_a_rule_of_a_command_line_is_one_text():
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["cheap"], "a rule is written NAME=PREDICATE"),
-        ([""], "a rule is written NAME=PREDICATE"),
-        (["a b=price < 3"], "a rule is written NAME=PREDICATE"),
+        (["cheap"], "write a rule as NAME=PREDICATE"),
+        ([""], "write a rule as NAME=PREDICATE"),
+        (["a b=price < 3"], "write a rule as NAME=PREDICATE"),
         (["=price < 3"], "a rule's name is a letter and"),
         (["7=price < 3"], "a rule's name is a letter and"),
         (["cheap="], "rule 'cheap' has to be the text of an SQL predicate"),

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import ArgumentError, CodesError, IndexFileError, ItemIdError
-from leafbeam.index import spill_file
+from leafbeam.index import external_sort
 from leafbeam.index.builder import TrieBuilder
-from leafbeam.index.id_hash import check_unique
+from leafbeam.index.items import check_unique
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 
@@ -219,7 +219,7 @@ def test_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
             builder.finish()
 
     with monkeypatch.context() as patched:
-        patched.setattr(spill_file.os, call, full)
+        patched.setattr(external_sort.os, call, full)
         with pytest.raises(IndexFileError, match="is full: this build needs"):
             build()
     build()

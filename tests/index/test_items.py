@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from leafbeam.errors import ItemIdError
 from leafbeam.index import items as items_module
-from leafbeam.index.id_hash import hash_ids
-from leafbeam.index.items import ItemTable
+from leafbeam.index.items import ItemTable, hash_ids
 
 
 def table_of(ids: np.ndarray) -> ItemTable:

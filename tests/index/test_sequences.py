@@ -134,7 +134,7 @@ def test_a_table_that_does_not_end_is_refused(codes: object, sizes: list[int], e
 def test_segments_end_their_sequences_alike() -> None:
     ended, plain = Trie.from_sequences([[1], []], 3), Trie.build([[1, 3], [3, 3]], [4, 4])
     Version(segments=(Segment(trie=ended), Segment(trie=Trie.build([[2, 3]], [4, 4], end_code=3))))
-    with pytest.raises(ArgumentError, match="end their sequences by different codes"):
+    with pytest.raises(ArgumentError, match="different codebooks or end codes"):
         Version(segments=(Segment(trie=ended), Segment(trie=plain)))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import ArgumentError, CodesError, ItemIdError
-from leafbeam.index.build import build_levels
+from leafbeam.index.level_builder import build_levels
 
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import IndexFileError, LeafbeamError
-from leafbeam.index import trie_file
+from leafbeam.index.trie import KIND
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "index-v1.pleach"
 
@@ -200,4 +200,4 @@ def test_verify_finds_a_changed_array(tmp_path: Path) -> None:
 
 
 def test_the_format_version_is_what_the_fixture_proves() -> None:
-    assert trie_file.KIND.newest == 2
+    assert KIND.newest == 2

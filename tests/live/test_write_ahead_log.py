@@ -116,7 +116,7 @@ def test_a_newer_format_asks_for_an_upgrade(log_path: Path) -> None:
     whole = log_path.read_bytes()
     header = whole[:8] + struct.pack("<I", 9) + whole[12:32]
     log_path.write_bytes(header + struct.pack("<I", zlib.crc32(header)) + whole[36:])
-    with pytest.raises(LogError, match="version 9, this leafbeam reads up to 1: upgrade"):
+    with pytest.raises(LogError, match="version 9, not 1: upgrade"):
         LogContents.read(log_path)
 
 

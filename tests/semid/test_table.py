@@ -41,15 +41,15 @@ def test_any_reader_of_parquet_sees_plain_columns(tmp_path):
 @pytest.mark.parametrize(
     ("item_ids", "codes", "sizes", "error", "message"),
     [
-        (["a", "b"], CODES, (4, 2, 9), CodesError, "'a'.* has code 9 at level 2, outside \\[0, 9\\)"),
-        (["a", "b"], -CODES, (4, 2, 10), CodesError, "outside"),
-        (["a", "b"], CODES, (4, 2), CodesError, "3 levels, codebook_sizes 2"),
-        (["a", "b"], CODES / 2, (4, 2, 10), CodesError, "whole numbers"),
+        (["a", "b"], CODES, (4, 2, 9), CodesError, "row 0 has code 9 at level 2, whose codebook has 9 codes"),
+        (["a", "b"], -CODES, (4, 2, 10), CodesError, "expected 0 <= code < 2"),
+        (["a", "b"], CODES, (4, 2), CodesError, "shape \\(2, 3\\): expected \\(N, 2\\)"),
+        (["a", "b"], CODES / 2, (4, 2, 10), CodesError, "expected integers"),
         (["a", "b"], CODES[0], (4, 2, 10), CodesError, "shape"),
         (["a", "b"], np.empty((2, 0), np.int64), (), CodesError, "levels"),
-        (["a"], CODES, (4, 2, 10), CodesError, "one row an item"),
-        (["a", "a"], CODES, (4, 2, 10), ItemIdError, "'a'.* more than one row"),
-        ([1.0, 2.0], CODES, (4, 2, 10), ItemIdError, "whole numbers or text"),
+        (["a"], CODES, (4, 2, 10), ItemIdError, "one id for each row of codes"),
+        (["a", "a"], CODES, (4, 2, 10), ItemIdError, "more than once, 'a' among them"),
+        ([1.0, 2.0], CODES, (4, 2, 10), ItemIdError, "expected integers or strings"),
     ],
 )
 def test_invalid_sid_tables_are_named(item_ids, codes, sizes, error, message):
@@ -74,5 +74,5 @@ def test_files_that_are_not_tables_of_sids_are_named(tmp_path):
             SidTable.load(path)
     table = pa.table({"item_id": ["a"], "code_0": [7]}).replace_schema_metadata({"leafbeam.codebook_sizes": "[3]"})
     pq.write_table(table, path)
-    with pytest.raises(CodesError, match="outside"):
+    with pytest.raises(CodesError, match="expected 0 <= code < 3"):
         SidTable.load(path)
