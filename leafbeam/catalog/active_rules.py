@@ -65,7 +65,7 @@ class ActiveRules:
         if prepared is not None and any(segment.trie is prepared.trie for segment in version.segments):
             self._drop_prepared()
             now, then = old.rule_generations, prepared.rule_generations
-            ready = (prepared.trie, {name: one for name, one in prepared.filters.items() if now.get(name) == then[name]})
+            ready = (prepared.trie, {name: part for name, part in prepared.filters.items() if now.get(name) == then[name]})
             earlier = self.live_ids(prepared.changes)
             earlier = earlier[~np.isin(earlier, changed_ids)] if len(earlier) and len(changed_ids) else earlier
             earlier_bits = _bits_of(old, earlier)
@@ -87,14 +87,14 @@ class ActiveRules:
             return self.rules, record
 
     def _stop_record(self, record: ChangeRecord) -> None:
-        self._records = [one for one in self._records if one is not record]
+        self._records = [other for other in self._records if other is not record]
 
     def _prepare(self, trie: Trie) -> None:
         """Before a compaction's switch: make the filters of the new base while the old one is still in use."""
         self._drop_prepared()
         rules, changes = self._start_record()
         old_row_N = old_rows_of(trie, rules.version)
-        filters = {name: remap(one, rules.version, trie, old_row_N) for name, one in rules.filters.by_segment.items()}
+        filters = {name: remap(parts, rules.version, trie, old_row_N) for name, parts in rules.filters.by_segment.items()}
         self._prepared = _PreparedBase(trie=trie, filters=filters, rule_generations=rules.rule_generations, changes=changes)
 
     def _switched(self) -> None:

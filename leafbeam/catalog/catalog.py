@@ -371,13 +371,13 @@ class Catalog:
 
             errors = {**evaluation.errors, **matches.errors}
             statuses = {} if load is not None else {status.name: status for status in now.report.rules}
-            for name in [*evaluation.seconds, *(name for name in errors if name not in evaluation.seconds)]:
+            for name in {**evaluation.seconds, **errors}:
                 self._record_evaluation(name, errors.get(name), at=began, seconds=evaluation.seconds.get(name, 0.0))
                 statuses[name] = self._status_of(name, filters, definitions)
             known = definitions.keys() | by_segment.keys()
-            self._evaluations = {name: one for name, one in self._evaluations.items() if name in known}
+            self._evaluations = {name: last for name, last in self._evaluations.items() if name in known}
             known |= errors.keys()
-            report = replace(load or now.report, rules=tuple(one for name, one in statuses.items() if name in known))
+            report = replace(load or now.report, rules=tuple(status for name, status in statuses.items() if name in known))
             self._active.rules = RuleSet(
                 filters=filters,
                 definitions=definitions,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.catalog.row_to_item import RowMap
+from leafbeam.catalog.row_map import RowMap
 from leafbeam.catalog.rule_config import Rule
 from leafbeam.catalog.rule_set import SegmentFilters
 from leafbeam.catalog.sessions import ReadSession, RowMatches

@@ -161,7 +161,7 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
     if isinstance(source, Mapping):
         return source
     if isinstance(source, Sequence) and not isinstance(source, str):
-        return {name: value for one in source for name, value in _definitions(one).items()}
+        return {name: value for part in source for name, value in _definitions(part).items()}
     path = Path(source)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -261,9 +261,9 @@ def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
         if item_id is None:
             raise DataError(f"{count:,} rows of the table 'items' of {name} have no item_id: every row needs one")
     if bad:
-        some = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in bad[:3])
+        repeated = ", ".join(f"{item_id!r} ({count:,} rows)" for item_id, count in bad[:3])
         more = ", and more" if len(bad) > 3 else ""
-        raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {some}{more}")
+        raise DataError(f"each item_id may come once in the table 'items' of {name}, but these come again: {repeated}{more}")
 
 
 def _check_known(columns: Sequence[str], known: Sequence[str], name: str) -> None:

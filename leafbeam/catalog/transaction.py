@@ -28,8 +28,7 @@ class CatalogTransaction:
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
         """Add items; see Catalog.insert. Raises CodesError, ItemIdError, DataError."""
-        ids = as_id_array(item_ids)
-        table = None if attributes is None else _attribute_table(attributes, ids)
+        ids, table = _checked(item_ids, attributes)
         self._transaction.insert(codes, item_ids)
         self._record(ids, table)
 
@@ -41,16 +40,14 @@ class CatalogTransaction:
 
     def replace(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
         """Give items other codes and, optionally, other attributes. Raises CodesError, ItemIdError, DataError."""
-        ids = as_id_array(item_ids)
-        table = None if attributes is None else _attribute_table(attributes, ids)
+        ids, table = _checked(item_ids, attributes)
         self._transaction.replace(codes, item_ids)
         if table is not None:
             self._record(ids, table)
 
     def update(self, item_ids: ItemIds, attributes: Attributes) -> None:
         """Give items other attributes. Raises ItemIdError if an id is not live or occurs twice, DataError."""
-        ids = as_id_array(item_ids)
-        table = _attribute_table(attributes, ids)
+        ids, table = _checked(item_ids, attributes)
         self._transaction.check_live(item_ids)
         self._record(ids, table)
 
@@ -73,8 +70,11 @@ class CatalogTransaction:
             self._tables.append((keys, table))
 
 
-def _attribute_table(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.Table:
-    """The attributes as a table with an `item_id`. Raises DataError."""
+def _checked(item_ids: ItemIds, attributes: Attributes | None) -> tuple[NDArray[np.generic], pa.Table | None]:
+    """The ids, and the attributes, if any, as a table with an `item_id`. Raises ItemIdError, DataError."""
+    ids_n = as_id_array(item_ids)
+    if attributes is None:
+        return ids_n, None
     ids = pa.array(decode_ids(ids_n))
     try:
         table = attributes if isinstance(attributes, pa.Table) else _table_of_mappings(attributes)
@@ -86,7 +86,7 @@ def _attribute_table(attributes: Attributes, ids_n: NDArray[np.generic]) -> pa.T
         if table.column("item_id").to_pylist() != ids.to_pylist():
             raise DataError("the attributes have an item_id that differs from item_ids: leave it out, or sort the rows")
         table = table.drop_columns(["item_id"])
-    return table.add_column(0, "item_id", ids) if table.num_columns else pa.table({"item_id": ids})
+    return ids_n, table.add_column(0, "item_id", ids) if table.num_columns else pa.table({"item_id": ids})
 
 
 def _table_of_mappings(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

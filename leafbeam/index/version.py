@@ -95,7 +95,7 @@ class Version:
     @property
     def nbytes(self) -> int:
         """Bytes that a search reads: the levels and the live bitmaps."""
-        return sum(one.trie.nbytes + (0 if one.live is None else one.live.nbytes) for one in self.segments)
+        return sum(segment.trie.nbytes + (0 if segment.live is None else segment.live.nbytes) for segment in self.segments)
 
     def num_nodes(self, level: int) -> int:
         """An upper bound on the distinct prefixes of `level + 1` codes; prefixes of dead items count."""
@@ -105,7 +105,7 @@ class Version:
         """The live items of the given ids. Raises ItemIdError where one is unknown. Cost: a few searches an id."""
         segment_n, row_n = self._locate_all(item_ids)
         rows_S = [row_n[segment_n == number] for number in range(len(self.segments))]
-        parts = tuple(one.trie.filter_of_rows(rows) for one, rows in zip(self.segments, rows_S, strict=True))
+        parts = tuple(segment.trie.filter_of_rows(rows) for segment, rows in zip(self.segments, rows_S, strict=True))
         return VersionFilter(parts=parts, version=self)
 
     def filter_of(self, parts: Sequence[Filter | None]) -> "VersionFilter":
@@ -186,7 +186,7 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VersionFilter:
-    """A set of live items: a `Filter` for each segment of one version, with the operators of `Filter`; `~` is of live items."""
+    """A set of live items of one version: a `Filter` for each segment, with its operators; `~` is every other live item."""
 
     parts: tuple[Filter, ...]
     version: Version

@@ -147,7 +147,7 @@ class CommitStore:
                 raise LogError(f"the last changes may not be safe on disk: {error.strerror}") from error
 
     def _publish(self, snapshot: Snapshot) -> None:
-        self._versions = [one for one in self._versions if one() is not None] + [weakref.ref(snapshot.version)]
+        self._versions = [version for version in self._versions if version() is not None] + [weakref.ref(snapshot.version)]
         self.snapshot = snapshot
 
     def _catch_up(self, snapshot: Snapshot, next_base: NextBase | None, number: int) -> Snapshot:

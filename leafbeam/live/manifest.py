@@ -90,7 +90,7 @@ class Directory:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = [one.name for one in path.iterdir() if one.name != _LOCK and not any(map(one.match, _FILES))]
+            foreign = [file.name for file in path.iterdir() if file.name != _LOCK and not any(map(file.match, _FILES))]
         except OSError as error:
             raise LogError(f"cannot make the directory {path}: {error.strerror}") from error
         if foreign and foreign != [_MANIFEST]:

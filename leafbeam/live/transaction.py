@@ -69,10 +69,10 @@ class WriteSet:
         """One write set with the effect of several in a row. Raises ValueError if one does not apply after those before it."""
         if len(write_sets) == 1:
             return write_sets[0]
-        ids = concat_ids([part for one in write_sets for part in (one.removed_R, one.added_A)])
-        counts = [(len(one.removed_R), len(one.added_A)) for one in write_sets]
+        ids = concat_ids([part for write_set in write_sets for part in (write_set.removed_R, write_set.added_A)])
+        counts = [(len(write_set.removed_R), len(write_set.added_A)) for write_set in write_sets]
         is_added = np.repeat(np.tile([False, True], len(write_sets)), np.array(counts).ravel())
-        codes_AL = np.concatenate([one.codes_AL for one in write_sets])
+        codes_AL = np.concatenate([write_set.codes_AL for write_set in write_sets])
         if len(ids) == 0:
             return cls(removed_R=ids, added_A=ids, codes_AL=codes_AL)
         order = np.argsort(ids, kind="stable")  # the events of one id are adjacent, in time order
@@ -181,8 +181,8 @@ class Transaction:
         ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count)
         keys: list[int | bytes] = ids.tolist()
         if len(ids) and self._kind not in (None, ids.dtype.kind):
-            given, known = (ID_KINDS[kind] for kind in (ids.dtype.kind, self._kind))
-            raise ItemIdError(f"these item ids are {given} such as {_shown(keys[0])}, but the ids of this index are {known}")
+            new, old = ID_KINDS[ids.dtype.kind], ID_KINDS[self._kind]
+            raise ItemIdError(f"these item ids are {new} such as {_shown(keys[0])}, but the ids of this index are {old}")
         if len(set(keys)) < len(keys):
             seen: set[int | bytes] = set()
             repeated = next(key for key in keys if key in seen or seen.add(key))
