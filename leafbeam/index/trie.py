@@ -127,11 +127,7 @@ class Trie:
         return Trie.from_levels(self.levels, self.items, self.num_leaves, end_code=self.end_code, packed=True)
 
     def save(self, path: str | Path) -> None:
-<<<<<<< HEAD
         """Write one safetensors file (docs/reference/file-formats.md), replacing an old one atomically."""
-        trie_file.save(Path(path), (self.levels, self.items, self.num_leaves, self.version, self.end_code))
-=======
-        """Write one safetensors file (docs/format.md), replacing an old one atomically; as version 1 where that suffices."""
         tensors: Tensors = {"items.order": self.items.order_N}
         for number, level in enumerate(self.levels):
             tensors[f"level.{number}.codes"] = level.codes
@@ -159,7 +155,6 @@ class Trie:
             **({} if self.end_code is None else {"end_code": self.end_code}),
         }
         write(Path(path), KIND, header, tensors)
->>>>>>> e0c3a73 (index, live, catalog, semid: one conversion of Arrow ids, one check of codes, tiny files merged, module lists and long docstrings cut)
 
     @classmethod
     def load(cls, path: str | Path) -> "Trie":
