@@ -101,7 +101,7 @@ def provenance(rows: Sequence[Row], commands: Sequence[str]) -> str:
     said.append(f"commit {commits[0]}" if len(commits) == 1 else f"commits {', '.join(commits)}")
     marks = sorted({row["marked"] for row in rows if row.get("marked")})
     head = f"{', '.join(f'`python -m benchmarks {command}`' for command in commands)}: " if commands else ""
-    return f"{head}{'; '.join(said)}.{''.join(f' Marked: {mark}.' for mark in marks)}"
+    return f"*{head}{'; '.join(said)}.{''.join(f' Marked: {mark}.' for mark in marks)}*"
 
 
 def _versions(rows: Sequence[Row], package: str) -> list[str]:
