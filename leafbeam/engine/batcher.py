@@ -40,7 +40,6 @@ class QueueEntry(Generic[RequestT]):
 
     @property
     def latest(self) -> float:
-        """When it must start to meet its deadline."""
         return self.order[0]
 
 

@@ -174,6 +174,5 @@ def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory of any device ran out (torch's CPU allocator says so in its message only)."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    is_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return is_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)

@@ -15,10 +15,7 @@ _DRIFTED = 0.3  # mean log error over about ten batches
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyFit:
-    """The fitted coefficients: seconds per batch, per 1,000 prompt tokens, and so on (see `LatencyModel`).
-
-    spread: the 95th percentile of actual over expected seconds. observed: number of batches seen.
-    """
+    """Coefficients (see `LatencyModel`), the 95th percentile of actual over expected seconds, and the number of batches."""
 
     seconds: dict[str, float]
     spread: float
@@ -54,11 +51,8 @@ class LatencyModel:
     @property
     def fit(self) -> LatencyFit:
         """The current coefficients."""
-        return LatencyFit(
-            seconds=dict(zip(_TERMS, self._weights, strict=True)),
-            spread=math.exp(self._log_spread),
-            observed=self._observed,
-        )
+        seconds = dict(zip(_TERMS, self._weights, strict=True))
+        return LatencyFit(seconds=seconds, spread=math.exp(self._log_spread), observed=self._observed)
 
     def expected(self, size: BatchSize) -> float:
         """Expected seconds of a batch; 0 while unknown."""

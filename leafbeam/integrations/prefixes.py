@@ -97,5 +97,4 @@ class PrefixTracker:
     def legal_codes(self, depth: int, ranges_2SR: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
         lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows_per_request)
-        row_indptr, code_C, _, _ = cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)
-        return row_indptr, code_C
+        return cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)[:2]

@@ -1,9 +1,4 @@
-"""Decodes captured ahead, one graph for each bucket of batch size and prompt length (xGR, section 7).
-
-StaticDecode   the search in fixed shapes, which runs on any device
-CudaCapturer   makes a replay of it
-Graphs         which buckets there are, what they may cost, which one runs a batch, and what happens when the index changes
-"""
+"""Decodes captured ahead, one graph for each bucket of batch size and prompt length (xGR, section 7)."""
 
 from __future__ import annotations
 
@@ -39,10 +34,7 @@ _MIN_LENGTH = 32  # tokens of the smallest bucket
 
 
 class CudaCapturer:
-    """torch.cuda's graphs of one worker, on one stream. They share their memory, so one replays at a time.
-
-    nbytes: that captures took so far, buffers aside.
-    """
+    """torch.cuda's graphs of one worker, on one stream and in one memory pool. nbytes: of the captures, buffers aside."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self.nbytes = device, 0
