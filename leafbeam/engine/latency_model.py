@@ -51,7 +51,7 @@ class LatencyModel:
     @property
     def fit(self) -> LatencyFit:
         """The current coefficients."""
-        seconds = dict(zip(_TERMS, self._weights, strict=True))
+        seconds: dict[str, float] = dict(zip(_TERMS, self._weights, strict=True))
         return LatencyFit(seconds=seconds, spread=math.exp(self._log_spread), observed=self._observed)
 
     def expected(self, size: BatchSize) -> float:
