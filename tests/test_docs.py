@@ -54,8 +54,12 @@ def read(page: str) -> str:
 
 
 def blocks(page: str) -> list[dict[str, str]]:
-    """reason, language and code of each block of a page."""
-    return [match.groupdict(default="") for match in _BLOCK.finditer(read(page))]
+    """reason, language, code and `where` (page:line of its first line) of each block of a page."""
+    text = read(page)
+    return [
+        {**match.groupdict(default=""), "where": f"{page}:{text.count(chr(10), 0, match.start('code')) + 1}"}
+        for match in _BLOCK.finditer(text)
+    ]
 
 
 def pages_with(language: str) -> list[str]:
@@ -88,7 +92,8 @@ def test_the_python_of_a_page_runs_and_prints_what_it_shows(page: str, tmp_path:
     for number, block in enumerate(found):
         if block["language"] != "python":
             continue
-        code = compile(block["code"], f"{page}, block {number}", "exec")
+        line = int(block["where"].rpartition(":")[2])
+        code = compile("\n" * (line - 1) + block["code"], str(ROOT / page), "exec")  # a traceback names the page's line
         if block["reason"]:
             continue
         printed = io.StringIO()
@@ -97,7 +102,7 @@ def test_the_python_of_a_page_runs_and_prints_what_it_shows(page: str, tmp_path:
         following = found[number + 1] if number + 1 < len(found) else None
         if following is not None and following["language"] == "":  # `...` stands for anything
             expected = ".*".join(re.escape(part) for part in following["code"].split("..."))
-            assert re.fullmatch(expected, printed.getvalue(), re.DOTALL), f"{page}, block {number}:\n{printed.getvalue()}"
+            assert re.fullmatch(expected, printed.getvalue(), re.DOTALL), f"{following['where']}: prints:\n{printed.getvalue()}"
 
 
 # Commands.
@@ -184,16 +189,17 @@ def anchors(page: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES + LOG_PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = prose.without(_BLOCK, read(page))
-    for link in _LINK.findall(text):
+    for match in _LINK.finditer(text):
+        link, where = match[1], f"{page}:{text.count(chr(10), 0, match.start()) + 1}"
         if re.match(r"[a-z]+:", link):
             continue
         target, _, anchor = link.partition("#")
         path = (ROOT / page).parent / target if target else ROOT / page
-        assert path.exists(), f"{page}: {link} leads nowhere"
+        assert path.exists(), f"{where}: {link} leads nowhere"
         if page.startswith("docs/"):
-            assert DOCS in path.resolve().parents, f"{page}: {link} leaves docs/, which the built site does not have"
+            assert DOCS in path.resolve().parents, f"{where}: {link} leaves docs/, which the built site does not have"
         if anchor and path.suffix == ".md":
-            assert anchor in anchors(path.resolve().relative_to(ROOT).as_posix()), f"{page}: {link}: there is no such heading"
+            assert anchor in anchors(path.resolve().relative_to(ROOT).as_posix()), f"{where}: {link}: there is no such heading"
 
 
 def resolve(name: str) -> object:
@@ -218,12 +224,15 @@ def test_names_of_leafbeam_in_the_text_exist(page: str) -> None:
 
 
 def test_paths_of_the_checkout_in_the_text_exist() -> None:
+    """Whole paths, and ends of paths such as `ops/backend.py`."""
+    roots = ("leafbeam", "tests", "benchmarks", "examples")
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for name in roots for path in (ROOT / name).rglob("*.py")]
     for page in PAGES:
-        if page == "CHANGELOG.md":
-            continue
-        for code in _CODE.findall(prose.without(prose._FENCE, read(page))):
-            if re.fullmatch(r"(?:leafbeam|tests|benchmarks|examples)(?:/[\w.-]+)+/?", code):
+        for code in _CODE.findall(prose.without(prose._FENCE, read(page))) if page != "CHANGELOG.md" else ():
+            if re.fullmatch(rf"(?:{'|'.join(roots)})(?:/[\w.-]+)+/?", code):
                 assert (ROOT / code).exists(), f"{page}: `{code}` is not there"
+            elif re.fullmatch(r"[\w-]+(?:/[\w-]+)+\.py", code):
+                assert any(file.endswith(f"/{code}") for file in files), f"{page}: no file is called `{code}`"
 
 
 def test_the_api_page_documents_what_the_packages_export() -> None:
