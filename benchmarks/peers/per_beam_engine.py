@@ -17,8 +17,8 @@ from torch import Tensor
 
 from leafbeam.model import DecodeSession, Transformer, Workspace
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.chunk import Chunk
 from leafbeam.model.cpu_runner import CpuRunner, Tile
+from leafbeam.model.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
 

@@ -21,9 +21,9 @@ from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
+from leafbeam.train.baselines import unconstrained_search
 from leafbeam.train.metrics import MISS
 from leafbeam.train.threads import torch_threads
-from leafbeam.train.unconstrained import unconstrained_search
 
 __all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "ranks_of", "study_cold_start"]
 

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.config import SearchConfig, end_code_of
 from leafbeam.decode.constraint import Constraint, TrieConstraint, decode, raise_if_bad
-from leafbeam.decode.forced_suffix import forced_suffix
-from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
-from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
-from leafbeam.index import Filter, Trie, Version, VersionFilter
-from leafbeam.index.items import ItemIds
+from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
+from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
@@ -62,16 +60,12 @@ class ItemSearch:
 class BeamSearch(ItemSearch):
     """Beam search over the Semantic IDs of an index; every beam is a leaf range, so it can only reach items that exist.
 
-    Each round asks the model for the logits of one level and keeps the best legal extensions. `num_beams` is one number, or one
-    for each level (`[64, 128, 256]`); the last is the number of items that an answer has at most. 1 is greedy decoding.
-
-    scoring "full" adds log-softmax over the level's whole codebook (STATIC); "allowed" over the legal codes alone (xGR). They
-    rank differently.
+    num_beams: one number, or one for each level (`[64, 128, 256]`); the last is the number of items of an answer. 1 is greedy.
+    scoring: "full" adds log-softmax over the level's whole codebook (STATIC), "allowed" over the legal codes alone (xGR).
 
     backend, device: what runs the search, and where; see `leafbeam.ops.backend`. "auto" is decided by the first logits: numpy
-    and torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax". Logits, ranges and scores
-    stay where they are: only the leaves found come to the host, once a search. The index is copied to a device when a search
-    first runs there; with an explicit backend or device at once.
+    and torch on a CPU run on "cpu", torch on a GPU on "triton" (or "torch"), arrays of jax on "jax". Only the leaves found come
+    to the host, once a search. The index is copied to a device at the first search there; with an explicit backend at once.
 
     >>> search = BeamSearch(index, num_beams=70)
     >>> result = search.run(step_fn, batch_size=2, filters=[fresh, None])
@@ -99,28 +93,26 @@ class BeamSearch(ItemSearch):
         self,
         step_fn: StepFn,
         batch_size: int = 1,
-        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-        deny: Sequence[ItemIds | None] | None = None,
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
         suffix_fn: SuffixFn | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
         step_fn(codes_BK, parents_BK) -> logits: the first call passes (None, None) and expects (B, V) for level 0; each later
         one passes the code that every beam just took and the beam of the round before that it extends (int64, int32 for jax;
-        dead beams 0), and expects (B, K, V) for the next level. Arrays arrive as the kind, and on the device, of the first
-        logits.
+        dead beams 0), and expects (B, K, V). Arrays arrive as the kind, and on the device, of the first logits.
 
-        filters: one for all requests, or one for each (None allows everything). deny: item ids for each request; unknown ones
-        change nothing.
+        filters: None allows everything. deny: item ids; unknown ones change nothing.
 
         suffix_fn(codes_BKT, parents_BK) -> the logits of T levels, each (B, K, V of the level): given, the search calls it
         once, as soon as all live beams have one allowed item left, instead of step_fn T times, with the same answer. The codes
         are the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
-        called: what is forced is certain, unless the model excludes it by a logit of -inf (then do without suffix_fn).
+        called, unless the model excludes what is forced by a logit of -inf (then do without suffix_fn).
 
-        Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or (sequences) every beam has ended.
-        On a device this look at the beams waits for it every round; without suffix_fn a search waits once, after its last
-        round. Raises ArgumentError, ForeignFilterError, LogitsError.
+        Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
+        that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,
+        LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         model = ModelCalls(step_fn, suffix_fn)
@@ -136,4 +128,34 @@ class BeamSearch(ItemSearch):
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
-        return TrieConstraint(self.config, bound.to_device(hi_SB), launch, partial(forced_suffix, self.version, requests))
+        return TrieConstraint(self.config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests))
+
+
+def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beams[Any]) -> JumpForward | None:
+    """The codes from `level` on, until the longest sequence has ended: exact, because the search would have taken them too.
+
+    None unless every live beam has one allowed SID left, which may stand in both segments. Cost: two ranks a beam.
+    """
+    lo_SBK, hi_SBK = (to_numpy(array) for array in (beams.lo, beams.hi))
+    live_BK = to_numpy(beams.scores) > -np.inf
+    if not any(parts[0].leaves for parts in requests) and (hi_SBK - lo_SBK)[:, live_BK].max(initial=0) > 1:
+        return None
+    leaves_SBK = np.full(lo_SBK.shape, -1, np.int64)
+    codes_BKL = np.zeros((*live_BK.shape, version.num_levels), np.int64)
+    for s, segment in enumerate(version.segments):
+        for b, parts in enumerate(requests):
+            beams_n = np.flatnonzero(live_BK[b] & (hi_SBK[s, b] > lo_SBK[s, b]))
+            leaves = parts[s].sole_leaves(lo_SBK[s, b, beams_n], hi_SBK[s, b, beams_n])
+            if (leaves < 0).any():
+                return None
+            codes = segment.trie.codes_at(leaves)
+            again = leaves_SBK[:s, b, beams_n].max(axis=0, initial=-1) >= 0
+            if not np.array_equal(codes[again], codes_BKL[b, beams_n[again]]):
+                return None
+            leaves_SBK[s, b, beams_n], codes_BKL[b, beams_n] = leaves, codes
+    codes_BKT = codes_BKL[:, :, level:]
+    end_code = end_code_of(version)
+    if end_code is not None:
+        going_T = (codes_BKT[live_BK] != end_code).any(axis=0)
+        codes_BKT = codes_BKT[:, :, : int(going_T.sum()) + 1]
+    return JumpForward(codes_BKT=codes_BKT, lo_SBK=np.maximum(leaves_SBK, 0), hi_SBK=leaves_SBK + 1, decides=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from sys import maxsize
+from itertools import accumulate
+from operator import mul
 from typing import get_args
 
 from leafbeam.errors import ArgumentError
@@ -17,10 +17,9 @@ __all__ = ["SearchConfig", "beams_of_levels", "check_scoring", "end_code_of"]
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
-    """The shapes and the scoring of a search.
+    """The shapes and the scoring of a search: in each round at most `num_beams` beams, and logits for `code_sizes` codes.
 
-    num_beams: how many beams each round keeps at most. code_sizes: how many codes each round has logits for. end_code: the code
-    after which a beam is finished; None where all items have equally many codes.
+    end_code: the code after which a beam is finished; None where all items have equally many codes.
     """
 
     num_beams: tuple[int, ...]
@@ -35,28 +34,19 @@ class SearchConfig:
     @classmethod
     def of(cls, version: Version, num_beams: int | Sequence[int], scoring: Scoring) -> SearchConfig:
         """For a version of an index: no round has more beams than the level has nodes."""
-        num_nodes = [version.num_nodes(level) for level in range(version.num_levels)]
-        return cls._of(version.codebook_sizes, end_code_of(version), num_beams, scoring, num_nodes)
+        beams = beams_of_levels(num_beams, version.num_levels)
+        beams = tuple(map(min, beams, map(version.num_nodes, range(version.num_levels))))
+        return cls(num_beams=beams, code_sizes=version.codebook_sizes, scoring=scoring, end_code=end_code_of(version))
 
     @classmethod
     def fixed(
         cls, code_sizes: Sequence[int], end_code: int | None, num_beams: int | Sequence[int], scoring: Scoring
     ) -> SearchConfig:
         """For every version of an index: no round but the last has more beams than there can be prefixes."""
-        num_prefixes = [prod(code_sizes[: level + 1]) for level in range(len(code_sizes) - 1)]
-        return cls._of(tuple(code_sizes), end_code, num_beams, scoring, [*num_prefixes, maxsize])
-
-    @classmethod
-    def _of(
-        cls,
-        code_sizes: tuple[int, ...],
-        end_code: int | None,
-        num_beams: int | Sequence[int],
-        scoring: Scoring,
-        max_beams: Sequence[int],
-    ) -> SearchConfig:
-        beams = tuple(map(min, beams_of_levels(num_beams, len(code_sizes)), max_beams))
-        return cls(num_beams=beams, code_sizes=code_sizes, scoring=scoring, end_code=end_code)
+        num_prefixes = accumulate(code_sizes[:-1], mul)
+        beams = beams_of_levels(num_beams, len(code_sizes))
+        beams = (*map(min, beams, num_prefixes), beams[-1])
+        return cls(num_beams=beams, code_sizes=tuple(code_sizes), scoring=scoring, end_code=end_code)
 
     @property
     def num_rounds(self) -> int:
@@ -71,9 +61,7 @@ def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[in
     """A number of beams for each level, from one number or as many. Raises ArgumentError."""
     beams = (num_beams,) * num_levels if isinstance(num_beams, int) else tuple(int(one) for one in num_beams)
     if len(beams) != num_levels or min(beams) < 1:
-        raise ArgumentError(
-            f"num_beams is {num_beams!r}: expected a positive number, or one for each of the {num_levels} levels"
-        )
+        raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive number, or {num_levels} of them, one a level")
     return beams
 
 

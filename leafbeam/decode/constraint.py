@@ -28,8 +28,7 @@ Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
 class Constraint(Protocol):
     """What a search may find, for one batch: the prefixes of a trie's items, or of an automaton's sequences.
 
-    bad_T: one scalar a round, 0 or the number + 1 of a live row that held NaN or +inf (such a row is dead); empty where `step`
-    raises LogitsError itself.
+    bad_T: for each round 0, or the number + 1 of a row that held NaN or +inf; empty where `step` raises LogitsError itself.
     """
 
     config: SearchConfig
@@ -63,7 +62,6 @@ class Trace:
 
     @property
     def rounds_saved(self) -> int:
-        """How many calls of the model were skipped because the codes were forced."""
         return len(self.rounds) - self.calls
 
     def codes(self) -> Any:
@@ -86,10 +84,9 @@ class Trace:
 
 
 def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
-    """Run a search.
+    """Run a search. watch: end it once no beam has a choice, and jump over forced codes; this waits for a device every round.
 
-    watch: end it once no beam has a choice, and jump over forced codes if the model has a suffix_fn; this looks at the beams
-    between rounds, which waits for a device. Without, no value is looked at, so that the loop can be traced and captured.
+    Without `watch` no value is looked at, so that the loop can be traced and captured.
     """
     config = constraint.config
     beams, rounds, max_beams = constraint.root(), [], None
@@ -172,11 +169,9 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) ->
     if number == 0 and array.ndim == 2:
         array = array[:, None]
     if tuple(array.shape) != shape:
-        raise LogitsError(
-            f"step_fn returned logits of shape {tuple(array.shape)} at level {number}: expected {shape}, that is "
-            f"(requests, beams, codes of level {number})"
-        )
-    if not _is_number(array):
+        raise LogitsError(f"step_fn returned logits of shape {tuple(array.shape)} at level {number}: expected {shape}")
+    # Integers become floating point numbers, but jax converts none.
+    if "float" not in str(array.dtype) and ("int" not in str(array.dtype) or is_jax(array)):
         raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {number}: expected floating point numbers")
     if isinstance(like, np.ndarray):
         return np.ascontiguousarray(to_numpy(array), np.float32)
@@ -185,14 +180,6 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) ->
         # Kernels read float32 and half precisions, with a row's codes side by side.
         array = (array if array.dtype.itemsize <= 4 and array.is_floating_point() else array.float()).contiguous()
     return array
-
-
-def _is_number(array: Any) -> bool:
-    """Whether an array holds floating point numbers, or integers that become such (jax converts none)."""
-    if isinstance(array, np.ndarray):
-        return array.dtype.kind in "fiu"
-    name = str(array.dtype)
-    return "float" in name or ("int" in name and not is_jax(array))
 
 
 def _certain(logits_BKV: Any, finished_BK: Any) -> Any:

@@ -11,6 +11,7 @@ Shapes: S segments, B requests, K beams, V codes of a level, L levels, D devices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +22,10 @@ from numpy.typing import NDArray
 from leafbeam.decode.config import SearchConfig, end_code_of
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
-from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import optional_imports
-from leafbeam.index import Filter, Trie, Version, VersionFilter
-from leafbeam.index.items import ItemIds
+from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
 with optional_imports("JaxBeamSearch"):
@@ -33,16 +33,7 @@ with optional_imports("JaxBeamSearch"):
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from leafbeam.ops.constrain.fixed_shape.jax import (
-    FilterArrays,
-    FilterCache,
-    LevelArrays,
-    LevelFilters,
-    VersionArrays,
-    bind,
-    extend,
-    first_bad_row,
-)
+from leafbeam.ops.constrain.fixed_shape import jax as ops
 
 __all__ = ["JaxBatch", "JaxBeamSearch", "JaxResult", "JaxStepFn", "beam_search", "search"]
 
@@ -73,22 +64,20 @@ class JaxBatch:
 
     version: Version
     requests: list[tuple[RequestFilter, ...]]
-    arrays: VersionArrays
-    filters: FilterArrays
+    arrays: ops.VersionArrays
+    filters: ops.FilterArrays
     hi_SB: NDArray[np.int32]
 
 
 class JaxBeamSearch:
     """Beam search over the Semantic IDs of an index, compiled as a whole; results equal those of `BeamSearch`.
 
-    step_fn(carry, codes_BK, parents_BK, level) -> (carry, logits): a pure function that JAX can trace. `carry` is any pytree:
-    the model's weights and caches. The first call passes None for codes and parents and expects (B, V) logits; each later one
-    passes int32 arrays, the code that every beam just took and the beam that it extends (dead beams: 0), and expects
-    (B, K, V). `level` is a Python number.
+    step_fn(carry, codes_BK, parents_BK, level) -> (carry, logits): a pure function that JAX can trace; `level` is a Python
+    number. `carry` is any pytree, and holds the model's weights: what step_fn closes over becomes a constant of the compiled
+    code. Codes, parents and logits are as for `BeamSearch.run`, the codes and parents int32.
 
-    Compiles once for each step_fn (pass the same function object, not a new lambda), batch size and `Capacity`; another
-    version, filter or deny list runs what is there, until a size has doubled (docs/how-to/jax.md). Weights belong in `carry`:
-    what step_fn closes over becomes a constant of the compiled code.
+    Compiles once for each step_fn (pass the same function object), batch size and `Capacity`; another version, filter or deny
+    list runs what is there, until a size has doubled (docs/how-to/jax.md).
 
     delta_leaves: space for a delta of so many leaves, where changes are to come. mesh: split the batch over its axis `axis`;
     carry_specs: a pytree of PartitionSpec over `carry` (or a prefix of it), by default every leaf is split by its first axis.
@@ -117,53 +106,32 @@ class JaxBeamSearch:
         self._mesh, self._axis = mesh, axis
         self._carry_specs = PartitionSpec(axis) if carry_specs is None else carry_specs
         device = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        self._set_version(version, bind(version, device, delta_leaves=delta_leaves), None, max_filters)
+        self.version, self.arrays = version, ops.bind(version, device, delta_leaves=delta_leaves)
+        self._cache = ops.FilterCache(self.arrays, max_filters + 1)
 
     def __repr__(self) -> str:
         config = self.config
         return f"JaxBeamSearch({self.version.num_items:,} items, num_beams={config.num_beams}, scoring={config.scoring!r})"
 
-    def _set_version(self, version: Version, arrays: VersionArrays, cache: FilterCache | None, max_filters: int) -> None:
-        self.version, self.arrays = version, arrays
-        self._cache = FilterCache(arrays, max_filters + 1) if cache is None else cache.for_version(arrays)
-
     def for_version(self, index: Trie | Version) -> JaxBeamSearch:
-        """The same search on another version of the catalog; segments and filters that have not changed are not copied again.
-
-        This one stays as it is: a batch that runs on it is not disturbed. Cost: packing and copying what is new.
-        """
+        """The same search on another version; what has not changed is not copied again, and this one stays as it is."""
         version, config = Version.of(index), self.config
         if version.codebook_sizes != config.code_sizes or end_code_of(version) != config.end_code:
-            raise ArgumentError(
-                f"the index has codebooks {version.codebook_sizes}: expected another version of one with {config.code_sizes}, "
-                f"with the same end code"
-            )
-        other = JaxBeamSearch.__new__(JaxBeamSearch)
-        other.__dict__.update(self.__dict__)
-        other._set_version(version, bind(version, like=self.arrays), self._cache, 0)
+            found = f"codebooks {version.codebook_sizes} and end code {end_code_of(version)}"
+            raise ArgumentError(f"the index has {found}: expected {config.code_sizes} and {config.end_code}")
+        other = copy(self)
+        other.version, other.arrays = version, ops.bind(version, like=self.arrays)
+        other._cache = self._cache.for_version(other.arrays)
         return other
 
     def run(
-        self,
-        step_fn: JaxStepFn,
-        carry: Any,
-        batch_size: int = 1,
-        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-        deny: Sequence[ItemIds | None] | None = None,
+        self, step_fn: JaxStepFn, carry: Any, batch_size: int = 1, filters: BatchFilters = None, deny: DenyLists = None
     ) -> SearchResult:
-        """Decode a batch of requests to items: `prepare`, `decode` and `items` in one call; filters and deny as for BeamSearch.
-
-        Raises ArgumentError, ForeignFilterError, LogitsError.
-        """
+        """`prepare`, `decode` and `items` in one call. Raises ArgumentError, ForeignFilterError, LogitsError."""
         batch = self.prepare(batch_size, filters, deny)
         return self.items(batch, self.decode(step_fn, carry, batch))
 
-    def prepare(
-        self,
-        batch_size: int,
-        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-        deny: Sequence[ItemIds | None] | None = None,
-    ) -> JaxBatch:
+    def prepare(self, batch_size: int, filters: BatchFilters = None, deny: DenyLists = None) -> JaxBatch:
         """Check a batch's filters and send what is new of them to the device. Raises ArgumentError, ForeignFilterError."""
         num_devices = 1 if self._mesh is None else self._mesh.shape[self._axis]
         if batch_size % num_devices:
@@ -201,18 +169,15 @@ class JaxBeamSearch:
 
 
 def beam_search(
-    levels: Sequence[tuple[LevelArrays, ...]],
-    filters: Sequence[tuple[LevelFilters, ...]],
+    levels: Sequence[tuple[ops.LevelArrays, ...]],
+    filters: Sequence[tuple[ops.LevelFilters, ...]],
     hi_SB: Array,
     step_fn: JaxStepFn,
     carry: Any,
     *,
     config: SearchConfig,
 ) -> JaxResult:
-    """The whole search, for use in a traced function.
-
-    hi_SB: how many leaves of each segment a request starts from. The rest as in JaxBeamSearch.
-    """
+    """The whole search, for use in a traced function. hi_SB: how many leaves of each segment a request starts from."""
     level = -1
 
     def call_model(codes_BK: Array | None, parents_BK: Array | None) -> Array:
@@ -223,8 +188,8 @@ def beam_search(
 
     def launch(level: int, beams: Beams[Array], logits_BKV: Array, num_beams: int) -> tuple[Beams[Array], Array]:
         arguments = (levels[level], filters[level], beams.lo, beams.hi, beams.scores, logits_BKV)
-        beams, bad_BK = extend(*arguments, num_beams=num_beams, scoring=config.scoring)
-        return beams, first_bad_row(bad_BK)
+        beams, bad_BK = ops.extend(*arguments, num_beams=num_beams, scoring=config.scoring)
+        return beams, ops.first_bad_row(bad_BK)
 
     constraint = TrieConstraint(config, hi_SB, launch)
     trace = decode(constraint, ModelCalls(call_model), watch=False)
@@ -241,8 +206,8 @@ def beam_search(
 
 @partial(jax.jit, static_argnames=("step_fn", "config", "mesh", "axis", "carry_specs"))
 def search(
-    levels: tuple[tuple[LevelArrays, ...], ...],
-    filters: tuple[tuple[LevelFilters, ...], ...],
+    levels: tuple[tuple[ops.LevelArrays, ...], ...],
+    filters: tuple[tuple[ops.LevelFilters, ...], ...],
     hi_SB: Array,
     carry: Any,
     *,

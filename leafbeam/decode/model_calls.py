@@ -16,7 +16,7 @@ from leafbeam.errors import LogitsError
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 
-__all__ = ["JumpForward", "ModelCalls", "StepFn", "SuffixFn", "SuffixReplay"]
+__all__ = ["JumpForward", "ModelCalls", "StepFn", "SuffixFn"]
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]
@@ -25,9 +25,6 @@ SuffixFn = Callable[[Any, Any], Sequence[Any]]
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JumpForward:
     """The codes that every live beam of a batch has to take next: as many as no beam has a choice about.
-
-    One call of the model serves all beams, so the jump ends where the first of them has a choice. No beam is dropped, so the
-    result is exact.
 
     codes_BKT: int64, the end code for finished beams, 0 for dead ones. lo_SBK, hi_SBK: int64, the ranges after the jump.
     decides: whether the round after the jump has something to decide: False where all beams finish, or no round is left.
@@ -62,13 +59,15 @@ class ModelCalls:
     """Calls the model for one search and counts the calls.
 
     step_fn, suffix_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on the device, of
-    its first logits.
+    its first logits. The logits of a jump's rounds are given round by round, so that the search runs as always.
     """
 
     def __init__(self, step_fn: StepFn, suffix_fn: SuffixFn | None = None) -> None:
         self._step_fn, self._suffix_fn = step_fn, suffix_fn
-        self._replay: SuffixReplay | None = None
         self._first: Any = None
+        self._replayed: Sequence[Any] = ()  # the logits of the last jump, of which `_round` are given
+        self._round = 0
+        self._origin_BK: Any = None  # the beam of the jump's call that each beam descends from; None: the same beam
         self.calls = 0
 
     @property
@@ -81,70 +80,43 @@ class ModelCalls:
 
     def can_jump(self, number: int) -> bool:
         """Whether round `number` may begin a jump: not the first, nor while one is replayed."""
-        return self._suffix_fn is not None and number > 0 and (self._replay is None or self._replay.is_over)
+        return self._suffix_fn is not None and number > 0 and self._round == len(self._replayed)
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
         """The logits of round `number`; given a jump, one call brings those of all its rounds."""
         if number == 0:
             return self.first_logits
         if jump is not None and jump.num_rounds > 1:
-            self._replay = self._score(jump, beams)
-        if self._replay is not None and not self._replay.is_over:
-            return self._replay(beams.code, beams.parent)
+            self._replayed, self._round = self._score(jump, beams), 0
+        if self._round < len(self._replayed):
+            logits_BKV = self._replayed[self._round]
+            self._round += 1
+            if self._round == 1:  # the call has followed these parents
+                return logits_BKV
+            self._origin_BK = self._origins(beams)
+            return _of_beams(logits_BKV, self._origin_BK)
         self.calls += 1
-        parents_BK, self._replay = self._parents(beams), None
+        parents_BK = to_kind_of(self._origins(beams), self._first)
+        self._replayed, self._round, self._origin_BK = (), 0, None
         return self._step_fn(to_kind_of(beams.code, self._first), parents_BK)
 
     def logits_after(self, jump: JumpForward, beams: Beams[Any]) -> Any:
-        """The logits of the round after a jump whose own rounds are certain."""
-        replay, self._replay = self._score(jump, beams), None
-        return replay.last
+        """The logits of the round after a jump whose own rounds are certain: every beam is still its own parent."""
+        return self._score(jump, beams)[-1]
 
-    def _score(self, jump: JumpForward, beams: Beams[Any]) -> SuffixReplay:
+    def _score(self, jump: JumpForward, beams: Beams[Any]) -> Sequence[Any]:
         assert self._suffix_fn is not None
         self.calls += 1
-        codes_BKT = to_kind_of(jump.inputs(beams.code), self._first)
-        return SuffixReplay(self._suffix_fn(codes_BKT, self._parents(beams)), jump.num_rounds)
+        codes_BKT, parents_BK = (to_kind_of(array, self._first) for array in (jump.inputs(beams.code), self._origins(beams)))
+        self._origin_BK = None
+        logits_T = self._suffix_fn(codes_BKT, parents_BK)
+        if len(logits_T) != jump.num_rounds:
+            raise LogitsError(f"suffix_fn returned the logits of {len(logits_T)} levels: expected {jump.num_rounds}")
+        return logits_T
 
-    def _parents(self, beams: Beams[Any]) -> Any:
-        """As the model counts its beams: those of the last call, where that was a jump."""
-        parents_BK = beams.parent if self._replay is None else self._replay.origins(beams.parent)
-        return to_kind_of(parents_BK, self._first)
-
-
-class SuffixReplay:
-    """The logits of several rounds from one call of suffix_fn, given round by round, so that the search runs as always."""
-
-    def __init__(self, logits_T: Sequence[Any], num_rounds: int) -> None:
-        if len(logits_T) != num_rounds:
-            raise LogitsError(
-                f"suffix_fn returned the logits of {len(logits_T)} levels: expected {num_rounds}, one for each code"
-            )
-        self._logits_T = logits_T
-        self._round = 0
-        self._origin_BK: Any = None  # the beam of the call that each beam now descends from
-
-    def __call__(self, codes_BK: Any, parents_BK: Any) -> Any:
-        logits_BKV = self._logits_T[self._round]
-        self._round += 1
-        if self._round == 1:  # the call has followed these parents
-            return logits_BKV
-        self._origin_BK = self.origins(parents_BK)
-        return _of_beams(logits_BKV, self._origin_BK)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the logits of every round were given."""
-        return self._round == len(self._logits_T)
-
-    @property
-    def last(self) -> Any:
-        """The logits of the last round, if every beam of the call is still its own parent."""
-        return self._logits_T[-1]
-
-    def origins(self, parents_BK: Any) -> Any:
-        """The beams of the call that these beams of the newest round descend from."""
-        return parents_BK if self._origin_BK is None else _of_beams(self._origin_BK, parents_BK)
+    def _origins(self, beams: Beams[Any]) -> Any:
+        """The parents as the model counts its beams: those of its last call."""
+        return beams.parent if self._origin_BK is None else _of_beams(self._origin_BK, beams.parent)
 
 
 def _of_beams(array_BK: Any, beams_BK: Any) -> Any:

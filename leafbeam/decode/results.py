@@ -17,18 +17,19 @@ from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.constrain import RequestFilter, request_filters
 
-__all__ = ["SearchResult", "check_batch", "collect_items", "root_ranges"]
+__all__ = ["BatchFilters", "DenyLists", "SearchResult", "check_batch", "collect_items", "root_ranges"]
+
+# One filter for all requests, or one for each; the denied item ids of each request.
+BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None
+DenyLists = Sequence[ItemIds | None] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
-    """Ranked items of a batch of requests.
+    """Ranked items of a batch: item_ids best first, of length num_valid[b]; items of one Semantic ID follow each other.
 
-    item_ids: one array for each request, best first, of length `num_valid[b]`: fewer legal items than beams give a short
-    answer, never an item that may not be shown. scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0
-    beyond. num_valid: int64 (B,). rounds_saved: how many calls of the model were skipped because the codes were forced.
-
-    Items that share a Semantic ID follow each other with equal scores, in the caller's order.
+    scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0 beyond. num_valid: int64 (B,). rounds_saved:
+    calls of the model skipped because codes were forced. Fewer legal items than beams give a short answer.
     """
 
     item_ids: list[NDArray[Any]]
@@ -38,12 +39,7 @@ class SearchResult:
     rounds_saved: int = 0
 
 
-def check_batch(
-    version: Version,
-    batch_size: int,
-    filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None,
-    deny: Sequence[ItemIds | None] | None,
-) -> list[tuple[RequestFilter, ...]]:
+def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[tuple[RequestFilter, ...]]:
     """For each request one RequestFilter a segment, after checking that the lists are as long as the batch."""
     if batch_size < 1:
         raise ArgumentError(f"batch_size is {batch_size}: expected at least 1 request")
@@ -79,48 +75,43 @@ def collect_items(
     lo_SBK, hi_SBK = ranges
     live_BK = np.arange(lo_SBK.shape[2]) < num_valid_B[:, None]
     found = [
-        _places(segment.trie, [parts[s] for parts in requests], np.nonzero(live_BK & (hi_SBK[s] > lo_SBK[s])), lo_SBK[s])
+        _allowed_items(segment.trie, [parts[s] for parts in requests], live_BK & (hi_SBK[s] > lo_SBK[s]), lo_SBK[s])
         for s, segment in enumerate(version.segments)
     ]
-    row_n, slot_n, place_n = (np.concatenate(parts) for parts in zip(*found, strict=True))
     segment_n = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
-    order = np.lexsort((segment_n, slot_n, row_n))
-    row_n, slot_n, place_n, segment_n = row_n[order], slot_n[order], place_n[order], segment_n[order]
-    num_valid = np.bincount(row_n, minlength=batch_size)
-    at_n = np.arange(len(row_n)) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
-    kept = at_n < width
-    row_n, slot_n, place_n, segment_n, at_n = row_n[kept], slot_n[kept], place_n[kept], segment_n[kept], at_n[kept]
+    found_4n = np.stack([*(np.concatenate(parts) for parts in zip(*found, strict=True)), segment_n])
+    found_4n = found_4n[:, np.lexsort((found_4n[3], found_4n[1], found_4n[0]))]  # by request, beam, segment
+    num_valid = np.bincount(found_4n[0], minlength=batch_size)
+    rank_n = np.arange(found_4n.shape[1]) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
+    (row_n, slot_n, ordinal_n, segment_n), rank_n = found_4n[:, rank_n < width], rank_n[rank_n < width]
     num_valid = np.minimum(num_valid, width).astype(np.int64)
     scores = np.full((batch_size, width), -np.inf, np.float32)
     codes = np.zeros((batch_size, width, version.num_levels), np.int64)
-    scores[row_n, at_n] = scores_BK[row_n, slot_n]
+    scores[row_n, rank_n] = scores_BK[row_n, slot_n]
     ids: list[NDArray[np.generic]] = []
     of_segment = [np.flatnonzero(segment_n == s) for s in range(len(found))]
-    for s, (segment, mine) in enumerate(zip(version.segments, of_segment, strict=True)):
-        if len(mine) or s == 0:
-            rows, ats = row_n[mine], at_n[mine]
-            codes[rows, ats] = segment.trie.codes_at(lo_SBK[s, rows, slot_n[mine]])
-            ids.append(segment.trie.items.ids_of(segment.trie.items.order_N[place_n[mine]]))
-    ids = [one for one in ids if len(one)] or ids[:1]
+    for s, (segment, items) in enumerate(zip(version.segments, of_segment, strict=True)):
+        if len(items) or s == 0:
+            rows = row_n[items]
+            codes[rows, rank_n[items]] = segment.trie.codes_at(lo_SBK[s, rows, slot_n[items]])
+            ids.append(segment.trie.items.ids_of(segment.trie.items.order_N[ordinal_n[items]]))
+    ids = [array for array in ids if len(array)] or ids[:1]
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
     lists = np.split(item_ids, np.cumsum(num_valid)[:-1])
     return SearchResult(item_ids=lists, scores=scores, codes=codes, num_valid=num_valid, rounds_saved=rounds_saved)
 
 
-def _places(
-    trie: Trie,
-    filters: Sequence[RequestFilter],
-    live: tuple[NDArray[np.int64], ...],
-    leaves_BK: NDArray[np.int64],
+def _allowed_items(
+    trie: Trie, filters: Sequence[RequestFilter], live_BK: NDArray[np.bool_], leaves_BK: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(request, slot, place) of every allowed item on the live leaves of one segment."""
-    rows, slots = live
+    """(request, beam, ordinal) of every allowed item on the live leaves of one segment."""
+    rows, slots = np.nonzero(live_BK)
     if trie.items.leaf_indptr is None:  # a leaf is an item, and a legal leaf is an allowed one
-        return rows, slots, leaves_BK[rows, slots]
+        return rows, slots, leaves_BK[live_BK]
     lists = [
-        filters[row].allowed_ordinals(*trie.items.ordinals_of_leaf(int(leaves_BK[row, slot])))
-        for row, slot in zip(rows, slots, strict=True)
+        filters[row].allowed_ordinals(*trie.items.ordinals_of_leaf(leaf))
+        for row, leaf in zip(rows.tolist(), leaves_BK[live_BK].tolist(), strict=True)
     ]
-    sizes = [len(one) for one in lists]
-    places = np.array([place for one in lists for place in one], np.int64)
-    return np.repeat(rows, sizes), np.repeat(slots, sizes), places
+    sizes = [len(ordinals) for ordinals in lists]
+    ordinals = np.array([ordinal for ordinals in lists for ordinal in ordinals], np.int64)
+    return np.repeat(rows, sizes), np.repeat(slots, sizes), ordinals

@@ -5,8 +5,8 @@ Shapes: B requests, K samples, V codes of a level, R = B x K rows, C children of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from leafbeam.decode.beam_search import ItemSearch, Requests
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint
-from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn
-from leafbeam.decode.results import SearchResult, check_batch
+from leafbeam.decode.model_calls import ModelCalls, StepFn
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Filter, Trie, Version, VersionFilter
-from leafbeam.index.items import ItemIds
+from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load, to_numpy
 from leafbeam.ops.constrain import Beams
 
@@ -29,15 +28,14 @@ __all__ = ["Sampler"]
 class Sampler(ItemSearch):
     """Draws distinct legal items, each in proportion to its probability among those not drawn yet.
 
-    Equal to drawing items one by one without replacement, in the order drawn, but done for all draws at once: every node of the
-    trie gets its log-probability plus Gumbel noise, conditioned on its parent's, and the largest are kept (stochastic beam
-    search: Kool, van Hoof and Welling, 2019).
+    All draws are made at once: every node of the trie gets its log-probability plus Gumbel noise, conditioned on its parent's,
+    and the largest are kept (stochastic beam search: Kool, van Hoof and Welling, 2019).
 
     The distribution: at each level softmax(logits / temperature) over the legal codes, cut to the `top_k` most likely and to
-    the smallest set that has `top_p` of the mass, then made to sum to 1. A result's scores are log-probabilities under it.
-    Cut codes are never drawn, so an answer may be short. temperature 0 is greedy: use BeamSearch(index, num_beams=1).
+    the smallest set that has `top_p` of the mass. Cut codes are never drawn, so an answer may be short. A result's scores are
+    log-probabilities. temperature 0 is greedy: use BeamSearch(index, num_beams=1).
 
-    backend: one that lists ragged children: "cpu" ("auto"), "reference" or "triton". The draws are made on the host.
+    backend: "cpu" ("auto"), "reference" or "triton". The draws are made on the host.
 
     >>> Sampler(index, num_samples=10, temperature=0.7, top_p=0.9).run(step_fn, batch_size=2, rng=np.random.default_rng(0))
     """
@@ -61,9 +59,7 @@ class Sampler(ItemSearch):
             raise ArgumentError(f"top_p is {top_p}: expected more than 0 and at most 1, or None")
         name, ops = load(backend)
         if not hasattr(ops, "children"):
-            raise ArgumentError(
-                f"backend {name!r} lists no ragged children, which sampling needs: use backend='cpu', 'reference' or 'triton'"
-            )
+            raise ArgumentError(f"backend {name!r} lists no children to sample from: use 'cpu', 'reference' or 'triton'")
         config = SearchConfig.of(Version.of(index), num_samples, "allowed")
         super().__init__(index, config, num_samples, name, "auto")
         self.num_samples, self.temperature, self.top_k, self.top_p = num_samples, temperature, top_k, top_p
@@ -76,8 +72,8 @@ class Sampler(ItemSearch):
         self,
         step_fn: StepFn,
         batch_size: int = 1,
-        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-        deny: Sequence[ItemIds | None] | None = None,
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
         *,
         rng: np.random.Generator,
     ) -> SearchResult:
@@ -85,76 +81,46 @@ class Sampler(ItemSearch):
 
         Items are in the order drawn, not by score. Cost: L calls of step_fn and a few reads of every legal child.
         """
-
-        def constraint_of(bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> _SampledChildren:
-            return _SampledChildren(self, bound, requests, hi_SB, rng)
-
         requests = check_batch(self.version, batch_size, filters, deny)
-        return self._run(requests, ModelCalls(step_fn), constraint_of, watch=True)
+        return self._run(requests, ModelCalls(step_fn), partial(self._constraint, rng), watch=True)
 
+    def _constraint(
+        self, rng: np.random.Generator, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]
+    ) -> TrieConstraint:
+        ops: Any = bound.ops
+        filters = ops.bind_filters(bound.arrays, requests)
 
-@dataclass(frozen=True, kw_only=True)
-class _SampledBeams(Beams[NDArray[Any]]):
-    """Beams whose scores are log-probabilities, float64. noisy: these plus Gumbel noise, the order of the draws."""
+        def launch(level: int, beams: Beams[Any], logits_BKV: NDArray[Any], num_beams: int) -> tuple[_SampledBeams, None]:
+            """The children with the most noisy score."""
+            batch_size, num_rows = beams.scores.shape
+            lo, hi = bound.to_device(beams.lo), bound.to_device(beams.hi)
+            children = ops.children(bound.arrays, level, lo, hi, filters)
+            row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in children)
+            row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
+            log_p_C = self._log_probabilities(logits_BKV.reshape(-1, logits_BKV.shape[2])[row_C, code_C], row_C, level)
+            log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
+            noisy_BK = beams.noisy if isinstance(beams, _SampledBeams) else beams.scores
+            noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
+            slots = self._best(noisy_C, row_C // num_rows, batch_size)
+            live = slots >= 0
+            drawn = _SampledBeams(
+                scores=np.where(live, log_p_C[slots], -np.inf),
+                noisy=np.where(live, noisy_C[slots], -np.inf),
+                parent=np.where(live, row_C[slots] % num_rows, 0),
+                code=np.where(live, code_C[slots], 0),
+                lo=np.where(live, lo_SC[:, slots], 0),
+                hi=np.where(live, hi_SC[:, slots], 0),
+                num_valid=live.sum(axis=1),
+            )
+            return drawn, None
 
-    noisy: NDArray[np.float64]
-
-
-class _SampledChildren:
-    """The children of a trie, of which those with the most noisy score are kept."""
-
-    def __init__(
-        self, sampler: Sampler, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64], rng: np.random.Generator
-    ) -> None:
-        def not_launched(*arguments: Any) -> Any:
-            raise AssertionError("children are listed, not launched")
-
-        self._trie = TrieConstraint(sampler.config, hi_SB, not_launched)
-        self.config, self.bad_T = sampler.config, self._trie.bad_T
-        self._sampler, self._bound, self._rng = sampler, bound, rng
-        self._filters = bound.ops.bind_filters(bound.arrays, requests)
-
-    def root(self) -> _SampledBeams:
-        beams = self._trie.root()
-        noisy_B1 = beams.scores.astype(np.float64)
-        return _SampledBeams(**(vars(beams) | {"scores": noisy_B1}), noisy=noisy_B1)
-
-    def finished(self, beams: Beams[Any]) -> Any:
-        return self._trie.finished(beams)
-
-    def suffix(self, number: int, beams: Beams[Any]) -> JumpForward | None:
-        return None
-
-    def step(self, number: int, beams: Beams[Any], logits: Any) -> _SampledBeams:
-        assert isinstance(beams, _SampledBeams)
-        bound: Any = self._bound
-        batch_size, num_rows = beams.scores.shape
-        logits_BKV = self._trie.read(number, beams, logits)
-        logits_RV = logits_BKV.reshape(-1, logits_BKV.shape[2])
-        lo, hi = bound.to_device(beams.lo), bound.to_device(beams.hi)
-        ragged = bound.ops.children(bound.arrays, number, lo, hi, self._filters)
-        row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in ragged)
-        row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
-        log_p_C = self._log_probabilities(logits_RV[row_C, code_C], row_C, number)
-        log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
-        noisy_C = _conditional_gumbel(log_p_C, beams.noisy.reshape(-1), row_C, self._rng)
-        slots = self._best(noisy_C, row_C // num_rows, batch_size)
-        live = slots >= 0
-        return _SampledBeams(
-            scores=np.where(live, log_p_C[slots], -np.inf),
-            noisy=np.where(live, noisy_C[slots], -np.inf),
-            parent=np.where(live, row_C[slots] % num_rows, 0),
-            code=np.where(live, code_C[slots], 0),
-            lo=np.where(live, lo_SC[:, slots], 0),
-            hi=np.where(live, hi_SC[:, slots], 0),
-            num_valid=live.sum(axis=1),
-        )
+        return TrieConstraint(self.config, hi_SB, launch)
 
     def _log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], level: int) -> NDArray[np.float64]:
         """log-softmax over each row's children after temperature, top-k and top-p; -inf for what they cut."""
         if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
             raise LogitsError(f"the logits at level {level} hold NaN or +inf: expected finite numbers, or -inf")
-        temperature, top_k, top_p = self._sampler.temperature, self._sampler.top_k, self._sampler.top_p
+        temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
         scaled_C = _log_softmax(logits_C.astype(np.float64) / temperature, row_C)
         if top_k is None and top_p is None:
             return scaled_C
@@ -173,15 +139,22 @@ class _SampledChildren:
 
     def _best(self, noisy_C: NDArray[np.float64], request_C: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
         """The `num_samples` noisiest children of each request, -1 where there are fewer."""
-        num_samples = self._sampler.num_samples
+        num_samples = self.num_samples
         slots = np.full((batch_size, num_samples), -1, np.int64)
         live = np.flatnonzero(noisy_C > -np.inf)
         order = live[np.lexsort((-noisy_C[live], request_C[live]))]
-        starts = np.searchsorted(request_C[order], np.arange(batch_size + 1))
-        for request in range(batch_size):
-            best = order[starts[request] : starts[request + 1]][:num_samples]
-            slots[request, : len(best)] = best
+        request_n = request_C[order]
+        rank_n = np.arange(len(order)) - np.searchsorted(request_n, request_n)
+        kept = rank_n < num_samples
+        slots[request_n[kept], rank_n[kept]] = order[kept]
         return slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SampledBeams(Beams[NDArray[Any]]):
+    """Beams whose scores are log-probabilities, float64. noisy: these plus Gumbel noise, the order of the draws."""
+
+    noisy: NDArray[np.float64]
 
 
 def _log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -205,9 +178,9 @@ def _conditional_gumbel(
         return log_p_C
     noise_C = log_p_C + rng.gumbel(size=len(log_p_C))
     starts = np.flatnonzero(np.diff(row_C, prepend=-1))
-    most_C = np.repeat(np.maximum.reduceat(noise_C, starts), np.diff(np.append(starts, len(row_C))))
+    max_C = np.repeat(np.maximum.reduceat(noise_C, starts), np.diff(np.append(starts, len(row_C))))
     live = noise_C > -np.inf
-    target, gap = parent_R[row_C[live]], np.minimum(noise_C[live] - most_C[live], 0.0)
+    target, gap = parent_R[row_C[live]], np.minimum(noise_C[live] - max_C[live], 0.0)
     with np.errstate(divide="ignore"):  # the row's largest has gap 0: log(0) = -inf gives it exactly the parent's value
         shift = target - noise_C[live] + np.log1p(-np.exp(gap))
     out_C = np.full(len(log_p_C), -np.inf)

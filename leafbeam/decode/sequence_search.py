@@ -28,12 +28,10 @@ __all__ = ["SequenceResult", "SequenceSearch"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceResult:
-    """Ranked token sequences of a batch.
+    """Ranked token sequences: for each request one int64 array a beam, best first, `num_valid[b]` of them, without end codes.
 
-    tokens: for each request one int64 array for each beam, best first, `num_valid[b]` of them, without the end code. scores:
-    float32 (B, K), summed log-probabilities, that of the end code included; -inf beyond num_valid. finished: bool (B, K),
-    whether the sequence ended; where not, max_tokens cut it off, and it can still be completed. rounds: calls of the model.
-    rounds_saved: how many calls were skipped because codes were forced.
+    scores: float32 (B, K), the end code included; -inf beyond num_valid. finished: bool (B, K), else cut off by max_tokens.
+    rounds: calls of the model. rounds_saved: calls skipped because codes were forced.
     """
 
     tokens: list[list[NDArray[np.int64]]]
@@ -47,16 +45,13 @@ class SequenceResult:
 class SequenceSearch:
     """Beam search over the token sequences of an automaton; `BeamSearch` does the same for the items of an index.
 
-    Every sequence found is in the automaton's language, or can still be completed: there are no dead ends. A finished beam
-    keeps its score and competes with the others.
+    Every sequence found is in the automaton's language, or can still be completed. A finished beam keeps its score and
+    competes.
 
-    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. num_codes: V, the width of
-    the model's logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or
-    over the legal ones ("allowed").
-
-    backend: "cpu" (numba; "auto" is that) or "triton": states, scores and logits stay on `device`, and each round waits once to
-    see whether every beam is finished. The automata are copied there once and must be over one vocabulary. Scores differ in
-    their last bits.
+    automaton: one for all requests, or one for each. end_code: the model's end-of-sequence code. num_codes: V, the width of the
+    logits. max_tokens: rounds at most, the end code's included. scoring: log-softmax over all codes ("full") or the legal ones
+    ("allowed"). backend: "cpu" ("auto" is that), or "triton": the automata, over one vocabulary, are copied to `device`, and
+    each round waits once to see whether every beam is finished.
 
     >>> search = SequenceSearch(Automaton.from_json_schema(schema, tokens), end_code=2, num_codes=131_072, num_beams=4)
     >>> result = search.run(step_fn)
@@ -85,9 +80,7 @@ class SequenceSearch:
         if backend not in ("auto", "cpu", "triton"):
             raise ArgumentError(f"backend is {backend!r}: expected 'auto', 'cpu' or 'triton' for automata")
         if (backend == "triton") != (device is not None):
-            raise ArgumentError(
-                f"backend is {backend!r} and device {device!r}: expected a device, such as 'cuda', for 'triton' alone"
-            )
+            raise ArgumentError(f"backend is {backend!r}, device {device!r}: expected a device ('cuda') for 'triton' alone")
         self.backend = "cpu" if backend == "auto" else backend
         self._device = DeviceAutomata(batch, device) if backend == "triton" else None
         self.end_code, self.num_codes = end_code, num_codes
@@ -106,33 +99,26 @@ class SequenceSearch:
         costs: HeadCosts | None = None,
         suffix_fn: SuffixFn | None = None,
     ) -> SequenceResult:
-        """Decode a batch.
-
-        step_fn(codes_BK, parents_BK) -> logits, as for `BeamSearch.run`: first (None, None) and (B, V), then (B, K, V).
+        """Decode a batch. step_fn(codes_BK, parents_BK) -> logits, as for `BeamSearch.run`: first (None, None) and (B, V).
 
         head: the weight (V, D) of the model's head, float32 on the CPU. Given, step_fn returns hidden states, (B, D) and then
-        (B, K, D), and the head is multiplied for legal codes alone, by the cheapest way (`ops.head`; with scoring "full" it
-        sees every code, but no table of B x K x V is written). costs: what `ops.head.cpu.calibrate` measured here.
+        (B, K, D), and the head is multiplied for legal codes alone (`ops.head`). costs: from `ops.head.cpu.calibrate`.
 
         suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
-        with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams of
-        the batch are on chains, it calls suffix_fn once for the codes that they just took and those that follow, up to where
-        the first of them has a choice; step_fn then goes on from the beams of that call, so it may be called in the middle of
-        a search, unlike that of `BeamSearch`. With scoring "allowed" chains are certain and only the last of the T is
-        read; where nothing is left to decide it is not even called, unless the model excludes forced codes by logits of -inf
-        (then do without suffix_fn).
+        with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams are
+        on chains, it calls suffix_fn once for the codes that they just took and those that follow, up to the first choice;
+        step_fn then goes on from the beams of that call. With scoring "allowed" chains are certain and only the last of the T
+        is read; where nothing is left to decide it is not called, unless the model excludes forced codes by logits of -inf
+        (then do without).
 
         Only automata that have `chains` are jumped over: sequences and choices by default, patterns and schemas after
-        `compress()`. Forced *tokens* cannot change what is found. Forced *text* (`Automaton.forced_bytes`), tokenised again,
-        could: the search never forces text.
+        `compress()`. Only forced tokens are skipped, never forced text, which could be tokenised in another way.
 
         Cost: at most max_tokens calls of the model; fewer where all beams have ended. Raises ArgumentError, LogitsError.
         """
         requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(requests) != batch_size:
-            raise ArgumentError(
-                f"batch_size is {batch_size} with {len(self._automata)} automata: expected one for each request"
-            )
+            raise ArgumentError(f"batch_size is {batch_size} with {len(self._automata)} automata: expected one a request")
         if head is not None and len(head) != self.num_codes:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
         if head is not None and self._device is not None:
@@ -156,10 +142,6 @@ class SequenceSearch:
 def _tokens(trace: Trace, finished_BK: NDArray[np.bool_], end_code: int) -> list[list[NDArray[np.int64]]]:
     """The codes of every beam, without the end code."""
     codes_BKT = trace.codes()
-    return [
-        [
-            row[: np.flatnonzero(row == end_code)[0]] if ended else row
-            for row, ended in zip(codes_BKT[b, :count], finished_BK[b], strict=False)
-        ]
-        for b, count in enumerate(trace.num_valid_B.tolist())
-    ]
+    lengths_BK = np.where(finished_BK, (codes_BKT == end_code).argmax(2), codes_BKT.shape[2])
+    counts = trace.num_valid_B.tolist()
+    return [[codes_BKT[b, k, : lengths_BK[b, k]] for k in range(count)] for b, count in enumerate(counts)]

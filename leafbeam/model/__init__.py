@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leafbeam.model.config import ModelConfig
+    from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
     from leafbeam.model.encoder_decoder import EncoderDecoder
     from leafbeam.model.kv_cache import search_bytes, token_bytes
-    from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model
-    from leafbeam.model.presets import qwen3_config, qwen3_vocabulary, tiger_config
+    from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model, qwen3_config, qwen3_vocabulary, tiger_config
     from leafbeam.model.prompt_store import PromptStore
     from leafbeam.model.session import DecodeSession
-    from leafbeam.model.t5_config import EncoderDecoderConfig
     from leafbeam.model.transformer import Transformer
     from leafbeam.model.two_stage import GeneratedText, TwoStage
     from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary, vocabulary_from_dict

@@ -33,18 +33,16 @@ class SidModel(nn.Module, Generic[Config]):
         super().__init__()
         if vocabulary.size > config.vocab_size:
             raise ArgumentError(
-                f"the vocabulary has {vocabulary.size:,} tokens, the config's vocab_size only {config.vocab_size:,}: "
-                "raise vocab_size"
+                f"the vocabulary has {vocabulary.size:,} tokens, vocab_size={config.vocab_size:,}: raise vocab_size"
             )
         self.config = config
         self.vocabulary = vocabulary
 
     def _finish(self, generator: torch.Generator | None, device: torch.device | str) -> None:
         """Add an untied head, then draw all weights; on the meta device they are left to the caller."""
-        embedding = self.embedding
-        untied = not self.config.tie_word_embeddings
-        size = embedding.embedding_dim, self.config.vocab_size
-        self.lm_head = nn.Linear(*size, bias=False, device="meta") if untied else None
+        self.lm_head = None
+        if not self.config.tie_word_embeddings:
+            self.lm_head = nn.Linear(self.embedding.embedding_dim, self.config.vocab_size, bias=False, device="meta")
         if torch.device(device).type == "meta":
             return
         generator = generator or torch.Generator().manual_seed(0)
@@ -60,8 +58,7 @@ class SidModel(nn.Module, Generic[Config]):
 
     @property
     @abstractmethod
-    def embedding(self) -> nn.Embedding:
-        """The embedding of all tokens."""
+    def embedding(self) -> nn.Embedding: ...
 
     @abstractmethod
     def _initial_deviation(self, name: str) -> float:
@@ -94,10 +91,9 @@ class SidModel(nn.Module, Generic[Config]):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """Read a model that leafbeam or transformers saved, in evaluation mode.
+        """Read a model that leafbeam or transformers saved, in evaluation mode. Raises CheckpointError.
 
-        vocabulary: needed for a checkpoint without leafbeam.json. dtype: cast to it; None keeps the file's. Raises
-        CheckpointError for files that are missing, truncated, of another architecture, or that do not fit together.
+        vocabulary: needed for a checkpoint without leafbeam.json. dtype: cast to it; None keeps the file's.
         """
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")

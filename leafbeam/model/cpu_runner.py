@@ -14,8 +14,8 @@ query heads of each, M = rows x R queries of a key head, E values of a head, S c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import ceil
+from functools import partial
+from math import ceil, prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.chunk import Chunk
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
-from leafbeam.model.workspace import Workspace
+from leafbeam.model.workspace import Chunk, Workspace
 
 __all__ = ["CpuRunner", "Tile", "score_bound"]
 
@@ -44,8 +43,7 @@ class _Segment(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
+class _Weights(NamedTuple):
     """One layer's matrices, transposed for products from the left, and its norms."""
 
     query: Tensor
@@ -65,17 +63,13 @@ class _Weights:
     def of(cls, layer: Layer) -> _Weights:
         attention, mlp = layer.self_attn, layer.mlp
         matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+        matrices = *matrices, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
-        query, key, value, out, gate, up, down = (
-            matrix.weight.detach().t() for matrix in (*matrices, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
-        attention_norm, feed_forward_norm, query_norm, key_norm = (_array(norm) for norm in norms)
-        bound = score_bound(query_norm, key_norm)
-        return cls(query, key, value, out, gate, up, down, attention_norm, feed_forward_norm, query_norm, key_norm, bound)
+        arrays = [_array(norm) for norm in norms]
+        return cls._make((*(matrix.weight.detach().t() for matrix in matrices), *arrays, score_bound(*arrays[2:])))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _CodeSlots:
+class _CodeSlots(NamedTuple):
     """Where the beams' codes stand in flat keys and values.
 
     new: the element at which each new code starts. first_LS: the same for every code, in every layer. stride: elements from
@@ -90,8 +84,7 @@ class _CodeSlots:
     values: Array
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Rows of a chunk that attend to one prompt together.
 
     row: the first one's index among the rows of all chunks. tokens: of the prompt, in the slots. visible: how many of them the
@@ -109,9 +102,7 @@ class Tile:
 
 
 class _CacheSize:
-    """Bytes of keys and values in the workspace."""
-
-    nbytes = 0
+    nbytes = 0  # of keys and values, which the workspace holds
 
 
 class CpuRunner:
@@ -143,7 +134,13 @@ class CpuRunner:
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
         self._lengths_B = np.diff(self._begins_B1)
         self._expected_beams = beams * len(lengths_B)
-        self._prepare()
+        config, longest = self._config, int(self._lengths_B.max(initial=0))
+        # Scores of at least one row against the longest prompt, and the rotations of every position.
+        self._scores = self._space.buffer("scores", max(self._space.scores, config.num_attention_heads * (longest + 64)))
+        positions, half = min(longest + 64, config.max_position_embeddings), config.head_dim // 2
+        table = self._space.table("rotary", positions, partial(_rotations, config))
+        groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
+        self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
         rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
         cached = [None if store is None else store.find(tokens_T) for tokens_T in rows]
         self._run_prompts(tokens_BT.numpy(), cached)
@@ -241,17 +238,6 @@ class CpuRunner:
             if complete:
                 self._last_BD[complete[0] : complete[-1] + 1].copy_(self._normed(self._norm, chunk))
 
-    def _prepare(self) -> None:
-        """Scores of at least one row against the longest prompt, and the rotations of every position."""
-        config = self._config
-        longest = int(self._lengths_B.max(initial=0))
-        self._scores = self._space.buffer("scores", max(self._space.scores, config.num_attention_heads * (longest + 64)))
-        positions = min(longest + 64, config.max_position_embeddings)
-        table = self._space.table("rotary", positions, lambda count: _rotations(config, count))
-        half = config.head_dim // 2
-        groups, ratio = config.num_key_value_heads, config.group_size
-        self._heads = kernels.Heads(groups, ratio, config.head_dim, config.rms_norm_eps, table[:, :half], table[:, half:])
-
     def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD)
         return chunk.normed
@@ -278,25 +264,18 @@ class CpuRunner:
         query_GME, weighted_GME = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
         tiles: list[Tile] = []
         for request, first, last in segments:
-            token, whole = int(self._begins_B1[request]), int(self._lengths_B[request])
-            max_rows = max(1, self._space.scores // (heads * whole))
+            token, length = int(self._begins_B1[request]), int(self._lengths_B[request])
+            max_rows = max(1, self._space.scores // (heads * length))
+            visible = length
             for low, high in _even_parts(last - first, min(max_rows, 64) if causal else max_rows):
-                queries = slice((first + low) * ratio, (first + high) * ratio)
-                position = int(chunk.positions_X[first + low]) if causal else 0
-                length = position + high - low if causal else whole
-                num_queries = (high - low) * ratio
-                tiles.append(
-                    Tile(
-                        request=request,
-                        row=begin + first + low,
-                        query=query_GME[:, queries],
-                        weighted_values=weighted_GME[:, queries],
-                        scores=self._scores[0][: groups * num_queries * length].view(groups, num_queries, length),
-                        tokens=slice(token, token + length),
-                        visible=position + 1 if causal else length,
-                        first=queries.start,
-                    )
-                )
+                row, num_rows = first + low, high - low
+                if causal:
+                    visible = int(chunk.positions_X[row]) + 1
+                    length = visible - 1 + num_rows
+                queries = slice(row * ratio, (row + num_rows) * ratio)
+                shape = groups, num_rows * ratio, length
+                buffers = query_GME[:, queries], weighted_GME[:, queries], self._scores[0][: prod(shape)].view(shape)
+                tiles.append(Tile(request, begin + row, *buffers, slice(token, token + length), visible, queries.start))
         return tiles
 
     def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
@@ -307,9 +286,8 @@ class CpuRunner:
         for tile in tiles:
             torch.bmm(tile.query, keys_GEN[:, :, tile.tokens], out=tile.scores)
             _, num_queries, length = tile.scores.shape
-            kernels.softmax_weights(
-                scores, groups, num_queries, length, tile.visible, step, ratio, bound, chunk.top_GX, chunk.total_GX, tile.first
-            )
+            outputs = chunk.top_GX, chunk.total_GX, tile.first
+            kernels.softmax_weights(scores, groups, num_queries, length, tile.visible, step, ratio, bound, *outputs)
             torch.bmm(tile.scores, values_GNE[:, tile.tokens], out=tile.weighted_values)
 
     def _finish_layer(self, weights: _Weights, chunk: Chunk) -> None:
@@ -337,14 +315,8 @@ class CpuRunner:
         expected = num_steps * layers * self._expected_beams * width
         capacity = max(begin + (num_steps - len(self._first_S)) * layers * stride, expected)
         first_S, layers_L1 = np.array(self._first_S), np.arange(layers)[:, None]
-        return _CodeSlots(
-            new=first_S[level:],
-            first_LS=first_S + layers_L1 * np.array(self._strides_S),
-            stride=stride,
-            width=width,
-            keys=self._space.buffer("code keys", capacity, keep=True)[1],
-            values=self._space.buffer("code values", capacity, keep=True)[1],
-        )
+        keys, values = (self._space.buffer(f"code {name}", capacity, keep=True)[1] for name in ("keys", "values"))
+        return _CodeSlots(first_S[level:], first_S + layers_L1 * np.array(self._strides_S), stride, width, keys, values)
 
     def _extend_ancestors(self, parents_BK: Array, num_codes: int, level: int) -> Array:
         """The table of ancestors after the beams' new parents, in the other of two buffers."""
@@ -368,8 +340,7 @@ class CpuRunner:
         if not self._shared:
             return [torch.empty(rows, size) for size in sizes]
         flat, _ = self._space.buffer("logits", rows * sum(sizes))
-        parts = flat.split([rows * size for size in sizes])
-        return [part.view(rows, size) for part, size in zip(parts, sizes, strict=True)]
+        return [part.view(rows, -1) for part in flat.split([rows * size for size in sizes])]
 
 
 def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:

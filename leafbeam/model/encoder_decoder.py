@@ -1,6 +1,7 @@
 """The encoder-decoder model: T5's layers, optionally with experts, and a head of which any level is a slice.
 
-Shapes: B requests, T tokens of a prompt, S codes of a target, D hidden, V codes of a level.
+Shapes: B requests, T tokens of a prompt, S codes of a target or beam, K beams, C new codes of each beam, N = K x C, H heads,
+E values of a head, D hidden, V codes of a level.
 """
 
 from math import sqrt
@@ -11,12 +12,11 @@ from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
-from leafbeam.model.checks import check_prompts, checked_lengths
+from leafbeam.model.config import EncoderDecoderConfig
+from leafbeam.model.kv_cache import BeamCache, PromptCache
 from leafbeam.model.qwen3 import Dropout, make_dropout
-from leafbeam.model.session import DecodeSession
+from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths
 from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
-from leafbeam.model.t5_config import EncoderDecoderConfig
-from leafbeam.model.t5_runner import EncoderDecoderRunner
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import TensorNames
 
@@ -26,12 +26,9 @@ __all__ = ["EncoderDecoder"]
 class EncoderDecoder(SidModel[EncoderDecoderConfig]):
     """An encoder over the history and a decoder over the levels of one SID: TIGER with T5's layers, OneRec with experts.
 
-    The encoder sees the whole prompt in both directions and runs once per request; the decoder has one position per level and
-    sees the prompt through cross-attention, whose keys and values all beams of a request share.
-
-    Dropout applies to the embeddings, to every block's output and to the final norms. Initial weights follow T5, drawn from
-    `generator` (None: one seeded with 0). Sources: Raffel et al., 2020 (T5); Rajput et al., 2023 (TIGER); Deng et al., 2025
-    (OneRec).
+    The encoder runs once per request; all beams share the keys and values of the decoder's cross-attention. Initial weights
+    follow T5, drawn from `generator` (None: one seeded with 0). Sources: Raffel et al., 2020 (T5); Rajput et al., 2023 (TIGER);
+    Deng et al., 2025 (OneRec).
 
     >>> from leafbeam.model import Vocabulary
     >>> vocabulary = Vocabulary(codebook_sizes=(256, 256, 256, 8))
@@ -66,7 +63,6 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
 
     @property
     def embedding(self) -> nn.Embedding:
-        """The embedding of all tokens."""
         return self.shared
 
     def _initial_deviation(self, name: str) -> float:
@@ -114,19 +110,53 @@ class EncoderDecoder(SidModel[EncoderDecoderConfig]):
 
     @torch.inference_mode()
     def start(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> DecodeSession:
-        """Encode prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open a decoding session.
+        """Encode prompts (B, T) int64, padded on the right to lengths_B, and open a decoding session, without gradients.
 
-        Cost: one pass of the encoder over B x T tokens; the session holds the cross-attention's keys and values. No gradients.
-        Prompts that leave no positions for a whole SID raise ArgumentError.
+        Cost: one pass of the encoder. Prompts that leave no positions for a whole SID raise ArgumentError.
         """
-        check_prompts(tokens_BT, lengths_B, self.config, num_new_tokens=self.vocabulary.num_levels - 1)
-        lengths_B = checked_lengths(tokens_BT, lengths_B)
+        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
         encoded_BTD = self._encode(tokens_BT, lengths_B, lambda x: x)
-        start_token = self.config.decoder_start_token_id
-        runner = EncoderDecoderRunner(self.decoder, self.shared, self.head, encoded_BTD, lengths_B, start_token)
-        return DecodeSession(runner, self.vocabulary, lengths_B)
+        return DecodeSession(EncoderDecoderRunner(self, encoded_BTD, lengths_B), self.vocabulary, lengths_B)
 
     def _encode(self, tokens_BT: Tensor, lengths_B: Tensor | None, drop: Dropout) -> Tensor:
         if lengths_B is not None:
             lengths_B = lengths_B.to(tokens_BT.device) if bool((lengths_B < tokens_BT.shape[1]).any()) else None
         return self.encoder(self.shared(tokens_BT), lengths_B, drop)
+
+
+class EncoderDecoderRunner:
+    """A `Runner`. prompt: keys and values of the cross-attention. beams: those of the start token and of the codes."""
+
+    def __init__(self, model: EncoderDecoder, encoded_BTD: Tensor, lengths_B: Tensor) -> None:
+        self._decoder, self._embedding, self._head = model.decoder, model.shared, model.head
+        self._start_B1 = torch.full((len(lengths_B), 1), model.config.decoder_start_token_id, device=lengths_B.device)
+        self.prompt = PromptCache(lengths_B if bool((lengths_B < encoded_BTD.shape[1]).any()) else None)
+        for keys_values in model.decoder.prompt_keys_values(encoded_BTD):
+            self.prompt.append(*keys_values)
+        self.restart()
+
+    def restart(self) -> None:
+        self.beams = BeamCache(len(self._decoder.block))
+
+    def root_logits(self) -> Tensor:
+        return self._head(self._run(self._start_B1)[:, 0], 0)
+
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        if self.beams.keys[0] is None:  # a caller that knows the logits of level 0 may start with its codes
+            self._run(self._start_B1)
+        _, num_beams, num_codes = tokens_BKC.shape
+        self.beams.follow(parents_BK, num_codes)
+        hidden_BKCD = self._run(tokens_BKC.flatten(1, 2)).unflatten(1, (num_beams, num_codes))
+        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def _run(self, tokens_BN: Tensor) -> Tensor:
+        return self._decoder(self._embedding(tokens_BN), self._attend_codes, self._attend_prompt)
+
+    def _attend_codes(self, layer: int, query_BNHE: Tensor, key_BNHE: Tensor, value_BNHE: Tensor) -> Tensor:
+        keys_BKSHE, values_BKSHE = self.beams.extend(layer, key_BNHE, value_BNHE)
+        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
+        return attend_codes(self._decoder.bias, query_BKCHE, keys_BKSHE, values_BKSHE).flatten(1, 2)
+
+    def _attend_prompt(self, layer: int, query_BNHE: Tensor) -> Tensor:
+        unscaled = query_BNHE * query_BNHE.shape[-1] ** 0.5  # prefix_attention divides by it, T5 does not
+        return self.prompt.attend(layer, unscaled)[0]

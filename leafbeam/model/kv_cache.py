@@ -24,10 +24,9 @@ def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
 def search_bytes(
     config: ModelConfig, *, prompt_tokens: int, beams: int, rounds: int, inflight: int = 1, itemsize: int = 4
 ) -> int:
-    """Bytes of the keys and values of `inflight` concurrent requests: each prompt once, plus beams x rounds codes.
+    """Bytes of keys and values of `inflight` concurrent requests: each prompt once, plus beams x rounds codes.
 
-    rounds: codes of a beam that run through the model, one fewer than a SID has levels. Weights and activations come on top;
-    they do not depend on the number of beams (see `Workspace`).
+    rounds: codes of a beam that run through the model, one fewer than a SID has levels. Weights and activations come on top.
 
     >>> search_bytes(ModelConfig(vocab_size=779), prompt_tokens=1000, beams=512, rounds=3) / 2**20
     4.953125
@@ -36,10 +35,7 @@ def search_bytes(
 
 
 class PromptCache:
-    """Keys and values of the prompts, per layer: written by the prefill, then read-only.
-
-    lengths_B: tokens of each prompt that count; None: all of them.
-    """
+    """Keys and values of the prompts, per layer: written by the prefill, then read-only. lengths_B: None: all tokens count."""
 
     def __init__(self, lengths_B: Tensor | None) -> None:
         self.keys: list[Tensor] = []  # per layer, (B, G, E, T): multiplied from the left without a copy
@@ -52,7 +48,6 @@ class PromptCache:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def append(self, key_BTGE: Tensor, value_BTGE: Tensor) -> None:
-        """Add the next layer."""
         self.keys.append(key_BTGE.permute(0, 2, 3, 1).contiguous())
         self.values.append(value_BTGE.transpose(1, 2).contiguous())
 

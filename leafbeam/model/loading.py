@@ -1,22 +1,32 @@
-"""Making a model from its config, and loading one from a directory of either architecture."""
+"""Making models: from a config, from a directory of either architecture, with the sizes of published models.
 
+Sources: the config.json of Qwen/Qwen3-0.6B, -1.7B and -4B; TIGER (Rajput et al., 2023), implementation details.
+"""
+
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
+from leafbeam.errors import ArgumentError
 from leafbeam.extras import require_device
-from leafbeam.model.config import ModelConfig
+from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
-from leafbeam.model.t5_config import EncoderDecoderConfig
 from leafbeam.model.transformer import Transformer
-from leafbeam.model.vocabulary import AnyVocabulary
-from leafbeam.model.weights import read_model_type
+from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary
+from leafbeam.model.weights import read_hf
 
-__all__ = ["AnyConfig", "AnyModel", "load_model", "new_model"]
+__all__ = ["AnyConfig", "AnyModel", "Qwen3Size", "load_model", "new_model", "qwen3_config", "qwen3_vocabulary", "tiger_config"]
 
 AnyConfig = ModelConfig | EncoderDecoderConfig
 AnyModel = Transformer | EncoderDecoder
+Qwen3Size = Literal["0.6B", "1.7B", "4B"]
+
+_QWEN3_TEXT = 151_669  # tokens of its tokenizer
+_QWEN3_ROWS = 151_936  # rows of its embedding
+_PAD, _BOS, _EOS = 151_643, 151_644, 151_645  # <|endoftext|>, <|im_start|>, <|im_end|>
 
 
 def new_model(
@@ -40,10 +50,54 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """The model in a directory, of the architecture that its config.json names: see `Transformer.from_pretrained`.
-
-    Raises ArgumentError for a device that this machine lacks.
-    """
+    """The model in a directory, of either architecture. Raises as `Transformer.from_pretrained` and `new_model`."""
     require_device(str(device))
-    kind = EncoderDecoder if read_model_type(Path(directory)) in ("t5", "leafbeam_t5_moe") else Transformer
+    kind = EncoderDecoder if read_hf(Path(directory)).get("model_type") in ("t5", "leafbeam_t5_moe") else Transformer
     return kind.from_pretrained(directory, vocabulary=vocabulary, dtype=dtype, device=device)
+
+
+def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConfig:
+    """The config of a dense Qwen3. vocab_size: more than the published model's where SID tokens were added.
+
+    >>> qwen3_config("1.7B").hidden_size
+    2048
+    """
+    sizes = {"0.6B": (1024, 3072, 28, 16), "1.7B": (2048, 6144, 28, 16), "4B": (2560, 9728, 36, 32)}
+    if size not in sizes:
+        raise ArgumentError(f"there is no preset of Qwen3 {size!r}: choose one of {', '.join(get_args(Qwen3Size))}")
+    hidden, intermediate, layers, heads = sizes[size]
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+    )
+
+
+def qwen3_vocabulary(codebook_sizes: Sequence[int]) -> TokenTable:
+    """SID tokens after Qwen3's text tokens, as `tokenizer.add_tokens` numbers them; its `size` is the vocab_size to use."""
+    needed = _QWEN3_TEXT + sum(codebook_sizes)
+    rows = _QWEN3_ROWS if needed <= _QWEN3_ROWS else -(-needed // 128) * 128
+    return TokenTable.behind(_QWEN3_TEXT, codebook_sizes, size=rows, pad=_PAD, bos=_BOS, eos=_EOS)
+
+
+def tiger_config(vocabulary: Vocabulary, *, max_items: int = 20) -> EncoderDecoderConfig:
+    """The sizes in the TIGER paper: 4 + 4 layers, 6 heads of 64, 128 hidden, 1,024 inner, dropout 0.1, ReLU."""
+    return EncoderDecoderConfig(
+        vocab_size=vocabulary.size,
+        d_model=128,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=4,
+        num_decoder_layers=4,
+        num_heads=6,
+        dropout=0.1,
+        decoder_start_token_id=vocabulary.pad,
+        max_position_embeddings=(max_items + 1) * vocabulary.num_levels + 1,
+    )

@@ -30,13 +30,9 @@ class CachedPrompt:
 class PromptStore:
     """A least-recently-used cache from token sequences to keys and values, so that a longer history runs its new tokens only.
 
-    `find` returns the longest stored sequence that starts a new prompt; `put` stores a prompt and drops the one that it
-    extends. A history truncated at its old end starts with other items, so it is a miss.
-
-    A store belongs to one model and its current weights: after training make another. Thread-safe. Cost: a copy of the keys
-    and values per prompt, and one look-up per stored length.
-
-    hits, misses, tokens_saved: counted since construction.
+    It belongs to one model and its current weights. Thread-safe. Cost: a copy of the keys and values per prompt, and one
+    look-up per stored length. A history truncated at its old end is a miss. hits, misses, tokens_saved: since construction.
+    nbytes: of what is stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -47,18 +43,13 @@ class PromptStore:
         self._lock = threading.Lock()
         self._slots: OrderedDict[bytes, Tensor] = OrderedDict()  # by tokens (int64), least recently used first
         self._lengths: Counter[int] = Counter()
-        self._nbytes = 0
+        self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def __repr__(self) -> str:
-        return f"PromptStore(prompts={len(self)}, nbytes={self._nbytes}, max_bytes={self.max_bytes})"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the stored keys and values."""
-        return self._nbytes
+        return f"PromptStore(prompts={len(self)}, nbytes={self.nbytes}, max_bytes={self.max_bytes})"
 
     def find(self, tokens_T: NDArray[np.int64]) -> CachedPrompt | None:
         """The longest stored prefix; never the whole prompt, because its last token must run to give logits."""
@@ -88,18 +79,16 @@ class PromptStore:
         with self._lock:
             if extends is not None:
                 self._drop(key[: 8 * extends.num_tokens])
-            while self._slots and self._nbytes + own.nbytes > self.max_bytes:
+            while self._slots and self.nbytes + own.nbytes > self.max_bytes:
                 self._drop(next(iter(self._slots)))
             if key not in self._slots:
                 self._slots[key] = own
                 self._lengths[len(tokens_T)] += 1
-                self._nbytes += own.nbytes
+                self.nbytes += own.nbytes
 
     def _drop(self, key: bytes) -> None:
         slots = self._slots.pop(key, None)
         if slots is None:
             return
-        self._nbytes -= slots.nbytes
-        self._lengths[len(key) // 8] -= 1
-        if not self._lengths[len(key) // 8]:
-            del self._lengths[len(key) // 8]
+        self.nbytes -= slots.nbytes
+        self._lengths -= Counter([len(key) // 8])  # a count of 0 is removed

@@ -47,10 +47,7 @@ def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor)
 
 
 class Rotary:
-    """Rotary positions: rotates each pair (i, i + E/2) of a head by an angle proportional to the position.
-
-    positions: (T,) shared by all rows, or (B, 1) for the beams of a request.
-    """
+    """Rotates each pair (i, i + E/2) of a head by an angle proportional to its position; positions: (T,) or (B, 1)."""
 
     def __init__(self, config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> None:
         half = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim

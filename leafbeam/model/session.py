@@ -1,18 +1,47 @@
 """A search's calls of the model: the prompts once, then the codes of all beams, level by level.
 
-Shapes: B requests, K beams, T codes of a suffix, V codes of a level.
+Shapes: B requests, K beams, C new codes of each beam, T codes of a suffix, V codes of a level.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model.runner import KVCache, Runner
+from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary
 
-__all__ = ["DecodeSession"]
+__all__ = ["DecodeSession", "KVCache", "Runner", "check_prompts", "checked_lengths"]
+
+
+class KVCache(Protocol):
+    """Keys and values that a search holds."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Runner(Protocol):
+    """Runs the layers for one batch of prompts, which its constructor has prefilled."""
+
+    @property
+    def prompt(self) -> KVCache: ...
+
+    @property
+    def beams(self) -> KVCache: ...
+
+    def root_logits(self) -> Tensor:
+        """Logits (B, V) of level 0."""
+        ...
+
+    def restart(self) -> None:
+        """Drop the beams and keep the prompts."""
+        ...
+
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        """Logits (B, K, V) after each of C new codes, of levels level + 1 on; parents_BK: beams of the last call."""
+        ...
 
 
 class DecodeSession:
@@ -31,12 +60,10 @@ class DecodeSession:
 
     @property
     def prompt(self) -> KVCache:
-        """Keys and values of the prompts, once per request."""
         return self._runner.prompt
 
     @property
     def beams(self) -> KVCache:
-        """Keys and values of the beams' codes."""
         return self._runner.beams
 
     @torch.inference_mode()
@@ -111,3 +138,37 @@ def _integers(name: str, values: Any, device: torch.device) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ArgumentError(f"{name} must be integers (B, K), not {tensor.dtype}")
     return tensor.to(torch.int64)
+
+
+def check_prompts(
+    tokens_BT: Tensor, lengths_B: Tensor | None, config: ModelConfig | EncoderDecoderConfig, num_levels: int = 1
+) -> None:
+    """ArgumentError unless these are tokens (checked on a CPU only) that leave positions for a SID but its last code."""
+    if tokens_BT.ndim != 2 or tokens_BT.dtype not in (torch.int64, torch.int32):
+        raise ArgumentError(f"tokens must be a (B, T) tensor of int64, got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}")
+    if tokens_BT.shape[1] < 1 or tokens_BT.shape[1] + num_levels - 1 > config.max_position_embeddings:
+        raise ArgumentError(
+            f"prompts of {tokens_BT.shape[1]:,} tokens plus {num_levels - 1} new ones do not fit the model's "
+            f"{config.max_position_embeddings:,} positions: keep only the newest items of each history"
+        )
+    if tokens_BT.device.type == "cpu" and tokens_BT.numel():
+        first, last = int(tokens_BT.min()), int(tokens_BT.max())
+        if not 0 <= first <= last < config.vocab_size:
+            raise ArgumentError(f"the model has the tokens 0 to {config.vocab_size - 1:,}, got one outside: {first} to {last}")
+    if lengths_B is not None and lengths_B.shape != tokens_BT.shape[:1]:
+        raise ArgumentError(f"lengths must be one per row, ({len(tokens_BT)},), got shape {tuple(lengths_B.shape)}")
+
+
+def checked_lengths(
+    tokens_BT: Tensor, lengths_B: Tensor | None, config: ModelConfig | EncoderDecoderConfig, num_levels: int
+) -> Tensor:
+    """The lengths of checked prompts as int64 on the tokens' device (None: every prompt has T tokens), each of 1 to T."""
+    check_prompts(tokens_BT, lengths_B, config, num_levels)
+    if lengths_B is None:
+        return torch.full(tokens_BT.shape[:1], tokens_BT.shape[1], device=tokens_BT.device)
+    if len(lengths_B) and not 1 <= int(lengths_B.min()) <= int(lengths_B.max()) <= tokens_BT.shape[1]:
+        raise ArgumentError(
+            f"lengths must be between 1 and {tokens_BT.shape[1]}, got {int(lengths_B.min())} to {int(lengths_B.max())}: "
+            "an empty history is the prompt [bos]"
+        )
+    return lengths_B.to(tokens_BT.device, torch.int64)

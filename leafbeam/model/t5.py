@@ -4,22 +4,20 @@ The decoder's self-attention (`Attend`) and cross-attention (`AttendPrompt`) are
 steps run the same layers.
 
 Shapes: B requests, T tokens of a prompt, S codes (or all new codes of K beams), M new codes of a beam, D hidden, H heads,
-E values of a head.
+E values of a head; in a mixture of experts N tokens, X experts, E experts of a token.
 """
 
 from collections.abc import Callable
 from math import log
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leafbeam.model.experts import Experts, activation
+from leafbeam.model.config import EncoderDecoderConfig, FeedForwardKind
 from leafbeam.model.qwen3 import Attend, Dropout, RMSNorm, linear
-from leafbeam.model.t5_config import EncoderDecoderConfig, FeedForwardKind
 
-__all__ = ["AttendPrompt", "RelativeBias", "T5Decoder", "T5Encoder", "attend_codes"]
+__all__ = ["AttendPrompt", "Experts", "RelativeBias", "T5Decoder", "T5Encoder", "attend_codes"]
 
 AttendPrompt = Callable[[int, Tensor], Tensor]  # (layer, query_BSHE) -> weighted values of the prompt, of the queries' shape
 
@@ -75,6 +73,13 @@ class T5Attention(nn.Module):
         return self.o(values_BSHE.flatten(-2))
 
 
+def _activation(kind: FeedForwardKind, x: Tensor) -> Tensor:
+    """The activation function of this kind of feed-forward network ("gelu" is the tanh form, as in T5 v1.1)."""
+    if kind == "relu":
+        return F.relu(x)
+    return F.silu(x) if kind == "gated-silu" else F.gelu(x, approximate="tanh")
+
+
 class T5FeedForward(nn.Module):
     """Feed-forward network with one hidden layer, gated or not."""
 
@@ -89,15 +94,72 @@ class T5FeedForward(nn.Module):
 
     def forward(self, hidden_BSD: Tensor) -> Tensor:
         if self.kind == "relu":
-            return self.wo(activation(self.kind, self.wi(hidden_BSD)))
-        return self.wo(activation(self.kind, self.wi_0(hidden_BSD)) * self.wi_1(hidden_BSD))
+            return self.wo(_activation(self.kind, self.wi(hidden_BSD)))
+        return self.wo(_activation(self.kind, self.wi_0(hidden_BSD)) * self.wi_1(hidden_BSD))
+
+
+class Experts(nn.Module):
+    """A mixture of experts: out(x) = sum over the E best experts i of p_i(x) FFN_i(x), p the softmax of a linear router.
+
+    Tokens are sorted by expert, so that each expert runs two or three matrix products over its tokens. No token is dropped and
+    no expert has a capacity (as in Switch), so a token's output does not depend on its batch. Cost: E feed-forward networks a
+    token; the number of tokens per expert is read on the host. The router works in float32. (Shazeer et al., 2017; OneRec.)
+    """
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        count, hidden, inner = config.num_experts, config.d_model, config.d_ff
+        self.kind: FeedForwardKind = config.feed_forward_proj
+        self.num_chosen, self.normed = config.num_experts_per_tok, config.norm_topk_prob
+        self.router = nn.Linear(hidden, count, bias=False, device="meta")
+        self.wi_0 = nn.Parameter(torch.empty(count, inner, hidden, device="meta"))
+        self.wi_1 = nn.Parameter(torch.empty(count, inner, hidden, device="meta")) if config.is_gated else None
+        self.wo = nn.Parameter(torch.empty(count, hidden, inner, device="meta"))
+
+    def forward(self, hidden: Tensor, balance: list[Tensor] | None = None) -> Tensor:
+        """(..., D) -> (..., D). balance: a list to which the load-balancing loss of these tokens is appended."""
+        tokens_ND = hidden.reshape(-1, hidden.shape[-1])
+        probabilities_NX = F.linear(tokens_ND.float(), self.router.weight.float()).softmax(-1)
+        weight_NE, expert_NE = probabilities_NX.topk(self.num_chosen, dim=-1)
+        if balance is not None:
+            balance.append(_load_balancing_loss(probabilities_NX, expert_NE))
+        if self.normed:
+            weight_NE = weight_NE / weight_NE.sum(-1, keepdim=True)
+        order = expert_NE.flatten().argsort(stable=True)
+        counts = torch.bincount(expert_NE.flatten(), minlength=self.wo.shape[0]).tolist()
+        by_expert = tokens_ND.index_select(0, order // self.num_chosen).split(counts)
+        outputs = [self._feed_forward(expert, tokens) for expert, tokens in enumerate(by_expert) if len(tokens)]
+        output_MD = torch.cat(outputs) if outputs else tokens_ND
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        output_NED = output_MD.index_select(0, inverse).unflatten(0, expert_NE.shape)
+        return (weight_NE.to(output_NED.dtype)[..., None] * output_NED).sum(1).view(hidden.shape)
+
+    def _feed_forward(self, expert: int, tokens_MD: Tensor) -> Tensor:
+        inner = _activation(self.kind, F.linear(tokens_MD, self.wi_0[expert]))
+        if self.wi_1 is not None:
+            inner = inner * F.linear(tokens_MD, self.wi_1[expert])
+        return F.linear(inner, self.wo[expert])
+
+
+def _load_balancing_loss(probabilities_NX: Tensor, expert_NE: Tensor) -> Tensor:
+    """X x sum over experts of (fraction of the choices) x (mean probability) (Switch Transformer, equation 4)."""
+    num_experts = probabilities_NX.shape[1]
+    counts_X = torch.bincount(expert_NE.flatten(), minlength=num_experts)
+    fraction_X = counts_X.to(probabilities_NX.dtype) / max(1, expert_NE.numel())
+    return num_experts * (fraction_X * probabilities_NX.mean(0)).sum()
 
 
 class _SelfAttention(nn.Module):
-    def __init__(self, config: EncoderDecoderConfig, bias: RelativeBias | None) -> None:
+    def __init__(self, config: EncoderDecoderConfig, has_bias: bool, *, bidirectional: bool) -> None:
         super().__init__()
-        self.SelfAttention = T5Attention(config, bias)
+        self.SelfAttention = T5Attention(config, RelativeBias(config, bidirectional=bidirectional) if has_bias else None)
         self.layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
+
+    @property
+    def bias(self) -> RelativeBias:
+        assert self.SelfAttention.relative_attention_bias is not None
+        return self.SelfAttention.relative_attention_bias
 
 
 class _CrossAttention(nn.Module):
@@ -135,27 +197,21 @@ class T5Encoder(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.block = nn.ModuleList(
-            _Block(
-                _SelfAttention(config, RelativeBias(config, bidirectional=True) if number == 0 else None),
-                _FeedForward(config, experts=False),
-            )
+        self._layers = [  # the modules of `block`, with their types
+            (_SelfAttention(config, number == 0, bidirectional=True), _FeedForward(config, experts=False))
             for number in range(config.num_layers)
-        )
+        ]
+        self.block = nn.ModuleList(_Block(*sublayers) for sublayers in self._layers)
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def forward(self, hidden_BTD: Tensor, lengths_B: Tensor | None, dropout: Dropout) -> Tensor:
         """lengths_B: tokens of each prompt that count, the padding behind them is masked; None: all count."""
         positions_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-        relative = cast(_SelfAttention, cast(_Block, self.block[0]).layer[0]).SelfAttention.relative_attention_bias
-        assert relative is not None
-        bias = relative(positions_T, positions_T)[None].to(hidden_BTD.dtype)
+        bias = self._layers[0][0].bias(positions_T, positions_T)[None].to(hidden_BTD.dtype)
         if lengths_B is not None:
             bias = bias.masked_fill((positions_T >= lengths_B[:, None])[:, None, None], -torch.inf)
         hidden_BTD = dropout(hidden_BTD)
-        for block in self.block:
-            attention, feed_forward = (sub for sub in cast(_Block, block).layer)
-            assert isinstance(attention, _SelfAttention)
+        for attention, feed_forward in self._layers:
             heads, normed = attention.SelfAttention, attention.layer_norm(hidden_BTD)
             query, key, value = (x.transpose(1, 2) for x in (heads.queries(normed), *heads.keys_values(normed)))
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0).transpose(1, 2)
@@ -169,27 +225,26 @@ class T5Decoder(nn.Module):
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
-        self.block = nn.ModuleList(
-            _Block(
-                _SelfAttention(config, RelativeBias(config, bidirectional=False) if number == 0 else None),
+        self._layers = [  # the modules of `block`, with their types
+            (
+                _SelfAttention(config, number == 0, bidirectional=False),
                 _CrossAttention(config),
                 _FeedForward(config, experts=config.num_experts > 0),
             )
             for number in range(config.num_decoder_layers)
-        )
+        ]
+        self.block = nn.ModuleList(_Block(*sublayers) for sublayers in self._layers)
         self.final_layer_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.scale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     @property
     def bias(self) -> RelativeBias:
         """The relative positions, which the first layer holds."""
-        bias = self._parts(0)[0].SelfAttention.relative_attention_bias
-        assert bias is not None
-        return bias
+        return self._layers[0][0].bias
 
     def prompt_keys_values(self, encoded_BTD: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each layer, the keys and values (B, T, H, E) of the cross-attention."""
-        return [self._parts(layer)[1].EncDecAttention.keys_values(encoded_BTD) for layer in range(len(self.block))]
+        return [cross.EncDecAttention.keys_values(encoded_BTD) for _, cross, _ in self._layers]
 
     def forward(
         self,
@@ -201,8 +256,7 @@ class T5Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states (B, S, D) after the final norm, scaled for the head."""
         hidden_BSD = dropout(hidden_BSD)
-        for layer in range(len(self.block)):
-            own, cross, feed_forward = self._parts(layer)
+        for layer, (own, cross, feed_forward) in enumerate(self._layers):
             heads, normed = own.SelfAttention, own.layer_norm(hidden_BSD)
             attended = self_attention(layer, heads.queries(normed), *heads.keys_values(normed))
             hidden_BSD = hidden_BSD + dropout(heads.output(attended))
@@ -211,10 +265,6 @@ class T5Decoder(nn.Module):
             hidden_BSD = hidden_BSD + dropout(heads.output(attended))
             hidden_BSD = hidden_BSD + dropout(feed_forward(hidden_BSD, balance))
         return dropout(self.final_layer_norm(hidden_BSD)) * self.scale
-
-    def _parts(self, layer: int) -> tuple[_SelfAttention, _CrossAttention, _FeedForward]:
-        own, cross, feed_forward = cast(_Block, self.block[layer]).layer
-        return cast(_SelfAttention, own), cast(_CrossAttention, cross), cast(_FeedForward, feed_forward)
 
 
 def attend_codes(bias: RelativeBias, query_BKMHE: Tensor, key_BKSHE: Tensor, value_BKSHE: Tensor) -> Tensor:

@@ -1,25 +1,30 @@
 """The decoder-only model: Qwen3's layers and a head of which any level is a slice.
 
-Shapes: B requests, T tokens of each, D hidden, V codes of a level.
+Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x C, V codes of a level, D hidden.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
-from leafbeam.model.checks import check_prompts, checked_lengths
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.kv_cache import BeamCache, PromptCache
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Qwen3, causal, make_dropout
-from leafbeam.model.runner import Runner, TorchRunner
-from leafbeam.model.session import DecodeSession
+from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import TensorNames
 from leafbeam.model.workspace import Workspace
+from leafbeam.ops.attention.reference import attend, causal_suffix_attention, extend_ancestors, merge, suffix_attention
 
-__all__ = ["Transformer"]
+__all__ = ["StaticRunner", "StaticSession", "TorchRunner", "Transformer"]
 
 
 class Transformer(SidModel[ModelConfig]):
@@ -54,17 +59,15 @@ class Transformer(SidModel[ModelConfig]):
 
     @property
     def embedding(self) -> nn.Embedding:
-        """The embedding of all tokens."""
         return self.model.embed_tokens
 
     def _initial_deviation(self, name: str) -> float:
         return self.config.initializer_range
 
     def forward(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None) -> Tensor:
-        """Hidden states (B, T, D) under causal attention, after the final norm.
+        """Hidden states (B, T, D) under causal attention, after the final norm; zeros for padding behind lengths_B.
 
-        lengths_B: tokens of each row that count; the hidden states of the padding behind them are zeros. dropout: chooses what
-        is dropped; a model in training mode with config.dropout > 0 needs it (ArgumentError).
+        dropout: the generator that a model in training mode with config.dropout > 0 needs (ArgumentError).
         """
         check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
@@ -84,18 +87,15 @@ class Transformer(SidModel[ModelConfig]):
         store: PromptStore | None = None,
         beams: int = 0,
     ) -> DecodeSession:
-        """Prefill prompts (B, T) int64, padded on the right to lengths_B (at least 1 each), and open a decoding session.
+        """Prefill prompts (B, T) int64, padded on the right to lengths_B, and open a decoding session, without gradients.
 
-        Cost: one pass over the tokens; the session holds the prompts' keys and values. No gradients. On a CPU in float32 it
-        runs packed rows (`CpuRunner`), elsewhere the torch modules.
+        Cost: one pass over the tokens. On a CPU in float32 it runs packed rows (`CpuRunner`), elsewhere the torch modules.
 
-        workspace: buffers to reuse; a session and its logits are void once the workspace serves another. store: prefixes of
-        prompts that it holds are not computed again. Both raise ArgumentError except on a CPU in float32. beams: the expected
-        number of beams, to allocate memory for their codes once. Prompts that leave no positions for a whole SID raise
-        ArgumentError.
+        workspace: buffers to reuse; a session is void once they serve another. store: prefixes of prompts that it holds are not
+        computed again. Both raise ArgumentError except on a CPU in float32. beams: the expected number, to allocate memory for
+        their codes once. Prompts that leave no positions for a whole SID raise ArgumentError.
         """
-        check_prompts(tokens_BT, lengths_B, self.config, num_new_tokens=self.vocabulary.num_levels - 1)
-        lengths_B = checked_lengths(tokens_BT, lengths_B)
+        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
             runner: Runner = CpuRunner(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
@@ -107,3 +107,100 @@ class Transformer(SidModel[ModelConfig]):
         else:
             runner = TorchRunner(self.model, self.head, tokens_BT, lengths_B)
         return DecodeSession(runner, self.vocabulary, lengths_B)
+
+
+class TorchRunner:
+    """The model's torch modules, on any device and in any dtype."""
+
+    def __init__(self, body: Qwen3, head: Callable[[Tensor, int], Tensor], tokens_BT: Tensor, lengths_B: Tensor) -> None:
+        self._body, self._head, self._lengths_B = body, head, lengths_B
+        num_tokens = tokens_BT.shape[1]
+        self.prompt = PromptCache(lengths_B if bool((lengths_B < num_tokens).any()) else None)
+        hidden_BTD = body(tokens_BT, torch.arange(num_tokens, device=tokens_BT.device), self.prompt.prefill)
+        self._last_BD = hidden_BTD[torch.arange(len(lengths_B), device=lengths_B.device), lengths_B - 1]
+        self.restart()
+
+    def restart(self) -> None:
+        self.beams = BeamCache(len(self.prompt.keys))
+
+    def root_logits(self) -> Tensor:
+        return self._head(self._last_BD, 0)
+
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        _, num_beams, num_codes = tokens_BKC.shape
+        self.beams.follow(parents_BK, num_codes)
+        positions_BN = (self._lengths_B + level)[:, None]
+        if num_codes > 1:
+            positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BKC.device).repeat(num_beams)
+        hidden_BND = self._body(tokens_BKC.flatten(1, 2), positions_BN, self._attend)
+        hidden_BKCD = hidden_BND.unflatten(1, (num_beams, num_codes))
+        return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
+        """One softmax over the prompt and the beam's own codes, up to each new one."""
+        keys_BKSGE, values_BKSGE = self.beams.extend(layer, key_BNGE, value_BNGE)
+        prefix = self.prompt.attend(layer, query_BNHE)
+        if self.beams.shape[1] == 1:
+            return merge(*prefix, *suffix_attention(query_BNHE, keys_BKSGE, values_BKSGE))
+        query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
+        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE)
+        return merge(*prefix, values.flatten(1, 2), lse.flatten(1, 2))
+
+
+class StaticRunner:
+    """A model prepared for captured decoding: each level's head and tokens are computed once, here.
+
+    Tokens, codes and parents are not checked, because a check would synchronise the device. The logits equal a
+    `DecodeSession`'s, up to the order of sums.
+
+    attend: `ops.attention.reference.attend`, or a kernel with the same arguments. The head of a level
+    whose tokens are not consecutive is copied (V x D); after training make another runner.
+    """
+
+    def __init__(self, model: Transformer, attend: Callable[..., Tensor] = attend) -> None:
+        self.body, self.attend = model.model, attend
+        self.config, self.vocabulary, self.device = model.config, model.vocabulary, model.device
+        weight, levels = model.head_weight.detach(), range(model.vocabulary.num_levels)
+        self.dtype = weight.dtype
+        self.heads = [self.vocabulary.level_rows(weight, level) for level in levels]
+        self.tokens = [torch.from_numpy(self.vocabulary.level_tokens(level)).to(self.device) for level in levels]
+
+    def start(self, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> StaticSession:
+        """Prefill prompts, padded on the right to lengths_B (1 to T), for a search of up to num_beams beams."""
+        return StaticSession(self, tokens_BT, lengths_B, num_beams)
+
+
+class StaticSession:
+    """One search: keys and values of the prompts and, in slots that never move, of the codes. root_logits_BV: of level 0."""
+
+    def __init__(self, runner: StaticRunner, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> None:
+        self._runner, self._lengths_B = runner, lengths_B
+        config, device = runner.config, tokens_BT.device
+        self._prompt = PromptCache(lengths_B)
+        shape = (len(tokens_BT), num_beams, runner.vocabulary.num_levels - 1, config.num_key_value_heads, config.head_dim)
+        self._slots = [  # per layer: keys and values of codes (B, K, S, G, E)
+            (torch.empty(shape, dtype=runner.dtype, device=device), torch.empty(shape, dtype=runner.dtype, device=device))
+            for _ in range(config.num_hidden_layers)
+        ]
+        self._ancestors_BKS: Tensor | None = None
+        self._level = 0
+        hidden_BTD = runner.body(tokens_BT, torch.arange(tokens_BT.shape[1], device=device), self._prompt.prefill)
+        last_BD = hidden_BTD[torch.arange(len(tokens_BT), device=device), lengths_B - 1]
+        self.root_logits_BV = F.linear(last_BD, runner.heads[0])
+
+    def extend(self, codes_BK: Tensor, parents_BK: Tensor) -> Tensor:
+        """Logits (B, K, V) of the next level, for beams that took codes_BK and extend the beams parents_BK."""
+        self._ancestors_BKS = extend_ancestors(self._ancestors_BKS, parents_BK)
+        tokens_BK = self._runner.tokens[self._level][codes_BK]
+        hidden_BKD = self._runner.body(tokens_BK, (self._lengths_B + self._level)[:, None], self._attend)
+        self._level += 1
+        return F.linear(hidden_BKD, self._runner.heads[self._level])
+
+    def _attend(self, layer: int, query_BKHE: Tensor, key_BKGE: Tensor, value_BKGE: Tensor) -> Tensor:
+        assert self._ancestors_BKS is not None
+        beams, level = query_BKHE.shape[1], self._level
+        keys_BKSGE, values_BKSGE = self._slots[layer]
+        keys_BKSGE[:, :beams, level], values_BKSGE[:, :beams, level] = key_BKGE, value_BKGE
+        prompt = self._prompt.keys[layer], self._prompt.values[layer], self._lengths_B
+        codes = keys_BKSGE[:, :, : level + 1], values_BKSGE[:, :, : level + 1], self._ancestors_BKS
+        return self._runner.attend(query_BKHE, *prompt, *codes)

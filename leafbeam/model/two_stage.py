@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.model.checks import check_prompts, checked_lengths
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.runner import TorchRunner
-from leafbeam.model.session import DecodeSession
-from leafbeam.model.transformer import Transformer
+from leafbeam.model.session import DecodeSession, checked_lengths
+from leafbeam.model.transformer import TorchRunner, Transformer
 from leafbeam.model.vocabulary import AnyVocabulary
 
 __all__ = ["GeneratedText", "TwoStage"]
@@ -23,10 +21,7 @@ __all__ = ["GeneratedText", "TwoStage"]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GeneratedText:
-    """Prompts followed by their text.
-
-    tokens_BT: padded on the right to lengths_B. texts: the generated tokens of each request, the marker included.
-    """
+    """Prompts followed by their text, padded to lengths_B. texts: the generated tokens, the marker included."""
 
     tokens_BT: Tensor
     lengths_B: Tensor
@@ -37,9 +32,8 @@ class GeneratedText:
 class TwoStage:
     """A model that generates text, such as reasoning, before it recommends; an `Engine` takes it like any model.
 
-    max_tokens: of the text. marker: the token after which SIDs begin. Generating it ends the text; a text that reaches
-    max_tokens gets it appended. None: every text has max_tokens tokens. temperature: 0 is greedy; above 0 tokens are sampled
-    with `seed`, the same way in each call.
+    max_tokens: of the text. marker: the token that ends a text, and is appended to one that reaches max_tokens; None: every
+    text has max_tokens tokens. temperature: 0 is greedy; above 0 tokens are sampled with `seed`, the same way in each call.
 
     Cost: one pass over the prompts, max_tokens passes over B tokens, and one pass over prompt and text for the search.
 
@@ -67,12 +61,10 @@ class TwoStage:
 
     @property
     def vocabulary(self) -> AnyVocabulary:
-        """The model's."""
         return self.model.vocabulary
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
         return self.model.device
 
     @cached_property
@@ -95,8 +87,7 @@ class TwoStage:
     @torch.inference_mode()
     def generate(self, tokens_BT: Tensor, lengths_B: Tensor | None = None) -> GeneratedText:
         """The first stage alone. Prompts that leave no positions for text and SID raise ArgumentError."""
-        check_prompts(tokens_BT, lengths_B, self.config, num_new_tokens=self.vocabulary.num_levels - 1)
-        lengths_B = checked_lengths(tokens_BT, lengths_B)
+        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
         device = tokens_BT.device
         generator = torch.Generator(device=device).manual_seed(self.seed)
         rows_B, parents_B1 = torch.arange(len(tokens_BT), device=device), torch.zeros_like(lengths_B)[:, None]
@@ -120,10 +111,8 @@ class TwoStage:
         if self.marker is not None:
             tokens_BT[rows_B[unfinished_B], ends_B[unfinished_B]] = self.marker
             ends_B += unfinished_B
-        texts = tuple(
-            tuple(row[begin:end])
-            for row, begin, end in zip(tokens_BT.tolist(), lengths_B.tolist(), ends_B.tolist(), strict=True)
-        )
+        spans = zip(tokens_BT.tolist(), lengths_B.tolist(), ends_B.tolist(), strict=True)
+        texts = tuple(tuple(row[begin:end]) for row, begin, end in spans)
         longest = int(ends_B.max()) if len(ends_B) else 1
         return GeneratedText(tokens_BT=tokens_BT[:, :longest], lengths_B=ends_B, texts=texts)
 

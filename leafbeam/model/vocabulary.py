@@ -40,7 +40,6 @@ class _SidTokens(ABC):
 
     @property
     def num_levels(self) -> int:
-        """How many codes a SID has."""
         return len(self.codebook_sizes)
 
     @property
@@ -48,20 +47,28 @@ class _SidTokens(ABC):
         """How many tokens of a prompt stand before its history: `bos`, and the user's token where users have tokens."""
         return 2 if self.num_users else 1
 
+    @cached_property
     @abstractmethod
+    def _levels(self) -> tuple[Int64Array, ...]:
+        """The tokens of each level, in the order of its codes."""
+
+    @cached_property
+    def _flat(self) -> tuple[Int64Array, Int64Array]:
+        """The tokens of all levels, one level after the other, and where each begins."""
+        return np.concatenate(self._levels), np.cumsum((0, *self.codebook_sizes[:-1]))
+
+    @cached_property
+    def _slices(self) -> tuple[slice | None, ...]:
+        bounds = [(int(level[0]), int(level[-1]) + 1, bool((np.diff(level) == 1).all())) for level in self._levels]
+        return tuple(slice(begin, end) if consecutive else None for begin, end, consecutive in bounds)
+
     def level_slice(self, level: int) -> slice | None:
         """The tokens of a level as a range, or None where they are not consecutive."""
+        return self._slices[level]
 
-    @abstractmethod
     def level_tokens(self, level: int) -> Int64Array:
         """The tokens of a level, in the order of its codes."""
-
-    @abstractmethod
-    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array: ...
-
-    @abstractmethod
-    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Codes, and which of the tokens are codes of their level."""
+        return self._levels[level]
 
     def level_rows(self, matrix_VD: Tensor, level: int) -> Tensor:
         """The rows of a level's tokens in the order of its codes: a view of consecutive rows, else a gathered copy."""
@@ -90,7 +97,8 @@ class _SidTokens(ABC):
             where = _first(wrong)
             size = self.codebook_sizes[where[-1]]
             raise CodesError(f"code {codes[where]} at {where} is outside level {where[-1]}'s codebook of {size:,} codes")
-        return _like(codes_NL, self._codes_to_tokens(codes))
+        flat, begin_L = self._flat
+        return _like(codes_NL, flat[codes + begin_L])
 
     @overload
     def codes(self, tokens_NL: Tensor) -> Tensor: ...
@@ -99,13 +107,15 @@ class _SidTokens(ABC):
     def codes(self, tokens_NL: Tensor | npt.ArrayLike) -> Tensor | Int64Array:
         """The SIDs of tokens (..., L): the inverse of `tokens`. Raises CodesError for a token that is not of its level."""
         tokens = _integers(tokens_NL, self.num_levels)
-        codes, known = self._tokens_to_codes(tokens)
+        codes = np.empty_like(tokens)
+        for t, level in enumerate(self._levels):
+            order = np.argsort(level)
+            codes[..., t] = order[np.searchsorted(level, tokens[..., t], sorter=order).clip(max=len(level) - 1)]
+        flat, begin_L = self._flat
+        known = flat[codes + begin_L] == tokens
         if not known.all():
             where = _first(~known)
-            raise CodesError(
-                f"token {tokens[where]} at {where} is not a code of level {where[-1]}: give one column per level, "
-                "without special tokens"
-            )
+            raise CodesError(f"token {tokens[where]} at {where} is no code of level {where[-1]}: give SID tokens alone")
         return _like(tokens_NL, codes)
 
     def prompts(
@@ -193,21 +203,9 @@ class Vocabulary(_SidTokens):
         first = self.no_user
         return np.array([first if user is None else first + 1 + _user_hash(user) % self.num_users for user in users], np.int64)
 
-    def level_slice(self, level: int) -> slice:
-        """The tokens of a level."""
-        first = self.offsets[level]
-        return slice(first, first + self.codebook_sizes[level])
-
-    def level_tokens(self, level: int) -> Int64Array:
-        """The tokens of a level, in the order of its codes."""
-        return np.arange(self.offsets[level], self.offsets[level] + self.codebook_sizes[level])
-
-    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array:
-        return codes_NL + np.array(self.offsets, np.int64)
-
-    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        codes = tokens_NL - np.array(self.offsets, np.int64)
-        return codes, (codes >= 0) & (codes < np.array(self.codebook_sizes, np.int64))
+    @cached_property
+    def _levels(self) -> tuple[Int64Array, ...]:
+        return tuple(np.arange(first, first + size) for first, size in zip(self.offsets, self.codebook_sizes, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that `vocabulary_from_dict` reads."""
@@ -259,35 +257,8 @@ class TokenTable(_SidTokens):
         return cls(tokens_per_level=levels, size=size, pad=pad, bos=bos, eos=eos)
 
     @cached_property
-    def _tables(self) -> tuple[Int64Array, ...]:
+    def _levels(self) -> tuple[Int64Array, ...]:
         return tuple(np.array(level, np.int64) for level in self.tokens_per_level)
-
-    @cached_property
-    def _slices(self) -> tuple[slice | None, ...]:
-        consecutive = [bool((np.diff(table) == 1).all()) for table in self._tables]
-        return tuple(
-            slice(int(table[0]), int(table[-1]) + 1) if one else None
-            for table, one in zip(self._tables, consecutive, strict=True)
-        )
-
-    def level_slice(self, level: int) -> slice | None:
-        """The tokens of a level as a range, or None where they are not consecutive."""
-        return self._slices[level]
-
-    def level_tokens(self, level: int) -> Int64Array:
-        """The tokens of a level, in the order of its codes."""
-        return self._tables[level]
-
-    def _codes_to_tokens(self, codes_NL: Int64Array) -> Int64Array:
-        return np.stack([table[codes_NL[..., t]] for t, table in enumerate(self._tables)], axis=-1)
-
-    def _tokens_to_codes(self, tokens_NL: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        codes = np.empty_like(tokens_NL)
-        for t, table in enumerate(self._tables):
-            order = np.argsort(table)
-            position = np.searchsorted(table, tokens_NL[..., t], sorter=order)
-            codes[..., t] = order[np.minimum(position, len(table) - 1)]
-        return codes, self._codes_to_tokens(codes) == tokens_NL
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that `vocabulary_from_dict` reads."""
@@ -304,9 +275,7 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
     kinds = {"ranges": Vocabulary, "table": TokenTable}
     kind = str(fields.get("kind"))
     if kind not in kinds:
-        raise CheckpointError(
-            f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again with leafbeam"
-        )
+        raise CheckpointError(f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again")
     try:
         return kinds[kind](**{name: value for name, value in fields.items() if name != "kind"})
     except (TypeError, ArgumentError) as error:

@@ -13,11 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.model.config import ModelConfig
-from leafbeam.model.t5_config import EncoderDecoderConfig
+from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
-__all__ = ["Config", "TensorNames", "read_config", "read_model_type", "read_tensors", "write_checkpoint"]
+__all__ = ["Config", "TensorNames", "read_config", "read_hf", "read_tensors", "write_checkpoint"]
 
 Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 
@@ -28,50 +27,36 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """Names in a model's files. embedding: the embedding. copies: tensors equal to it. unused: tensors that are not read."""
+    """Names in a model's files: its embedding, tensors that are copies of it, and unused ones that are not read."""
 
     embedding: str
     copies: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
 
-def read_model_type(directory: Path) -> str:
-    """The model_type of config.json, such as "qwen3" or "t5"."""
-    return str(_read_hf(directory).get("model_type"))
-
-
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
     """The config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
-    hf = _read_hf(directory)
-    if not (directory / "leafbeam.json").exists():
-        if vocabulary is None:
-            raise CheckpointError(
-                f"{directory} has no leafbeam.json, so nothing says which tokens are SIDs: "
-                "pass vocabulary=Vocabulary(...) or TokenTable(...)"
-            )
-        own: Mapping[str, Any] = {"format": _FORMAT, "vocabulary": vocabulary.to_dict()}
-    else:
-        own = _read_json(directory / "leafbeam.json")
-    if own.get("format") != _FORMAT or not isinstance(own.get("vocabulary"), dict):
-        raise CheckpointError(
-            f"{directory / 'leafbeam.json'} has format {own.get('format')!r}, this leafbeam reads format {_FORMAT}: "
-            "save the model again, or install the leafbeam that wrote it"
-        )
-    saved = vocabulary_from_dict(own["vocabulary"])
-    if vocabulary is not None and saved != vocabulary:
-        raise CheckpointError(
-            f"the vocabulary given is not the one in {directory / 'leafbeam.json'}: leave it out to use the saved one"
-        )
+    hf = read_hf(directory)
+    path, own = directory / "leafbeam.json", {}
+    if path.exists():
+        own = _read_json(path)
+        if own.get("format") != _FORMAT or not isinstance(own.get("vocabulary"), dict):
+            found = f"{path} has format {own.get('format')!r}, this leafbeam reads format {_FORMAT}"
+            raise CheckpointError(f"{found}: save the model again, or install the leafbeam that wrote it")
+        saved = vocabulary_from_dict(own["vocabulary"])
+        if vocabulary not in (None, saved):
+            raise CheckpointError(f"the vocabulary given is not the one in {path}: leave it out to use the saved one")
+        vocabulary = saved
+    if vocabulary is None:
+        raise CheckpointError(f"{path} is missing: pass vocabulary=Vocabulary(...) or TokenTable(...), which names SID tokens")
     try:
         config = kind.from_hf(hf, dropout=own.get("dropout", 0.0))
     except CheckpointError as error:
         raise CheckpointError(f"{directory}: {error}") from error
-    if saved.size > config.vocab_size:
-        raise CheckpointError(
-            f"the vocabulary has {saved.size:,} tokens, but {directory / 'config.json'} a vocab_size of only "
-            f"{config.vocab_size:,}: the two do not belong together"
-        )
-    return config, saved
+    if vocabulary.size > config.vocab_size:
+        sizes = f"the vocabulary has {vocabulary.size:,} tokens, but vocab_size is {config.vocab_size:,}"
+        raise CheckpointError(f"{sizes} in {directory / 'config.json'}: the two do not belong together")
+    return config, vocabulary
 
 
 def read_tensors(
@@ -94,36 +79,26 @@ def read_tensors(
     for path, name, tensor in _stored(directory, device):
         if name in copies:
             copied[name] = tensor
-        elif name in names.unused:
             continue
-        elif name not in shapes:
+        if name in names.unused:
+            continue
+        if tensor.shape != shapes.get(name):
+            expected = f"shape {tuple(shapes[name])}" if name in shapes else "no such tensor"
             raise CheckpointError(
-                f"{path} holds {name}, which a model of this config.json does not have: the two do not belong together"
+                f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json has {expected}: they do not belong together"
             )
-        elif tensor.shape != shapes[name]:
-            raise CheckpointError(
-                f"{path} holds {name} of shape {tuple(tensor.shape)}, config.json asks for {tuple(shapes[name])}: "
-                "the two do not belong together"
-            )
-        elif not tensor.is_floating_point():
-            raise CheckpointError(
-                f"{path} holds {name} as {tensor.dtype}, quantised; leafbeam reads floats: use the original checkpoint"
-            )
-        else:
-            tensors[name] = tensor if dtype is None else tensor.to(dtype)
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
+        tensors[name] = tensor if dtype is None else tensor.to(dtype)
     if missing := [name for name in shapes if name not in tensors]:
-        raise CheckpointError(
-            f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}: "
-            "copy the whole checkpoint again"
-        )
+        found = f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}"
+        raise CheckpointError(f"{found}: copy the whole checkpoint again")
     for name, copy in copied.items():
         if not torch.equal(copy.to(tensors[embedding].dtype), tensors[embedding]):
-            raise CheckpointError(
-                f"{directory} says tie_word_embeddings, but {name} differs from {embedding}: "
-                f"set tie_word_embeddings to false in config.json, or remove {name}"
-                if name == "lm_head.weight"
-                else f"{directory} holds {name}, which differs from {embedding}: leafbeam has one embedding for both"
-            )
+            reason = "leafbeam has one embedding for both"
+            if name == "lm_head.weight":
+                reason = f"set tie_word_embeddings to false in config.json, or remove {name}"
+            raise CheckpointError(f"{directory} holds {name}, which differs from {embedding}: {reason}")
     if len(dtypes := {tensor.dtype for tensor in tensors.values()}) > 1:
         raise CheckpointError(f"{directory} mixes {', '.join(sorted(map(str, dtypes)))}: choose one with dtype=torch.float32")
     return tensors
@@ -147,7 +122,8 @@ def write_checkpoint(
     _write_json(directory / "leafbeam.json", own)
 
 
-def _read_hf(directory: Path) -> dict[str, Any]:
+def read_hf(directory: Path) -> dict[str, Any]:
+    """The fields of config.json."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the one that holds config.json and {_SINGLE}")
     return _read_json(directory / "config.json")
@@ -157,10 +133,10 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
     """The tensors of the single file, or of the shards in the index, one at a time."""
     if (directory / _INDEX).exists():
         shards = _read_json(directory / _INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(one, str) and Path(one).name == one for one in shards.values()):
-            raise CheckpointError(
-                f"{directory / _INDEX} has no weight_map from tensors to file names: copy the checkpoint again"
-            )
+        if not isinstance(shards, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in shards.values()
+        ):
+            raise CheckpointError(f"{directory / _INDEX} has no weight_map from tensors to file names: copy it again")
         paths = [directory / shard for shard in sorted(set(shards.values()))]
     else:
         paths = [directory / _SINGLE]

@@ -1,4 +1,7 @@
-"""Buffers that successive searches of one worker reuse."""
+"""Buffers that successive searches of one worker reuse, and the activations of the rows that go through the layers together.
+
+Shapes: X rows at most, D hidden, F inner values of a feed-forward block, Q = H x E values of all query heads, G key heads.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
+from leafbeam.model.config import ModelConfig
 
-__all__ = ["Workspace"]
+__all__ = ["Chunk", "Workspace"]
+
+Array = NDArray[Any]
 
 
 class Workspace:
@@ -36,7 +42,7 @@ class Workspace:
         self.growths = 0
         self._flat: dict[str, Tensor] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
-        self._views: dict[str, tuple[tuple[int, ...], Tensor, NDArray[Any]]] = {}
+        self._views: dict[str, tuple[tuple[int, ...], Tensor, Array]] = {}
 
     def __repr__(self) -> str:
         return f"Workspace(rows={self.rows}, scores={self.scores}, nbytes={self.nbytes})"
@@ -46,13 +52,8 @@ class Workspace:
         """Bytes of all buffers."""
         return sum(flat.nbytes for flat in self._flat.values())
 
-    def buffer(
-        self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False
-    ) -> tuple[Tensor, NDArray[Any]]:
-        """The buffer of this name in this shape, as a tensor and as an array over the same memory, not cleared.
-
-        keep: copy the old contents where the buffer has to grow.
-        """
+    def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
+        """The buffer of this name in this shape, not cleared. keep: copy the old contents where it has to grow."""
         held = self._views.get(name)
         if held is not None and held[0] == shape:
             return held[1], held[2]
@@ -72,7 +73,7 @@ class Workspace:
         self._views[name] = shape, view, view.numpy()
         return view, self._views[name][2]
 
-    def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> NDArray[Any]:
+    def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> Array:
         """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
         flat = self._flat.get(name)
         if flat is None or len(flat) < min_rows:
@@ -81,7 +82,7 @@ class Workspace:
             self._views[name] = tuple(flat.shape), flat, flat.numpy()
         return self._views[name][2]
 
-    def gather_rows(self, name: str, matrix_VD: Tensor, rows: NDArray[Any]) -> Tensor:
+    def gather_rows(self, name: str, matrix_VD: Tensor, rows: Array) -> Tensor:
         """Some rows of a matrix, copied again only when the matrix has changed."""
         stamp = matrix_VD.data_ptr(), 0 if matrix_VD.is_inference() else matrix_VD._version
         buffer, _ = self.buffer(name, len(rows), matrix_VD.shape[1])
@@ -89,3 +90,46 @@ class Workspace:
             torch.index_select(matrix_VD, 0, torch.from_numpy(rows), out=buffer)
             self._stamps[name] = stamp
         return buffer
+
+
+class Chunk:
+    """Workspace buffers for `rows` rows: as tensors cut to the rows (for products) and as whole arrays (for kernels)."""
+
+    def __init__(self, space: Workspace, config: ModelConfig, rows: int) -> None:
+        self.space, self.config, self.rows = space, config, rows
+        capacity = max(rows, space.rows)
+
+        def buffer(name: str, width: int) -> tuple[Tensor, Array]:
+            tensor, array = space.buffer(name, capacity, width)
+            return tensor[:rows], array
+
+        groups, size = config.num_key_value_heads, config.head_dim
+        queries = config.num_attention_heads * size
+        self.hidden, self.hidden_XD = buffer("hidden", config.hidden_size)
+        self.normed, self.normed_XD = buffer("normed", config.hidden_size)
+        self.query, self.query_XQ = buffer("query", queries)
+        self.key, self.key_XG = buffer("key", groups * size)
+        self.value, self.value_XG = buffer("value", groups * size)
+        self.rotated_query, rotated_XQ = buffer("rotated query", queries)
+        self.weighted_values, weighted_XQ = buffer("weighted values", queries)
+        # Both hold (G, rows x R, E) at their front.
+        self.rotated_query_flat, self.weighted_values_flat = rotated_XQ.reshape(-1), weighted_XQ.reshape(-1)
+        self.attention_output, self.attention_output_XQ = buffer("attention output", queries)
+        self.gate, self.gate_XF = buffer("gate", config.intermediate_size)
+        self.up, self.up_XF = buffer("up", config.intermediate_size)
+        self.top_GX = space.buffer("top", groups, capacity * config.group_size)[1]
+        self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
+        self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
+
+    def load(self, embedding_VD: Tensor, tokens_N: Array, positions_N: Array) -> None:
+        """Start with the embeddings of these tokens."""
+        self.positions_X[: self.rows] = positions_N
+        torch.index_select(embedding_VD, 0, torch.from_numpy(tokens_N), out=self.hidden)
+
+    def select(self, rows_N: Array) -> Chunk:
+        """Continue with these rows alone, their norms included."""
+        chunk = Chunk(self.space, self.config, len(rows_N))
+        for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
+            part[: len(rows_N)] = whole[rows_N]
+        self.positions_X[: len(rows_N)] = self.positions_X[rows_N]
+        return chunk

@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leafbeam.train.amazon import load_amazon
     from leafbeam.train.checkpoint import Checkpoint
     from leafbeam.train.evaluation import EvaluationSet, Part, evaluate
     from leafbeam.train.histories import Histories
     from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, load_log, log_from_tables
     from leafbeam.train.metrics import RankingMetrics
-    from leafbeam.train.movielens import load_movielens
     from leafbeam.train.parallel import DataParallel
+    from leafbeam.train.public_logs import load_amazon, load_movielens
     from leafbeam.train.recipe import Architecture, Budget, PresetName, Recipe, preset
     from leafbeam.train.report import EvaluationReport
     from leafbeam.train.run import codes_of_log, train

@@ -21,11 +21,10 @@ class Batches:
     """The batches of every epoch, a function of the seed and the epoch alone.
 
     Histories longer than `max_items` + 1 are cut into windows at positions drawn anew each epoch; windows of one length are
-    shuffled into batches of about `batch_tokens` tokens, and the batches are shuffled. Each interaction is a target once an
-    epoch, those at a cut twice. Histories of one item train the prediction without a history.
+    shuffled into batches of about `batch_tokens` tokens. Each interaction is a target once an epoch, those at a cut twice.
 
-    num_levels: tokens of an item. last_only: for models trained on the last item of a window alone: each interaction then
-    ends a window of its own, with up to `max_items` before it (TIGER's sliding windows).
+    last_only: for models trained on the last item of a window alone: each interaction then ends a window of its own, with up to
+    `max_items` before it (TIGER's sliding windows).
     """
 
     histories: Histories
@@ -36,9 +35,8 @@ class Batches:
     last_only: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "num_levels", "batch_tokens"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if min(sizes := (self.max_items, self.num_levels, self.batch_tokens)) < 1:
+            raise ArgumentError(f"max_items, num_levels and batch_tokens must be at least 1, not {sizes}")
         if len(self.histories.items_E) == 0:
             raise DataError("no user has an item to train on: every history is empty")
 
@@ -54,10 +52,8 @@ class Batches:
         for low, high in pairwise(edges):
             size = max(1, self.batch_tokens // (int(lengths_W[low]) * self.num_levels))
             spans += [(first, min(first + size, high)) for first in range(low, high, size)]
-        order = rng.permutation(len(spans)).tolist()
-        return Epoch(
-            histories=self.histories, starts_W=starts_W, lengths_W=lengths_W, spans=tuple(spans[index] for index in order)
-        )
+        ordered = tuple(spans[index] for index in rng.permutation(len(spans)).tolist())
+        return Epoch(histories=self.histories, starts_W=starts_W, lengths_W=lengths_W, spans=ordered)
 
     def _windows(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The start and length of each window: max_items + 1 items that overlap by one, or one window an item."""

@@ -46,10 +46,9 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Checkpoint:
-    """A complete snapshot of a run: resuming gives the weights, bit for bit, of a run that never stopped.
+    """A snapshot of a run: resuming gives the weights, bit for bit, of a run that never stopped.
 
-    tensors: weights, AdamW's moments and (if any) best weights, named "kind/parameter".
-    data: the `fingerprint` of the training data. bf16: whether matrices are multiplied in bf16.
+    tensors: weights, AdamW's moments and best weights, named "kind/parameter". data: the `fingerprint` of the training data.
     """
 
     state: TrainState
@@ -61,20 +60,13 @@ class Checkpoint:
 
     def save(self, directory: str | Path) -> None:
         """Write the directory atomically: a reader sees the previous checkpoint or this one, complete."""
-        directory = Path(directory)
-        partial, previous = directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
+        directory, partial, previous = _paths(directory)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         save_file(tensors, partial / "tensors.safetensors")
-        content = {
-            "format": _FORMAT,
-            "state": asdict(self.state),
-            "recipe": asdict(self.recipe),
-            "vocabulary": self.vocabulary.to_dict(),
-            "data": self.data,
-            "bf16": self.bf16,
-        }
+        content = {"format": _FORMAT, "state": asdict(self.state), "recipe": asdict(self.recipe)}
+        content |= {"vocabulary": self.vocabulary.to_dict(), "data": self.data, "bf16": self.bf16}
         (partial / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(previous, ignore_errors=True)
         if directory.exists():
@@ -85,8 +77,7 @@ class Checkpoint:
     @classmethod
     def load(cls, directory: str | Path) -> "Checkpoint":
         """Read what `save` wrote. Raises CheckpointError where it is missing, truncated or of another format."""
-        directory = Path(directory)
-        previous = directory.with_name(f"{directory.name}.old")
+        directory, _, previous = _paths(directory)
         if previous.exists() and not directory.exists():
             directory = previous  # `save` stopped between its two renames
         try:
@@ -95,9 +86,7 @@ class Checkpoint:
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is not a complete checkpoint ({error}): train from the start") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise CheckpointError(
-                f"{directory} is a checkpoint of another format than {_FORMAT}: train again, or use the leafbeam that wrote it"
-            )
+            raise CheckpointError(f"{directory} is not of format {_FORMAT}: train again, or use the leafbeam that wrote it")
         try:
             return cls(
                 state=TrainState(**content["state"]),
@@ -113,15 +102,14 @@ class Checkpoint:
     @staticmethod
     def exists(directory: str | Path) -> bool:
         """Whether `load` would find a checkpoint."""
-        directory = Path(directory)
-        return directory.exists() or directory.with_name(f"{directory.name}.old").exists()
+        directory, _, previous = _paths(directory)
+        return directory.exists() or previous.exists()
 
     @staticmethod
     def remove(directory: str | Path) -> None:
         """Delete what `save` wrote, if anything."""
-        directory = Path(directory)
-        for name in (directory.name, f"{directory.name}.old", f"{directory.name}.partial"):
-            shutil.rmtree(directory.with_name(name), ignore_errors=True)
+        for path in _paths(directory):
+            shutil.rmtree(path, ignore_errors=True)
 
     def of(self, kind: str) -> dict[str, Tensor]:
         """The tensors of one kind, by parameter name."""
@@ -129,20 +117,19 @@ class Checkpoint:
 
     def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
         """CheckpointError unless it belongs to this recipe, vocabulary and data."""
-        if different := recipe.differences(self.recipe):
-            raise CheckpointError(
-                f"the checkpoint was made with another recipe ({'; '.join(different)}): "
-                "resume with the same one, or train from the start"
-            )
+        different = "on another log or other Semantic IDs" if data != self.data else ""
         if vocabulary != self.vocabulary:
-            raise CheckpointError(
-                f"the checkpoint's model has codebooks {self.vocabulary.codebook_sizes}, the Semantic IDs given have "
-                f"{vocabulary.codebook_sizes}: resume with its SIDs, or train from the start"
-            )
-        if data != self.data:
-            raise CheckpointError(
-                "the checkpoint was made on another log or other Semantic IDs: resume with those, or train from the start"
-            )
+            different = f"with codebooks {self.vocabulary.codebook_sizes}, not {vocabulary.codebook_sizes}"
+        if settings := recipe.differences(self.recipe):
+            different = f"with another recipe ({'; '.join(settings)})"
+        if different:
+            raise CheckpointError(f"the checkpoint was made {different}: resume with the same, or train from the start")
+
+
+def _paths(directory: str | Path) -> tuple[Path, Path, Path]:
+    """The checkpoint, the one that is being written, and the one that it replaces."""
+    directory = Path(directory)
+    return directory, directory.with_name(f"{directory.name}.partial"), directory.with_name(f"{directory.name}.old")
 
 
 def fingerprint(histories: Histories, codes_NL: NDArray[np.int64], users_U: NDArray[np.int64] | None = None) -> str:

@@ -17,14 +17,13 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession
 from leafbeam.semid.config import check_choice
-from leafbeam.train.baselines import neighbour_ranks, popularity_ranks
+from leafbeam.train.baselines import SidSet, neighbour_ranks, popularity_ranks, unconstrained_search
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.metrics import MISS, Estimate, RankingMetrics
 from leafbeam.train.report import EvaluationReport, UnconstrainedReport
 from leafbeam.train.split import Split
 from leafbeam.train.threads import torch_threads
-from leafbeam.train.unconstrained import SidSet, unconstrained_search
 
 __all__ = ["EvaluationSet", "Part", "evaluate", "recall_on"]
 
@@ -35,10 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EvaluationSet:
-    """Users, their histories, and the item that each took next.
-
-    users: numbers in the log. histories, targets_U: in the order of `users`.
-    """
+    """Users (numbers in the log), and in their order the histories and the item that each took next."""
 
     users: NDArray[np.int64] = field(repr=False)
     histories: Histories
@@ -57,9 +53,12 @@ class EvaluationSet:
         targets_U = split.test_U if part == "test" else split.valid_U
         return cls(users=users, histories=histories.select(users), targets_U=targets_U[users])
 
-    def batches(self, max_items: int, batch_users: int) -> Iterator[NDArray[np.int64]]:
-        """Indices into `users`, sorted by history length to minimise padding."""
+    def batches(
+        self, max_items: int, batch_users: int, *, among: NDArray[np.bool_] | None = None
+    ) -> Iterator[NDArray[np.int64]]:
+        """Indices into `users`, sorted by history length to minimise padding. among: marks the users to take; None: all."""
         order_U = np.argsort(np.minimum(self.histories.lengths_U, max_items), kind="stable")
+        order_U = order_U if among is None else order_U[among[order_U]]
         return (order_U[first : first + batch_users] for first in range(0, len(order_U), batch_users))
 
 
@@ -84,44 +83,36 @@ def evaluate(
 ) -> EvaluationReport:
     """Rank the whole catalog for each user by constrained beam search, and report the rank of the held-out item.
 
-    The standard protocol: one ranking a user, from the last `max_items` items before the held-out item; every item of `trie`
-    may be returned. An item beyond the `num_beams` best SIDs is a miss. Popularity is counted in the training part.
+    One ranking a user, from the last `max_items` items (None: as in training) before the held-out item; every item of `trie`
+    may be returned, and an item beyond the `num_beams` best SIDs is a miss. Popularity is counted in the training part.
 
-    max_items: None takes what the model was trained with (`Recipe.max_items`).
-    remove_seen: items of a user's history are excluded, for the model (a deny list for each request) and the baselines; a
-    repeated item is then a miss. The unconstrained search, which knows no items, keeps them. (Published figures of SASRec
-    and S3-Rec remove seen items; papers on generative models mostly do not say.)
-    sample: number of users, drawn by `seed`; None evaluates all. text_vectors_ND: one row for each item of the log, for the
-    nearest-neighbour baseline. unconstrained_users: how many users are also searched without the trie, to measure invalid
-    SIDs and the time of both; 0 leaves it out. threads: of the model. progress: called with (users done, all users).
+    remove_seen: items of a user's history are excluded, for the model and the baselines; a repeated item is then a miss. The
+    unconstrained search keeps them. (Published figures of SASRec and S3-Rec remove seen items.)
+    sample: number of users, drawn by `seed`; None: all. text_vectors_ND: one row for each item of the log, for the nearest
+    neighbours. unconstrained_users: how many are also searched without the trie, to measure invalid SIDs and time. threads: of
+    the model. progress: called with (users done, all users).
 
     Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
     """
     start = time.perf_counter()
     if trie.codebook_sizes != model.vocabulary.codebook_sizes:
-        raise ArgumentError(
-            f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}: "
-            "build the index from the Semantic IDs that the model was trained on"
-        )
+        sizes = f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}"
+        raise ArgumentError(f"{sizes}: build the index from the Semantic IDs that the model was trained on")
     if max_items is None:
         max_items = max(1, (model.config.max_position_embeddings - 1) // trie.num_levels - 1)
     if min(num_beams, batch_users, max_items, threads) < 1:
-        values = f"num_beams={num_beams}, batch_users={batch_users}, max_items={max_items}, threads={threads}"
-        raise ArgumentError(f"{values}: at least 1 each")
+        raise ArgumentError(f"{num_beams=}, {batch_users=}, {max_items=}, {threads=}: at least 1 each")
     eval_set = EvaluationSet.from_split(split, part, sample=sample, seed=seed)
-    evaluator = _Evaluator(
-        model, trie, log, eval_set, num_beams=num_beams, scoring=scoring, max_items=max_items, remove_seen=remove_seen
-    )
+    search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
+    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, remove_seen)
     users = len(eval_set.users)
     compared_U = np.zeros(users, np.bool_)
     compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
-    order = np.concatenate(list(eval_set.batches(max_items, batch_users)))
     done = 0
     with torch_threads(threads):
         # The compared users come first, in batches of their own, so that both searches are timed on the same prompts.
-        for compare, indices in ((True, order[compared_U[order]]), (False, order[~compared_U[order]])):
-            for first in range(0, len(indices), batch_users):
-                batch = indices[first : first + batch_users]
+        for compare in (True, False):
+            for batch in eval_set.batches(max_items, batch_users, among=compared_U == compare):
                 evaluator.run_batch(batch, compare=compare)
                 done += len(batch)
                 if progress is not None:
@@ -154,7 +145,7 @@ def recall_on(
     eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
 
     def recall(model: AnyModel) -> float:
-        evaluator = _Evaluator(model, trie, log, eval_set, num_beams=num_beams, scoring="full", max_items=max_items)
+        evaluator = _Evaluator(model, trie, log, eval_set, BeamSearch(trie, num_beams=num_beams), max_items)
         for batch in eval_set.batches(max_items, 128):
             evaluator.run_batch(batch, compare=False)
         return RankingMetrics.from_ranks(evaluator.ranks_U).recall_10.mean
@@ -171,18 +162,14 @@ class _Evaluator:
         trie: Trie,
         log: InteractionLog,
         eval_set: EvaluationSet,
-        *,
-        num_beams: int,
-        scoring: Literal["full", "allowed"],
+        search: BeamSearch,
         max_items: int,
         remove_seen: bool = False,
     ) -> None:
-        self._model, self._eval_set = model.eval(), eval_set
-        self._num_beams, self._max_items, self._remove_seen = num_beams, max_items, remove_seen
-        self._item_ids = log.item_ids
+        self._model, self._eval_set, self._item_ids = model.eval(), eval_set, log.item_ids
+        self._search, self._max_items, self._remove_seen = search, max_items, remove_seen
         self._user_ids = log.user_ids[eval_set.users] if model.vocabulary.num_users else None
         self._codes_NL = trie.codes_of(log.item_ids)
-        self._search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
         self._sids = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
         users = len(eval_set.users)
         self.ranks_U, self._unconstrained_ranks_U = (np.full(users, MISS, np.int64) for _ in range(2))
@@ -207,8 +194,7 @@ class _Evaluator:
         session = self._timed("prompt", lambda: self._model.start(tokens_BT, lengths_B))
         for unconstrained in (self._unconstrained_first, not self._unconstrained_first):
             if unconstrained:
-                codes_BKL = self._timed("unconstrained", lambda: self._unconstrained(session))
-                self._record_unconstrained(indices, codes_BKL)
+                self._record_unconstrained(indices, self._timed("unconstrained", lambda: self._unconstrained(session)))
             else:
                 self._record(indices, self._timed("constrained", lambda: self._constrained(session, indices)))
         self._unconstrained_first = not self._unconstrained_first
@@ -226,7 +212,7 @@ class _Evaluator:
 
     def _unconstrained(self, session: DecodeSession) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]
-        codes_BKL, _ = unconstrained_search(session.step_fn, num_levels=num_levels, num_beams=self._num_beams)
+        codes_BKL, _ = unconstrained_search(session.step_fn, num_levels=num_levels, num_beams=self._search.num_items)
         return codes_BKL.cpu().numpy()
 
     def _record(self, indices: NDArray[np.int64], result: SearchResult) -> None:

@@ -1,6 +1,6 @@
 """Item sequences of many users in one CSR layout.
 
-Shapes: U users, E interactions, B chosen users, P pairs; `indptr_U1` has U + 1 entries.
+Shapes: U users, E interactions, B chosen users; `indptr_U1` has U + 1 entries.
 """
 
 from dataclasses import dataclass
@@ -65,10 +65,8 @@ class Histories:
 
     def pairs(self, users_B: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """All interactions of some users, as (index into `users_B`, item)."""
-        lengths_B = self.lengths_U[users_B]
-        index_P = np.repeat(np.arange(len(users_B), dtype=np.int64), lengths_B)
-        first_P = np.repeat(np.cumsum(lengths_B) - lengths_B, lengths_B)
-        return index_P, self.items_E[self.indptr_U1[users_B][index_P] + np.arange(len(index_P)) - first_P]
+        chosen = self.select(users_B)
+        return chosen.users_E, chosen.items_E
 
     def filter(self, keep_E: NDArray[np.bool_]) -> "Histories":
         """The same users with the interactions where `keep_E` is true (users may become empty)."""

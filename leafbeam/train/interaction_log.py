@@ -114,33 +114,26 @@ def load_log(
     text_ids: bool = False,
     delimiter: str = ",",
 ) -> InteractionLog:
-    """Read a table of interactions (user, item, time) and, if there is one, a table of items.
+    """Read a table of interactions (user, item, time) and, if there is one, a table of items; options as of `log_from_tables`.
 
     path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
-    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV.
-    The other options are those of `log_from_tables`.
-
-    Raises DataError for a file that is missing, empty or not a table, and as `log_from_tables` does.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV. Raises DataError.
 
     >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
-    if (path is None) == (interactions is None):
-        raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
     if len(delimiter) != 1:
         raise ArgumentError(f"delimiter={delimiter!r}: expected one character, such as ',' or ';'")
     columns = columns or Columns()
-    if path is not None:
-        directory = Path(path)
-        if not directory.is_dir():
-            raise DataError(f"there is no directory {directory}: it should hold interactions.parquet (or .csv)")
-        interactions = find_table(directory, "interactions")
+    if path is not None and interactions is None:
+        if not Path(path).is_dir():
+            raise DataError(f"there is no directory {path}: it should hold interactions.parquet (or .csv)")
+        interactions = find_table(Path(path), "interactions")
         if interactions is None:
-            raise DataError(
-                f"{directory} holds no interactions.parquet, interactions.csv or interactions.csv.gz: rename the file, or name "
-                "it with --data FILE (interactions=FILE)"
-            )
-        items = items if items is not None else find_table(directory, "items")
-    assert interactions is not None
+            found = f"{path} holds no interactions.parquet, interactions.csv or interactions.csv.gz"
+            raise DataError(f"{found}: rename the file, or name it with --data FILE (interactions=FILE)")
+        items = items if items is not None else find_table(Path(path), "items")
+    elif path is not None or interactions is None:
+        raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
     return log_from_tables(
         read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter),
         None if items is None else read_table(Path(items), (columns.item_of_items,), delimiter=delimiter),
@@ -188,7 +181,13 @@ def log_from_tables(
     finite, unparsable or all in the future, and for a log that is empty, also after k_core.
     """
     columns = columns or Columns()
-    _check_options(time_unit=time_unit, duplicates=duplicates, order=order, unlisted=unlisted, unseen=unseen, k_core=k_core)
+    check_choice("time_unit", time_unit, TimeUnit)
+    check_choice("duplicates", duplicates, Duplicates)
+    check_choice("order", order, Order)
+    check_choice("unlisted", unlisted, Unlisted)
+    check_choice("unseen", unseen, Unseen)
+    if k_core < 0:
+        raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
     if not isinstance(interactions, SourceTable):
         interactions = SourceTable(interactions, "the table of interactions")
     users = id_column(interactions, columns.user, role="user", as_text=text_ids)
@@ -271,26 +270,15 @@ def log_from_tables(
     )
 
 
-def _check_options(*, k_core: int, **choices: str) -> None:
-    literals = {"time_unit": TimeUnit, "duplicates": Duplicates, "order": Order, "unlisted": Unlisted, "unseen": Unseen}
-    for name, value in choices.items():
-        check_choice(name, value, literals[name])
-    if k_core < 0:
-        raise ArgumentError(f"k_core={k_core}: 0 keeps everything, 5 is usual")
-
-
 def _check_unique(listed: pa.ChunkedArray, source: str) -> None:
     encoded = listed.combine_chunks().dictionary_encode()
-    if len(encoded.dictionary) == len(listed):
-        return
     codes = encoded.indices.to_numpy()
-    counts = np.bincount(codes)
-    repeated = int(np.argmax(counts > 1))
-    first, second = np.flatnonzero(codes == repeated)[:2].tolist()
-    raise DataError(
-        f"{source}: {int((counts > 1).sum()):,} item ids are listed more than once, the first is "
-        f"{encoded.dictionary[repeated].as_py()!r} in rows {first:,} and {second:,}: keep one row an item"
-    )
+    repeated = np.flatnonzero(np.bincount(codes) > 1)
+    if len(repeated):
+        first, second = np.flatnonzero(codes == repeated[0])[:2].tolist()
+        where = f"{encoded.dictionary[int(repeated[0])].as_py()!r} in rows {first:,} and {second:,}"
+        found = f"{len(repeated):,} item ids are listed more than once, the first is {where}"
+        raise DataError(f"{source}: {found}: keep one row an item")
 
 
 def _count_out_of_order(users_E: NDArray[np.int64], times_E: NDArray[np.int64]) -> int:
@@ -314,14 +302,11 @@ def _first_of_equals(users_E: NDArray[np.int64], items_E: NDArray[np.int32], tim
 
 def _core(users_E: NDArray[np.int64], items_E: NDArray[np.int32], k_core: int) -> NDArray[np.bool_]:
     """Marks the interactions of the k-core: drops users and items with fewer than k until nothing changes."""
-    keep_E = np.ones(len(users_E), np.bool_)
-    while k_core > 1 and len(users_E):
-        enough_U = np.bincount(users_E[keep_E], minlength=int(users_E.max()) + 1) >= k_core
-        enough_N = np.bincount(items_E[keep_E], minlength=int(items_E.max()) + 1) >= k_core
-        narrower_E = keep_E & enough_U[users_E] & enough_N[items_E]
-        if narrower_E.sum() == keep_E.sum():
-            break
-        keep_E = narrower_E
+    keep_E, before = np.ones(len(users_E), np.bool_), -1
+    while k_core > 1 and keep_E.sum() not in (0, before):
+        before = keep_E.sum()
+        for rows_E in (users_E, items_E):
+            keep_E &= (np.bincount(rows_E[keep_E], minlength=int(rows_E.max()) + 1) >= k_core)[rows_E]
     return keep_E
 
 

@@ -59,12 +59,9 @@ class RankingMetrics:
         if len(ranks_U) == 0:
             raise ArgumentError("there is no user to measure: the split holds out no item (users need three interactions)")
         gains_U = np.where(ranks_U >= 0, 1 / np.log2(np.maximum(ranks_U, 0) + 2.0), 0.0)
-        estimates: dict[str, Estimate] = {}
-        for k in (1, 5, 10):
-            top_U = (ranks_U >= 0) & (ranks_U < k)
-            estimates[f"recall_{k}"] = Estimate.from_values(top_U.astype(np.float64))
-            if k > 1:
-                estimates[f"ndcg_{k}"] = Estimate.from_values(np.where(top_U, gains_U, 0.0))
+        top_U = {k: (ranks_U >= 0) & (ranks_U < k) for k in (1, 5, 10)}
+        estimates = {f"recall_{k}": Estimate.from_values(top_U[k].astype(np.float64)) for k in (1, 5, 10)}
+        estimates |= {f"ndcg_{k}": Estimate.from_values(np.where(top_U[k], gains_U, 0.0)) for k in (5, 10)}
         return cls(users=len(ranks_U), **estimates)
 
     @property

@@ -22,11 +22,9 @@ Number = TypeVar("Number", bound=np.integer)
 class DataParallel:
     """One of `size` processes that train one model together (gloo on CPUs, nccl on GPUs); `DataParallel()` is a single process.
 
-    Every process goes through the same batches and takes every `size`-th window; gradients are weighted by the number of
-    windows and summed. With dropout 0 the weights equal those of a single process up to rounding.
-
-    shard: each process keeps only its part of the weights and of AdamW's moments; a decoder's layers are gathered as they run
-    (torch's `fully_shard`), an encoder-decoder as a whole. For models that do not fit otherwise.
+    Every process takes every `size`-th window of each batch. With dropout 0 the weights equal those of a single process up to
+    rounding. shard: each process keeps only its part of the weights and of AdamW's moments (torch's `fully_shard`, a decoder
+    layer by layer, an encoder-decoder as a whole).
 
     >>> # torchrun --nproc-per-node 2 this.py
     >>> train(log, split, sids, recipe, "runs/beauty", parallel=DataParallel.join())
@@ -40,9 +38,7 @@ class DataParallel:
     def join(cls, *, shard: bool = False) -> "DataParallel":
         """This process of the default group. Raises ArgumentError without `torch.distributed.init_process_group`."""
         if not _in_group():
-            raise ArgumentError(
-                "there is no process group to join: start with torchrun and call torch.distributed.init_process_group first"
-            )
+            raise ArgumentError("there is no process group: use torchrun and torch.distributed.init_process_group first")
         return cls(rank=dist.get_rank(), size=dist.get_world_size(), shard=shard)
 
     def prepare(self, model: AnyModel) -> None:

@@ -19,13 +19,9 @@ PresetName = Literal["tiny", "small", "base"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When training ends: after a number of steps, epochs or minutes, exactly one of them.
+    """When training ends: after a number of updates, passes over the log or minutes, exactly one of them.
 
-    Steps and epochs give the same weights on every run with one seed. Minutes do not: the schedule then follows the clock,
-    so a faster machine takes more steps.
-
-    steps: updates of the weights. epochs: passes over the log, may be a fraction. minutes: of wall-clock time from the first
-    step, carried over a resumed run.
+    Steps and epochs give the same weights on every run with one seed; minutes follow the clock, carried over a resumed run.
 
     >>> Budget(minutes=10).share(steps=0, epochs=0.0, seconds=300)
     0.5
@@ -36,25 +32,22 @@ class Budget:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        limits = {name: value for name, value in asdict(self).items() if value is not None}
-        if len(limits) != 1:
-            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {limits or 'none'} given")
-        for name, value in limits.items():
+        if len(self._limits) != 1:
+            raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {self._limits or 'none'} given")
+        for name, value in self._limits.items():
             _check_number(name, value, low=0, exclusive=True)
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def share(self, *, steps: int, epochs: float, seconds: float) -> float:
         """The used share of the budget, from 0 to 1."""
-        if self.steps is not None:
-            used = steps / self.steps
-        elif self.epochs is not None:
-            used = epochs / self.epochs
-        else:
-            assert self.minutes is not None
-            used = seconds / (60 * self.minutes)
-        return min(1.0, used)
+        used = {"steps": steps, "epochs": epochs, "minutes": seconds / 60}
+        return min(1.0, *(used[name] / limit for name, limit in self._limits.items()))
 
     def __str__(self) -> str:
-        return ", ".join(f"{value:,g} {name}" for name, value in asdict(self).items() if value is not None)
+        return ", ".join(f"{value:,g} {name}" for name, value in self._limits.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,10 +128,7 @@ class Recipe:
         return Vocabulary(codebook_sizes=tuple(codebook_sizes), num_users=self.num_users)
 
     def model_config(self, vocabulary: Vocabulary) -> AnyConfig:
-        """The configuration of the model, with positions for `max_items` items and one SID.
-
-        Engines truncate longer histories to this number of positions.
-        """
+        """The configuration of the model, with positions for `max_items` items and one SID."""
         positions = (self.max_items + 1) * vocabulary.num_levels + 1
         if self.architecture == "encoder-decoder":
             return EncoderDecoderConfig(
@@ -157,18 +147,8 @@ class Recipe:
                 num_experts=self.num_experts,
                 num_experts_per_tok=self.num_experts_per_tok,
             )
-        return ModelConfig(
-            vocab_size=vocabulary.size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            tie_word_embeddings=self.tie_word_embeddings,
-            dropout=self.dropout,
-            max_position_embeddings=positions,
-        )
+        shared = {field.name: getattr(self, field.name) for field in fields(ModelConfig) if hasattr(self, field.name)}
+        return ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=positions, **shared)
 
     def learning_rate_at(self, share: float) -> float:
         """The learning rate at a share of the budget: linear warm-up, then half a cosine down to 0."""

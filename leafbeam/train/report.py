@@ -32,11 +32,7 @@ class UnconstrainedReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """Metrics of a model and of baselines on one part of a split, with the settings of the evaluation.
-
-    Every SID of the constrained search was checked against the table of SIDs: none was invalid.
-    seen: whether items of a user's history were kept in the rankings of the model and of the baselines.
-    """
+    """Metrics of a model and of baselines on one part of a split, with the settings. seen: whether seen items were kept."""
 
     part: str
     users: int
@@ -63,12 +59,9 @@ class EvaluationReport:
             content: dict[str, Any] = json.loads(text)
             for name in ("model", "popularity", "text_neighbours"):
                 content[name] = content[name] and RankingMetrics.from_dict(content[name])
-            unconstrained: dict[str, Any] | None = content["unconstrained"]
-            if unconstrained is not None:
-                unconstrained["invalid"] = Estimate(**unconstrained["invalid"])
-                for name in ("scores", "constrained"):
-                    unconstrained[name] = RankingMetrics.from_dict(unconstrained[name])
-                content["unconstrained"] = UnconstrainedReport(**unconstrained)
+            if (free := content["unconstrained"]) is not None:
+                free |= {name: RankingMetrics.from_dict(free[name]) for name in ("scores", "constrained")}
+                content["unconstrained"] = UnconstrainedReport(**(free | {"invalid": Estimate(**free["invalid"])}))
             return cls(**content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
@@ -78,15 +71,13 @@ class EvaluationReport:
         rows = {"leafbeam": self.model, "most popular": self.popularity}
         if self.text_neighbours is not None:
             rows["nearest by text"] = self.text_neighbours
-        if self.unconstrained is not None and self.unconstrained.users < self.users:
-            rows[f"leafbeam, {self.unconstrained.users:,} users"] = self.unconstrained.constrained
-            rows["unconstrained, the same users"] = self.unconstrained.scores
-        elif self.unconstrained is not None:
-            rows["unconstrained"] = self.unconstrained.scores
+        if (free := self.unconstrained) is not None and free.users < self.users:
+            rows |= {f"leafbeam, {free.users:,} users": free.constrained, "unconstrained, the same users": free.scores}
+        elif free is not None:
+            rows["unconstrained"] = free.scores
         table = Table(title=f"{self.users:,} users, {self.items:,} items, {self.num_beams} beams", caption=self.caption)
-        table.add_column("")
-        for name in self.model.estimates:
-            table.add_column(name, justify="right")
+        for name in ("", *self.model.estimates):
+            table.add_column(name, justify="right" if name else "left")
         for name, metrics in rows.items():
             table.add_row(name, *(str(estimate) for estimate in metrics.estimates.values()))
         return table

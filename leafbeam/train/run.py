@@ -41,13 +41,9 @@ def train(
     """Train a model on the training part of a split, and save it.
 
     Writes `directory/model` (readable by transformers and `load_model`), `directory/training.json`, and every minute
-    `directory/checkpoint`, from which resume=True continues (it starts anew where there is none). directory=None writes
-    nothing. parallel: this one of several processes (`DataParallel.join()`); rank 0 writes.
-    Held-out items are never trained on; with `recipe.validations`, recall on the validation items of a sample of users
-    selects the best weights of the run. Test items are never read.
-
-    Raises ItemIdError where an item of the log has no SID, CheckpointError where the checkpoint belongs to other SIDs,
-    another log or another recipe, TrainingError when the loss is no longer finite.
+    `directory/checkpoint`, from which resume=True continues. directory=None writes nothing. parallel: this one of several
+    processes; rank 0 writes. With `recipe.validations`, recall on the validation items of a sample of users selects the best
+    weights. Test items are never read. Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
     """
     recipe = recipe or Recipe()
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
@@ -90,7 +86,6 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
         missing: np.generic = log.item_ids[int(np.argmin(known_N))]
         count = int((~known_N).sum())
         raise ItemIdError(
-            f"{count:,} of the log's {len(known_N):,} items have no Semantic ID, the first is {missing.item()!r}: "
-            "fit the SIDs on this log with `leafbeam fit-sids`"
+            f"{count:,} items of the log, {missing.item()!r} first, have no SID: run `leafbeam fit-sids` on this log"
         )
     return sids.codes[rows_N]

@@ -64,10 +64,9 @@ class Split:
 
 
 def leave_one_out(log: InteractionLog) -> Split:
-    """Hold out each user's last item for the test and the one before it for validation; the rest trains.
+    """Hold out each user's last item for the test and the one before it for validation (SASRec, section 4.1).
 
     Users with fewer than three interactions train and are not evaluated (`report.users_too_short`).
-    (SASRec, section 4.1; TIGER, section 4.)
     """
     histories = log.histories
     evaluated_U = histories.lengths_U >= 3
@@ -80,18 +79,13 @@ def leave_one_out(log: InteractionLog) -> Split:
     test_U[evaluated_U], valid_U[evaluated_U] = histories.items_E[last_U], histories.items_E[last_U - 1]
     valid_times_U[evaluated_U] = histories.times_E[last_U - 1]
     trained_N = np.bincount(train.items_E, minlength=log.num_items) > 0
-    return Split(
-        train=train,
-        valid_U=valid_U,
-        test_U=test_U,
-        valid_times_U=valid_times_U,
-        report=SplitReport(
-            users=len(histories),
-            users_evaluated=len(last_U),
-            users_too_short=len(histories) - len(last_U),
-            train_interactions=len(train.items_E),
-            valid_interactions=len(last_U),
-            test_interactions=len(last_U),
-            test_items_unseen_in_training=int((~trained_N[test_U[evaluated_U]]).sum()),
-        ),
+    report = SplitReport(
+        users=len(histories),
+        users_evaluated=len(last_U),
+        users_too_short=len(histories) - len(last_U),
+        train_interactions=len(train.items_E),
+        valid_interactions=len(last_U),
+        test_interactions=len(last_U),
+        test_items_unseen_in_training=int((~trained_N[test_U[evaluated_U]]).sum()),
     )
+    return Split(train=train, valid_U=valid_U, test_U=test_U, valid_times_U=valid_times_U, report=report)

@@ -8,8 +8,9 @@ Shapes: E rows of interactions.
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,17 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
 
-__all__ = ["SourceTable", "TimeUnit", "find_table", "id_column", "read_table", "same_id_type", "timestamps", "whole_numbers"]
+__all__ = [
+    "SourceTable",
+    "TimeUnit",
+    "column",
+    "find_table",
+    "id_column",
+    "read_table",
+    "same_id_type",
+    "timestamps",
+    "whole_numbers",
+]
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
@@ -33,7 +44,6 @@ _OPTIONS = {  # of the command line, by the field of `Columns`
     "timestamp": "--time-column",
     "item_of_items": "--id-column",
 }
-_TIMESTAMPS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))  # without and with an offset from UTC
 
 
 class SourceTable(NamedTuple):
@@ -82,7 +92,7 @@ def id_column(source: SourceTable, name: str, *, role: str, as_text: bool = Fals
 
     Raises DataError for nulls, empty text and other types.
     """
-    values, where = _column(source, name, role), f"{source.source}, column {name!r}"
+    values, where = column(source, name, role), f"{source.source}, column {name!r}"
     if pa.types.is_integer(values.type) and as_text:
         return values.cast(pa.large_string())
     if pa.types.is_integer(values.type):
@@ -120,16 +130,14 @@ def same_id_type(
     if items.is_csv and pa.types.is_int64(taken.type):
         listed = whole_numbers(listed)
     if taken.type != listed.type:
-        raise DataError(
-            f"item ids are of type {taken.type} in {interactions.source} but {listed.type} in {items.source}: "
-            "write both in one type"
-        )
+        types = f"{taken.type} in {interactions.source} but {listed.type} in {items.source}"
+        raise DataError(f"item ids are of type {types}: write both in one type")
     return taken, listed
 
 
 def timestamps(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.int64]:
     """A column of numbers of `unit`, datetimes, dates or ISO 8601 text as int64 microseconds since 1970 (UTC)."""
-    values, where = _column(source, name, "timestamp"), f"{source.source}, column {name!r}"
+    values, where = column(source, name, "timestamp"), f"{source.source}, column {name!r}"
     if len(values) == 0:
         return np.empty(0, np.int64)
     if _is_text(values):
@@ -141,7 +149,7 @@ def timestamps(source: SourceTable, name: str, unit: TimeUnit) -> NDArray[np.int
     return _microseconds(values.to_numpy(), where, unit)
 
 
-def _column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
+def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
     """The column `name` without dictionary encoding. Raises DataError where it is missing or has nulls."""
     names = source.table.column_names
     if name not in names:
@@ -182,29 +190,21 @@ def _parse_times(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """ISO 8601 text as datetimes, digits as whole numbers. Raises DataError that names the first other text."""
     if pc.all(pc.match_substring_regex(values, r"^-?[0-9]{1,18}$")).as_py():
         return values.cast(pa.int64())
-    for dtype in _TIMESTAMPS:
-        try:
-            return values.cast(dtype)
-        except pa.ArrowInvalid:
-            continue
+    times = _as_timestamps(values)
+    if times is not None:
+        return times
     for row, text in enumerate(values.to_pylist()):
-        if not _is_time(text):
-            raise DataError(
-                f"{where} is {text!r} in row {row:,}: a time is a number of seconds or ISO 8601 (2014-07-23 10:00:00)"
-            )
+        if not text.lstrip("-").isdecimal() and _as_timestamps(pa.scalar(text)) is None:
+            raise DataError(f"{where} is {text!r} in row {row:,}: expected seconds or ISO 8601 (2014-07-23 10:00:00)")
     raise DataError(f"{where} mixes numbers, times with and times without an offset from UTC: write all of them one way")
 
 
-def _is_time(text: str) -> bool:
-    if text.lstrip("-").isdecimal():
-        return True
-    for dtype in _TIMESTAMPS:
-        try:
-            pa.scalar(text).cast(dtype)
-        except pa.ArrowInvalid:
-            continue
-        return True
-    return False
+def _as_timestamps(values: Any) -> Any:
+    """Text as datetimes, without or with an offset from UTC; None where not all of it is one of the two."""
+    for dtype in (pa.timestamp("us"), pa.timestamp("us", tz="UTC")):
+        with suppress(pa.ArrowInvalid):
+            return values.cast(dtype)
+    return None
 
 
 def _is_text(values: pa.ChunkedArray) -> bool:

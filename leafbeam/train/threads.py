@@ -10,11 +10,7 @@ __all__ = ["torch_threads"]
 
 @contextmanager
 def torch_threads(count: int) -> Generator[None]:
-    """Let torch use `count` threads inside the block, and restore the previous number after it.
-
-    Products of small matrices take a fraction of a millisecond; synchronising threads that often gains little on idle cores
-    and is 5 to 18 times slower on busy ones.
-    """
+    """Let torch use `count` threads inside the block; more than one seldom pays for small matrices."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,12 +1,13 @@
 """The training loop: next-item prediction over Semantic IDs, with checkpoints and validation.
 
-Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each, D hidden.
+Shapes: N items, L levels, U users, B windows of a batch, T items of each, P predicted items of each, D hidden, S tokens.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
 from leafbeam.train.histories import Histories
-from leafbeam.train.objective import predict
 from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.threads import torch_threads
@@ -29,11 +29,7 @@ __all__ = ["Progress", "TrainStats", "Trainer", "is_bf16_faster"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainStats:
-    """Statistics after a step.
-
-    share: used share of the budget, 0 to 1. loss: running mean, nats an item (all levels), with label smoothing.
-    remaining_s: estimated seconds left. recall: the last Recall@10 on validation items, or None.
-    """
+    """Statistics after a step. loss: running mean, nats an item, with label smoothing. recall: the last Recall@10, or None."""
 
     step: int
     epochs: float
@@ -57,16 +53,12 @@ class Trainer:
         loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
         clip the gradient, take an AdamW step at the schedule's learning rate
 
-    The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit;
-    only a budget in minutes depends on the clock.
+    The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit.
 
-    model: changed in place, on its own device. histories: rows of `codes_NL`; pass the training part of a split only.
-    validate: returns Recall@10 on validation items; called `recipe.validations` times, or until `recipe.patience` calls in a
-    row brought no better value. parallel: this process of several. user_ids: one a history, for a recipe with `num_users`.
-    clock: monotonic seconds; for tests.
+    model: changed in place, on its own device. histories: rows of `codes_NL`. validate: returns Recall@10 on validation items.
+    parallel: this process of several. user_ids: one a history, for a recipe with `num_users`. clock: monotonic seconds.
 
-    Raises CodesError for SIDs that do not fit the model's vocabulary or do not cover the histories' items, ArgumentError where
-    recipe, vocabulary and user_ids disagree about users.
+    Raises CodesError for SIDs that do not fit the vocabulary or the histories, ArgumentError where the users do not fit.
     """
 
     def __init__(
@@ -81,25 +73,20 @@ class Trainer:
         user_ids: NDArray[np.int64] | NDArray[np.str_] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if len(histories.items_E) and int(histories.items_E.max()) >= len(codes_NL):
-            raise CodesError(
-                f"the histories name item row {histories.items_E.max():,}, but only {len(codes_NL):,} items have SIDs"
-            )
-        self.model = model
-        self.recipe = recipe
-        self.state = TrainState()
+        last_item = int(histories.items_E.max(initial=-1))
+        if last_item >= len(codes_NL):
+            raise CodesError(f"the histories name item row {last_item:,}, but only {len(codes_NL):,} items have SIDs")
+        self.model, self.recipe, self.state = model, recipe, TrainState()
         self.recall: float | None = None
         self.bf16 = is_bf16_faster(model.device) if recipe.precision == "auto" else recipe.precision == "bf16"
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
         self._data = fingerprint(histories, codes_NL, self._users_U)
-        self._validate = validate
-        self._parallel = parallel or DataParallel()
+        self._validate, self._parallel = validate, parallel or DataParallel()
         self._best: dict[str, Tensor] = {}
         self._is_consistent = True
-        self._clock = clock
-        self._now = clock()
+        self._clock, self._now = clock, clock()
         self._batches = Batches(
             histories=histories,
             max_items=recipe.max_items,
@@ -186,13 +173,10 @@ class Trainer:
         )
 
     def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
-        """Nats an item: the sum over levels of the cross-entropy over that level's codes, plus the router loss of experts.
-
-        users_B: the user tokens of the windows.
-        """
+        """Nats an item: the cross-entropy over each level's codes, summed, plus the router loss of experts."""
         tokens_BTL = self._tokens_NL[items_BT]
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
-            hidden_BPLD, router_loss = predict(self.model, tokens_BTL, self._dropout, users_B)
+            hidden_BPLD, router_loss = _predict(self.model, tokens_BTL, self._dropout, users_B)
             logits_L = [self.model.head(hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
         codes_BPL = self._codes_NL[items_BT][:, -hidden_BPLD.shape[1] :]
         smoothing = self.recipe.label_smoothing
@@ -204,19 +188,12 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """A snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
-        tensors = {f"weights/{name}": full_tensor(weight.detach()).clone() for name, weight in self.model.named_parameters()}
+        tensors = {f"best/{name}": full_tensor(weight) for name, weight in self._best.items()}
         for name, weight in self.model.named_parameters():
-            moments = self._optimizer.state.get(weight, {})
-            tensors |= {f"{kind}/{name}": full_tensor(moment).clone() for kind, moment in moments.items()}
-        tensors |= {f"best/{name}": full_tensor(weight) for name, weight in self._best.items()}
-        return Checkpoint(
-            state=self.state,
-            recipe=self.recipe,
-            vocabulary=self.model.vocabulary,
-            data=self._data,
-            bf16=self.bf16,
-            tensors=tensors,
-        )
+            kinds = {"weights": weight.detach(), **self._optimizer.state.get(weight, {})}
+            tensors |= {f"{kind}/{name}": full_tensor(tensor).clone() for kind, tensor in kinds.items()}
+        origin: Any = {"recipe": self.recipe, "vocabulary": self.model.vocabulary, "data": self._data}
+        return Checkpoint(state=self.state, bf16=self.bf16, tensors=tensors, **origin)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint. Raises CheckpointError where it belongs to another recipe, vocabulary or log."""
@@ -228,11 +205,10 @@ class Trainer:
         with torch.no_grad():
             for name, weight in named.items():
                 weight.copy_(shard_like(weights[name], weight))
-        for kind in ("exp_avg", "exp_avg_sq"):
-            for name, moment in checkpoint.of(kind).items():
-                self._optimizer.state[named[name]][kind] = shard_like(moment, named[name])
-        for name, steps in checkpoint.of("step").items():
-            self._optimizer.state[named[name]]["step"] = steps.to(self.model.device)
+        for kind in ("exp_avg", "exp_avg_sq", "step"):
+            for name, value in checkpoint.of(kind).items():
+                value = value.to(self.model.device) if kind == "step" else shard_like(value, named[name])
+                self._optimizer.state[named[name]][kind] = value
         self._best = {name: shard_like(weight, named[name]) for name, weight in best.items()}
         self.state, self.bf16 = checkpoint.state, checkpoint.bf16
         self.recall = self.state.best_recall if self.state.best_recall >= 0 else None
@@ -310,6 +286,27 @@ class Trainer:
             self._best = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
 
 
+def _predict(
+    model: AnyModel, tokens_BTL: Tensor, dropout: torch.Generator, users_B: Tensor | None
+) -> tuple[Tensor, Tensor | float]:
+    """Hidden states (B, P, L, D) before each code of the last P items of each window, and the router loss of experts.
+
+    A decoder predicts every item of a window from those before it (P = T); an encoder-decoder predicts the last item from
+    the others (P = 1), as in TIGER.
+    """
+    B, T, L = tokens_BTL.shape
+    start = [tokens_BTL.new_full((B, 1), model.vocabulary.bos)]
+    if users_B is not None:
+        start.append(users_B[:, None])
+    prompt_BS = torch.cat((*start, tokens_BTL.reshape(B, T * L)[:, :-1]), dim=1)
+    if not isinstance(model, EncoderDecoder):
+        return model(prompt_BS, dropout=dropout)[:, len(start) - 1 :].reshape(B, T, L, -1), 0.0
+    losses: list[Tensor] = []
+    history_BS = prompt_BS[:, : len(start) + (T - 1) * L]
+    hidden_BLD = model(history_BS, tokens_BTL[:, -1, :-1], dropout=dropout, balance=losses)
+    return hidden_BLD[:, None], torch.stack(losses).mean() * model.config.router_aux_loss_coef if losses else 0.0
+
+
 def _user_tokens(
     model: AnyModel, histories: Histories, recipe: Recipe, user_ids: NDArray[np.int64] | NDArray[np.str_] | None
 ) -> NDArray[np.int64] | None:
@@ -321,9 +318,7 @@ def _user_tokens(
             "make the model over recipe.vocabulary(codebook_sizes)"
         )
     if (user_ids is not None) != bool(recipe.num_users):
-        raise ArgumentError(
-            f"num_users={recipe.num_users:,} with{'' if user_ids is not None else 'out'} user_ids: give both or neither"
-        )
+        raise ArgumentError(f"num_users={recipe.num_users:,}, user_ids is {type(user_ids).__name__}: give both or neither")
     if user_ids is None:
         return None
     if len(user_ids) != len(histories):
@@ -333,10 +328,7 @@ def _user_tokens(
 
 
 def is_bf16_faster(device: torch.device) -> bool:
-    """Whether bf16 matrix products are at least 1.5 times as fast: reported by a GPU, measured on a CPU (a few milliseconds).
-
-    Most CPUs emulate bf16: on AMD Zen 3 it is 10 to 15 times slower than fp32.
-    """
+    """Whether bf16 matrix products are at least 1.5 times as fast; measured on a CPU, because most emulate them."""
     if device.type != "cpu":
         return device.type == "cuda" and torch.cuda.is_bf16_supported()
     seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}

@@ -24,7 +24,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment
 from leafbeam.model import Vocabulary
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.attention.reference import attend
 from leafbeam.serve import create_app
 from tests.engine.test_live_catalog import Twin, opened

@@ -21,7 +21,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.reference import attend
 from tests.engine.torch_index import TorchIndex
@@ -240,7 +240,7 @@ def without_contents(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
     if type(value).__module__.startswith(
-        ("leafbeam.engine", "leafbeam.model.static_runner", "tests.engine.torch_index")
+        ("leafbeam.engine", "leafbeam.model.transformer", "tests.engine.torch_index")
     ) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leafbeam.model.experts import Experts
-from leafbeam.model.t5_config import EncoderDecoderConfig
+from leafbeam.model.config import EncoderDecoderConfig
+from leafbeam.model.t5 import Experts
 
 
 def experts(generator: torch.Generator, **fields: object) -> Experts:

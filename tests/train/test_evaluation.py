@@ -26,9 +26,9 @@ from leafbeam.train import (
     log_from_tables,
     train,
 )
+from leafbeam.train.baselines import SidSet, unconstrained_search
 from leafbeam.train.evaluation import recall_on
 from leafbeam.train.metrics import MISS
-from leafbeam.train.unconstrained import SidSet, unconstrained_search
 
 SIZES = (4, 5, 3)
 TINY = Recipe(

@@ -49,7 +49,7 @@ def test_low_ratings_can_be_left_out(tmp_path):
         (RATINGS.replace("rating", "stars"), MOVIES, "no column 'rating'"),
         (RATINGS, MOVIES.replace("genres", "kinds", 1), "no column 'genres'"),
         (RATINGS + "3,10,good,1\n", MOVIES, "numbers of stars"),
-        (RATINGS + "3,10,,1\n", MOVIES, "empty in 1 rows"),
+        (RATINGS + "3,10,,1\n", MOVIES, "column 'rating': null in 1 rows"),
         (RATINGS + ",10,3.0,1\n", MOVIES, "ratings.csv, column 'userId': null in 1 rows, first in row 3"),
         (RATINGS + "3,10,3.0,\n", MOVIES, "column 'timestamp': null"),
         (RATINGS + "3,10\n", MOVIES, "cannot be read"),

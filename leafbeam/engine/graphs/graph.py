@@ -23,7 +23,7 @@ from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecod
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 from leafbeam.model import Transformer
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.constrain import Scoring
 
 __all__ = ["CudaCapturer", "Graphs", "buckets_of", "graphs_for"]

@@ -18,7 +18,7 @@ from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
 from leafbeam.model import search_bytes
-from leafbeam.model.static_runner import StaticRunner
+from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.constrain import Beams, Scoring
 
 __all__ = ["Bucket", "FinalBeams", "StaticDecode"]

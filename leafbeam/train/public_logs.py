@@ -1,4 +1,4 @@
-"""Loader of Amazon Reviews: JSON lines of 2014, 2018 and 2023, plain or gzipped."""
+"""Loaders of public logs: Amazon Reviews (JSON lines of 2014, 2018 and 2023) and MovieLens (ratings.csv and movies.csv)."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from leafbeam.errors import DataError
-from leafbeam.train.interaction_log import InteractionLog, log_from_tables
-from leafbeam.train.tables import SourceTable, TimeUnit
+from leafbeam.train.interaction_log import Columns, InteractionLog, log_from_tables
+from leafbeam.train.tables import SourceTable, TimeUnit, column, read_table
 
-__all__ = ["load_amazon"]
+__all__ = ["load_amazon", "load_movielens"]
 
 
 class _Format(NamedTuple):
@@ -37,12 +38,10 @@ _FORMATS = (
 
 
 def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: int = 0) -> InteractionLog:
-    """Read a file of reviews, and of the products' metadata, of any generation (detected by the first line's fields).
+    """Read a file of reviews, and of the products' metadata, of 2014, 2018 or 2023 (detected by the first line's fields).
 
-    Every review is an interaction. 2014 and 2018: reviewerID, asin, unixReviewTime (seconds); 2023: user_id, parent_asin,
-    timestamp (milliseconds). Attributes: title, brand (2023: store), categories (joined), price (as written) and
-    description, all text, null where missing. Lines are JSON, or Python literals (the 2014 metadata). The first line of a
-    product counts; products without a review are dropped. About 200,000 lines a second.
+    Every review is an interaction. Attributes: title, brand (2023: store), categories (joined), price, description, all text,
+    null where missing. The first line of a product counts; products without a review are dropped. About 200,000 lines a second.
     Raises DataError with the number of the first malformed line.
     """
     path = Path(reviews)
@@ -62,13 +61,9 @@ def load_amazon(reviews: str | Path, meta: str | Path | None = None, *, k_core: 
         times.append(time)
     if form is None:
         raise DataError(f"{path} has no lines")
-    return log_from_tables(
-        SourceTable(pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())}), str(path)),
-        None if meta is None else SourceTable(_read_items(Path(meta), set(taken)), str(meta)),
-        time_unit=form.time_unit,
-        unseen="drop",
-        k_core=k_core,
-    )
+    interactions = pa.table({"user_id": users, "item_id": taken, "timestamp": pa.array(times, pa.int64())})
+    items = None if meta is None else SourceTable(_read_items(Path(meta), set(taken)), str(meta))
+    return log_from_tables(SourceTable(interactions, str(path)), items, time_unit=form.time_unit, unseen="drop", k_core=k_core)
 
 
 def _format_of(record: dict[str, Any], path: Path) -> _Format:
@@ -147,3 +142,36 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DataError(f"{where} holds a {type(record).__name__}: one object a line is expected")
     return cast("dict[str, Any]", record)
+
+
+def load_movielens(directory: str | Path, *, min_rating: float = 0.0, k_core: int = 0) -> InteractionLog:
+    """Read ratings.csv and movies.csv (.csv.gz): a rating of at least `min_rating` stars is an interaction. Raises DataError.
+
+    Genres are separated by spaces, null for "(no genres listed)". Movies without a rating are dropped.
+    """
+    directory = Path(directory)
+    columns = Columns(user="userId", item="movieId", item_of_items="movieId")
+    rated = read_table(_find(directory, "ratings"), ("userId", "movieId"))
+    listed = read_table(_find(directory, "movies"), ("movieId",))
+    for source, names in ((rated, ("userId", "movieId", "rating", "timestamp")), (listed, ("movieId", "title", "genres"))):
+        missing = [name for name in names if name not in source.table.column_names]
+        if missing:
+            raise DataError(f"{source.source} has no column {missing[0]!r}; it has {', '.join(source.table.column_names)}")
+    stars, movies = column(rated, "rating", "rating"), listed.table
+    if not (pa.types.is_floating(stars.type) or pa.types.is_integer(stars.type)):
+        raise DataError(f"{rated.source}, column 'rating' is of type {stars.type}: numbers of stars are expected")
+    ratings = rated.table.filter(pc.greater_equal(stars, min_rating))
+    if len(ratings) == 0:
+        raise DataError(f"no rating in {rated.source} has at least {min_rating} stars")
+    genres = movies["genres"].cast(pa.string())
+    genres = pc.if_else(pc.equal(genres, "(no genres listed)"), None, pc.replace_substring(genres, "|", " "))
+    movies = pa.table({"movieId": movies["movieId"], "title": movies["title"].cast(pa.string()), "genres": genres})
+    rated, listed = rated._replace(table=ratings), listed._replace(table=movies)
+    return log_from_tables(rated, listed, columns=columns, unseen="drop", k_core=k_core)
+
+
+def _find(directory: Path, stem: str) -> Path:
+    for path in (directory / f"{stem}.csv", directory / f"{stem}.csv.gz"):
+        if path.is_file():
+            return path
+    raise DataError(f"{directory} holds no {stem}.csv: it should be an unpacked MovieLens folder (ml-latest, ml-25m, ml-32m)")
