@@ -44,7 +44,7 @@ class AutomatonConstraint:
         self._batch, self._head, self._costs = batch, head, costs
         self._device = device
         self._arrays: Any = None if device is None else device.arrays_for(len(batch.automata))
-        final_B1 = np.array([one.num_states for one in batch.automata])[:, None]
+        final_B1 = np.array([automaton.num_states for automaton in batch.automata])[:, None]
         self._final_B1 = final_B1 if device is None else to_kind_of(final_B1, self._arrays.least_B)
 
     def root(self) -> Beams[Any]:

@@ -59,7 +59,7 @@ class SearchConfig:
 
 def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[int, ...]:
     """A number of beams for each level, from one number or as many. Raises ArgumentError."""
-    beams = (num_beams,) * num_levels if isinstance(num_beams, int) else tuple(int(one) for one in num_beams)
+    beams = (num_beams,) * num_levels if isinstance(num_beams, int) else tuple(map(int, num_beams))
     if len(beams) != num_levels or min(beams) < 1:
         raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive number, or {num_levels} of them, one a level")
     return beams

@@ -152,7 +152,7 @@ class JaxBeamSearch:
         specs = (filter_specs(batch.filters.levels, axis), PartitionSpec(None, axis), carry_specs)
         levels, *split = arguments
         placed = [
-            jax.tree.map(lambda one, spec, mesh=mesh: jax.device_put(one, NamedSharding(mesh, spec)), tree, spec)
+            jax.tree.map(lambda array, spec, mesh=mesh: jax.device_put(array, NamedSharding(mesh, spec)), tree, spec)
             for tree, spec in zip(split, specs, strict=True)
         ]
         leaves = tuple(jax.tree.leaves(carry_specs, is_leaf=_is_spec))
@@ -246,5 +246,5 @@ def filter_specs(filters: Any, axis: str) -> Any:
     return jax.tree.map_with_path(lambda path, _: split if path[-1].name in by_request else whole, filters)
 
 
-def _is_spec(one: Any) -> bool:
-    return isinstance(one, PartitionSpec)
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)

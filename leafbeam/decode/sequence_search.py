@@ -118,7 +118,7 @@ class SequenceSearch:
         """
         requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(requests) != batch_size:
-            raise ArgumentError(f"batch_size is {batch_size} with {len(self._automata)} automata: expected one a request")
+            raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
         if head is not None and len(head) != self.num_codes:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
         if head is not None and self._device is not None:

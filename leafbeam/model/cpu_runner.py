@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from math import ceil, prod
 from typing import Any, NamedTuple, cast
 
@@ -171,14 +172,14 @@ class CpuRunner:
         ancestors_BS = self._extend_ancestors(parents_BK.numpy(), num_codes, level)
         outputs = self._logit_buffers(requests * beams, level + 1, num_codes)
         heads = [self._head_rows(level + 1 + code).t() for code in range(num_codes)]
-        tokens_N = tokens_BKC.numpy().reshape(-1)
+        tokens_N, first_B1 = tokens_BKC.numpy().reshape(-1), np.arange(requests + 1) * beams * num_codes
         for first_beam, last_beam in _even_parts(requests * beams, max(1, self._space.rows // num_codes)):
             begin, end = first_beam * num_codes, last_beam * num_codes
             beam_N, code_N = np.divmod(np.arange(begin, end), num_codes)
             chunk = Chunk(self._space, config, end - begin)
             chunk.load(self._embedding, tokens_N[begin:end], self._lengths_B[beam_N // beams] + level + code_N)
             slot_N, visible_N = slots.new[code_N] + beam_N * slots.width, level + 1 + code_N
-            tiles = self._tiles(chunk, list(_segments(begin, end, beams * num_codes)), begin=begin, causal=False)
+            tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
             for layer, weights in enumerate(self._layers):
                 kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
                 self._store_keys_values(weights, chunk, slot_N, kv)
@@ -216,20 +217,18 @@ class CpuRunner:
         for begin, end in _even_parts(len(token_N), self._space.rows):
             chunk = Chunk(self._space, config, end - begin)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
-            here = range(int(request_N[begin]), int(request_N[end - 1]) + 1)
-            segments = [
-                _Segment(one, max(begin, int(first_B1[one])) - begin, min(end, int(first_B1[one + 1])) - begin) for one in here
-            ]
+            segments = _segments(first_B1, begin, end)
             tiles = self._tiles(chunk, segments, causal=True)
-            complete = [one for one in here if first_B1[one + 1] <= end]
+            complete = [segment.request for segment in segments if first_B1[segment.request + 1] <= end]
             for layer, weights in enumerate(self._layers):
                 keys, values = slots[layer].reshape(2, -1)
                 self._store_keys_values(weights, chunk, slot_N[begin:end], kernels.KVSlots(keys, values, 0, num_tokens * size))
                 if layer == len(self._layers) - 1:
                     if not complete:
                         break
-                    chunk = chunk.select(np.array([int(first_B1[one + 1]) - 1 - begin for one in complete]))
-                    tiles = self._tiles(chunk, [_Segment(one, row, row + 1) for row, one in enumerate(complete)], causal=True)
+                    chunk = chunk.select(first_B1[np.array(complete) + 1] - 1 - begin)
+                    segments = [_Segment(request, row, row + 1) for row, request in enumerate(complete)]
+                    tiles = self._tiles(chunk, segments, causal=True)
                 self._rotate_queries(weights, chunk)
                 self._attend(layer, chunk, tiles, 1)
                 output_XQ = chunk.attention_output_XQ
@@ -371,8 +370,8 @@ def _even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:
         yield from ((begin, min(begin + size, total)) for begin in range(0, total, size))
 
 
-def _segments(begin: int, end: int, rows_of_request: int) -> Iterator[_Segment]:
-    """The requests that rows begin to end belong to, with their rows counted from `begin`."""
-    for request in range(begin // rows_of_request, ceil(end / rows_of_request)):
-        first, last = request * rows_of_request - begin, (request + 1) * rows_of_request - begin
-        yield _Segment(request, max(0, first), min(end - begin, last))
+def _segments(first_B1: Array, begin: int, end: int) -> list[_Segment]:
+    """The requests that rows begin to end belong to, with their rows counted from `begin`. first_B1: where each one starts."""
+    first, last = (np.searchsorted(first_B1, (begin, end - 1), side="right") - 1).tolist()
+    bounds = (first_B1[first : last + 2].clip(begin, end) - begin).tolist()
+    return [_Segment(request, *rows) for request, rows in enumerate(pairwise(bounds), start=first)]

@@ -54,14 +54,14 @@ class Workspace:
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
         """The buffer of this name in this shape, not cleared. keep: copy the old contents where it has to grow."""
-        held = self._views.get(name)
-        if held is not None and held[0] == shape:
-            return held[1], held[2]
+        before = self._views.get(name)
+        if before is not None and before[0] == shape:
+            return before[1], before[2]
         size = prod(shape)
         flat = self._flat.get(name)
         if flat is None or len(flat) < size:
             if not keep:  # release the old buffer before allocating the new one
-                held = flat = None
+                before = flat = None
                 self._flat.pop(name, None)
                 self._views.pop(name, None)
             grown = torch.empty(size, dtype=dtype)

@@ -98,9 +98,9 @@ class Trainer:
         self._epoch = self._batches.epoch(0)
         self._dropout = torch.Generator(device=model.device)
         self._parallel.prepare(model)
-        decayed = [weight for weight in model.parameters() if weight.ndim > 1]
-        kept = [weight for weight in model.parameters() if weight.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+        matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+        norms = [weight for weight in model.parameters() if weight.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
         self._optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=True)
 
     def __repr__(self) -> str:
