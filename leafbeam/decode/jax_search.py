@@ -118,7 +118,8 @@ class JaxBeamSearch:
         version, config = Version.of(index), self.config
         if version.codebook_sizes != config.code_sizes or end_code_of(version) != config.end_code:
             found = f"codebooks {version.codebook_sizes} and end code {end_code_of(version)}"
-            raise ArgumentError(f"the index has {found}: expected {config.code_sizes} and {config.end_code}")
+            expected = f"another version of one with {config.code_sizes} and {config.end_code}"
+            raise ArgumentError(f"the index has {found}: expected {expected}")
         other = copy(self)
         other.version, other.arrays = version, ops.bind(version, like=self.arrays)
         other._cache = self._cache.for_version(other.arrays)

@@ -59,7 +59,7 @@ class Sampler(ItemSearch):
             raise ArgumentError(f"top_p is {top_p}: expected more than 0 and at most 1, or None")
         name, ops = load(backend)
         if not hasattr(ops, "children"):
-            raise ArgumentError(f"backend {name!r} lists no children to sample from: use 'cpu', 'reference' or 'triton'")
+            raise ArgumentError(f"backend {name!r} lists no ragged children: use backend='cpu', 'reference' or 'triton'")
         config = SearchConfig.of(Version.of(index), num_samples, "allowed")
         super().__init__(index, config, num_samples, name, "auto")
         self.num_samples, self.temperature, self.top_k, self.top_p = num_samples, temperature, top_k, top_p

@@ -86,6 +86,6 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
         missing: np.generic = log.item_ids[int(np.argmin(known_N))]
         count = int((~known_N).sum())
         raise ItemIdError(
-            f"{count:,} items of the log, {missing.item()!r} first, have no SID: run `leafbeam fit-sids` on this log"
+            f"{count:,} of the log's {len(known_N):,} items have no SID, the first is {missing.item()!r}: run `leafbeam fit-sids`"
         )
     return sids.codes[rows_N]

@@ -318,7 +318,9 @@ def _user_tokens(
             "make the model over recipe.vocabulary(codebook_sizes)"
         )
     if (user_ids is not None) != bool(recipe.num_users):
-        raise ArgumentError(f"num_users={recipe.num_users:,}, user_ids is {type(user_ids).__name__}: give both or neither")
+        raise ArgumentError(
+            f"num_users={recipe.num_users:,} with{'' if user_ids is not None else 'out'} user_ids: give both or neither"
+        )
     if user_ids is None:
         return None
     if len(user_ids) != len(histories):
