@@ -85,7 +85,6 @@ def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:
     if not known_N.all():
         missing: np.generic = log.item_ids[int(np.argmin(known_N))]
         count = int((~known_N).sum())
-        raise ItemIdError(
-            f"{count:,} of the log's {len(known_N):,} items have no SID, the first is {missing.item()!r}: run `leafbeam fit-sids`"
-        )
+        found = f"{count:,} of the log's {len(known_N):,} items have no Semantic ID, the first is {missing.item()!r}"
+        raise ItemIdError(f"{found}: fit the SIDs on this log with `leafbeam fit-sids`")
     return sids.codes[rows_N]
