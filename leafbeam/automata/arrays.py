@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,27 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import ArgumentError, AutomatonError
 from leafbeam.index.bitmap import Bitmap
 
-__all__ = ["AutomatonArrays", "AutomatonLimits", "TransitionTable"]
+
+class SizeLimits(TypedDict, total=False):
+    """The limits of an automaton without masks, as keyword arguments; see `AutomatonLimits`."""
+
+    max_states: int
+    max_bytes: int
+
+
+class Limits(SizeLimits, total=False):
+    """`AutomatonLimits` as keyword arguments."""
+
+    dense_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomatonLimits:
     """How large an automaton may become, and the share of the vocabulary above which a state gets a mask instead of a row."""
 
-    max_states: int
-    max_bytes: int
-    dense_share: float
+    max_states: int = 1_000_000
+    max_bytes: int = 1 << 30
+    dense_share: float = 1 / 64
 
     def __post_init__(self) -> None:
         if self.max_states < 1 or self.max_bytes < 1:
@@ -39,6 +50,15 @@ class AutomatonLimits:
             raise AutomatonError(
                 f"the automaton has {num_states:,} states: expected at most max_states={self.max_states:,}; raise it"
             )
+
+    def checked(self, arrays: AutomatonArrays) -> AutomatonArrays:
+        """The arrays, or an AutomatonError where they take more than `max_bytes`."""
+        nbytes = sum(arrays.parts.values())
+        if nbytes > self.max_bytes:
+            raise AutomatonError(
+                f"the automaton takes {nbytes:,} bytes: expected at most max_bytes={self.max_bytes:,}; raise it"
+            )
+        return arrays
 
 
 class TransitionTable(NamedTuple):

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import automaton_file, kernels, sources
-from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits
+from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError
@@ -49,28 +49,18 @@ class Automaton:
     chains: ForcedChains | None = None
 
     @classmethod
-    def from_regex(
-        cls,
-        pattern: str,
-        vocabulary: Vocabulary,
-        *,
-        compress: bool = False,
-        max_states: int = 1_000_000,
-        max_bytes: int = 1 << 30,
-        dense_share: float = 1 / 64,
-    ) -> Automaton:
+    def from_regex(cls, pattern: str, vocabulary: Vocabulary, *, compress: bool = False, **limits: Unpack[Limits]) -> Automaton:
         """Every way to write a text that `pattern` matches as a whole.
 
         pattern: the syntax of Rust's regex crate (docs/how-to/automata.md). vocabulary: the bytes of each token by its id, None
         for special tokens; several automata can share a `TokenTrie`. Texts that the tokens cannot spell are not in the
-        language. compress: see `compress`. max_states, max_bytes: limits of the automaton's size.
-        dense_share: states with more than this share of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
+        language. compress: see `compress`. max_states (1,000,000), max_bytes (2^30): limits of its size. dense_share
+        (1/64): states with more than this share of the vocabulary legal get masks; at 1/64 a mask is as large as its row.
 
         Raises AutomatonError (pattern, vocabulary, empty language, above a limit), MissingExtraError without outlines-core.
         Cost: milliseconds for most, after 0.1 s for the vocabulary.
         """
-        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(sources.from_pattern(pattern, TokenTrie.of(vocabulary), limits), compress)
+        return cls._of(sources.from_pattern(pattern, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
     @classmethod
     def from_json_schema(
@@ -79,16 +69,13 @@ class Automaton:
         vocabulary: Vocabulary,
         *,
         compress: bool = False,
-        max_states: int = 1_000_000,
-        max_bytes: int = 1 << 30,
-        dense_share: float = 1 / 64,
+        **limits: Unpack[Limits],
     ) -> Automaton:
         """Every way to write an instance of a JSON Schema; `schema_pattern` lists the supported keywords.
 
         Raises AutomatonError with the JSON pointer of an unsupported keyword, and as `from_regex` does.
         """
-        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(sources.from_schema(schema, TokenTrie.of(vocabulary), limits), compress)
+        return cls._of(sources.from_schema(schema, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
     @classmethod
     def from_choices(
@@ -97,16 +84,13 @@ class Automaton:
         vocabulary: Vocabulary,
         *,
         compress: bool = True,
-        max_states: int = 1_000_000,
-        max_bytes: int = 1 << 30,
-        dense_share: float = 1 / 64,
+        **limits: Unpack[Limits],
     ) -> Automaton:
         """Every way to write one of some texts. Needs no optional package.
 
         Raises AutomatonError for no choices, for one that is neither text nor bytes, or that the tokens cannot spell.
         """
-        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=dense_share)
-        return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), limits), compress)
+        return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
 
     @classmethod
     def from_sequences(
@@ -115,16 +99,14 @@ class Automaton:
         vocabulary_size: int,
         *,
         compress: bool = True,
-        max_states: int = 1_000_000,
-        max_bytes: int = 1 << 30,
+        **limits: Unpack[SizeLimits],
     ) -> Automaton:
         """The language of these token sequences, with equal suffixes stored once.
 
         Use `Trie.from_sequences` for item ids, filters and changes. Cost: one sort and O(E log S) for E tokens.
         Raises CodesError for more than 64 tokens or a token outside the vocabulary, AutomatonError for no sequences.
         """
-        limits = AutomatonLimits(max_states=max_states, max_bytes=max_bytes, dense_share=1.0)
-        return cls._of(sources.from_sequences(sequences, vocabulary_size, limits), compress)
+        return cls._of(sources.from_sequences(sequences, vocabulary_size, AutomatonLimits(dense_share=1.0, **limits)), compress)
 
     @classmethod
     def _of(cls, arrays: AutomatonArrays, compress: bool) -> Automaton:

@@ -18,8 +18,6 @@ from leafbeam.errors import IndexFileError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
 
-__all__ = ["KIND", "load", "save"]
-
 KIND = FileKind(key="leafbeam-automaton", noun="automaton", writer="Automaton.save", newest=1, has_digest=True)
 
 

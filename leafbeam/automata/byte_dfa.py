@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from leafbeam.automata.minimize import Edges, minimize
 from leafbeam.jit import njit
 
-__all__ = ["ByteDFA", "DfaEdges", "indptr_of", "prefix_tree", "run"]
-
 
 class DfaEdges(NamedTuple):
     """The edges of a `ByteDFA`.

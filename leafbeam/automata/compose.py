@@ -24,18 +24,21 @@ from leafbeam.errors import AutomatonError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.jit import njit
 
-__all__ = ["compose"]
 
+def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, source: str) -> AutomatonArrays:
+    """The automaton over tokens.
 
-def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays | None:
-    """The automaton over tokens; None where no text of the language can be written with these tokens.
-
-    Raises AutomatonError where it has more than `max_states` states or its rows and masks take more than `max_bytes`.
+    source: what the language comes from, for messages. Raises AutomatonError where no text of the language can be written with
+    these tokens, and above the limits.
     """
+    if not dfa.num_states:
+        raise AutomatonError(f"{source} matches nothing: expected at least one text")
     end_X = _token_ends(dfa, tokens)
     num_states = int(end_X.sum())
     if not num_states:
-        return None
+        raise AutomatonError(
+            f"nothing that {source} matches can be written with this vocabulary of {tokens.num_tokens:,} tokens with bytes"
+        )
     limits.check_states(num_states)
     if num_states < dfa.num_states:
         number_X = np.empty(dfa.num_states, np.int32)
@@ -47,7 +50,7 @@ def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> Automat
     if len(dense_D):
         mask_S[dense_D], mask_MW = dense_masks(dense_D, num_states, dfa, tokens, limits.max_bytes - 8 * len(code_E))
     has_masks = len(mask_MW) > 0
-    return AutomatonArrays(
+    arrays = AutomatonArrays(
         vocabulary_size=tokens.vocabulary_size,
         table=TransitionTable(row_indptr, code_E, next_E, mask_S, mask_MW),
         accepting=Bitmap.from_mask(dfa.accepting_X[:num_states]),
@@ -55,6 +58,7 @@ def compose(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits) -> Automat
         bytes_T=tokens.spelling.bytes_T if has_masks else np.empty(0, np.uint8),
         token_indptr=tokens.spelling.token_indptr if has_masks else np.zeros(1, np.int32),
     )
+    return limits.checked(arrays)
 
 
 def _token_ends(dfa: ByteDFA, tokens: TokenTrie) -> NDArray[np.bool_]:

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 
-__all__ = ["ForcedChains"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ForcedChains:

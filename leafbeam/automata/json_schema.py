@@ -20,8 +20,6 @@ from leafbeam.automata.json_text import CHARACTER, FORMATS, NUMBER, any_of, comm
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError
 
-__all__ = ["schema_pattern"]
-
 _ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "D": "[^0-9]", "W": "[^0-9A-Za-z_]"}  # a schema's patterns are ECMAScript's
 _NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"])
 _META = frozenset(("$schema", "$id", "$comment", "$defs", "definitions"))
@@ -35,6 +33,7 @@ _KEYWORDS = {
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
 }
+_FIXED = {"number": NUMBER, "boolean": "(?:true|false)", "null": "null"}
 
 Schema = Mapping[str, Any]
 
@@ -91,17 +90,11 @@ class _Compiler:
         _only(keywords, {"type"}.union(*(_KEYWORDS[name] for name in types)), path, f"for type {schema['type']!r}")
         compilers: dict[str, Callable[[Schema, str, tuple[str, ...]], str]] = {
             "string": self._string,
+            "integer": _integer,
             "array": self._array,
             "object": self._object,
         }
-        fixed = {"number": NUMBER, "boolean": "(?:true|false)", "null": "null"}
-        patterns: list[str] = []
-        for name in types:
-            if name == "integer":
-                patterns.append(_integer(schema, path))
-            else:
-                patterns.append(fixed[name] if name in fixed else compilers[name](schema, path, open_refs))
-        return any_of(patterns)
+        return any_of([_FIXED.get(name) or compilers[name](schema, path, open_refs) for name in types])
 
     def _combined(self, combine: str, value: Any, path: str, open_refs: tuple[str, ...]) -> str:
         if combine == "$ref":
@@ -231,7 +224,7 @@ class _Compiler:
         return rf"\{{{f'{any_of(starts)}?' if starts else ''}\}}"
 
 
-def _integer(schema: Schema, path: str) -> str:
+def _integer(schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
     low: int | None = None
     high: int | None = None
     for name in _BOUNDS & set(schema):

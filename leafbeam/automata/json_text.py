@@ -12,8 +12,6 @@ from typing import Any
 
 from leafbeam.errors import AutomatonError
 
-__all__ = ["CHARACTER", "FORMATS", "NUMBER", "any_of", "comma_list", "integers", "literal", "repeat"]
-
 CHARACTER = r'(?:[^"\\\x00-\x1f\x7f-\x9f]|\\["\\/bfnrt])'
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _LEAP = "(?:0[48]|[2468][048]|[13579][26])"

@@ -16,8 +16,6 @@ from leafbeam.automata.byte_dfa import DfaEdges, run
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
-__all__ = ["fill_legal", "fill_masks", "legal_indptr", "step_states"]
-
 
 @njit(cache=True, nogil=True)
 def legal_indptr(states_R, table, count_M):

@@ -15,8 +15,6 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.jit import njit
 
-__all__ = ["DfaMoves", "WalkBuffers", "buffers_of", "live_children", "move", "moves_of"]
-
 _NARROW = 8  # a state with at most so many edges, each of one byte, is looked up child by child
 
 
@@ -32,15 +30,6 @@ class DfaMoves(NamedTuple):
     next_E: NDArray[np.int32]
     row_X: NDArray[np.int32]
     table_TC: NDArray[np.int32]
-
-
-class WalkBuffers(NamedTuple):
-    """A stack of (node, state), and the live children of one node with their states."""
-
-    node_Z: NDArray[np.int32]
-    state_Z: NDArray[np.int32]
-    child_256: NDArray[np.int32]
-    target_256: NDArray[np.int32]
 
 
 def moves_of(dfa: ByteDFA) -> DfaMoves:
@@ -59,10 +48,13 @@ def moves_of(dfa: ByteDFA) -> DfaMoves:
     return DfaMoves(class_256, edge_indptr, byte_256[label_E], next_E, row_X, table_TC)
 
 
-def buffers_of(tokens: TokenTrie) -> WalkBuffers:
-    """Buffers for a depth-first walk, whose stack holds siblings of nodes on one path only."""
+def buffers_of(tokens: TokenTrie) -> tuple[NDArray[np.int32], ...]:
+    """(node_Z, state_Z, child_256, target_256): the stack of a depth-first walk, and the live children of a node, with states.
+
+    The stack holds siblings of nodes on one path only.
+    """
     depth = min(len(tokens.nodes.byte_P), 256 * (int(tokens.nodes.height_P[0]) + 1))
-    return WalkBuffers(*(np.empty(size, np.int32) for size in (depth, depth, 256, 256)))
+    return tuple(np.empty(size, np.int32) for size in (depth, depth, 256, 256))
 
 
 @njit(cache=True, inline="always")
@@ -71,7 +63,7 @@ def live_children(
 ):
     """Write the children of a trie node that the automaton can follow from a state, and their states; returns how many.
 
-    The fields of `DfaMoves`, `TokenNodes` and `WalkBuffers` one by one: reading them from the tuples in the loop is slower.
+    The fields of `DfaMoves`, `TokenNodes` and the buffers one by one: reading them from the tuples in the loop is slower.
     """
     begin, end = child_P[node], child_end_P[node]
     count = 0

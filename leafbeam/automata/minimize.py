@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from leafbeam.jit import njit
 
-__all__ = ["Edges", "minimize", "useful_states"]
-
 
 class Edges(NamedTuple):
     """Labelled transitions, int32; labels may be any integers."""
@@ -86,59 +84,43 @@ def _adjacent(state_E, num_states):
 
 
 @njit(cache=True)
-def _mark_reachable(from_E, to_E, reached_X, queue_X, count):
-    """Mark every state that edges lead to from the first `count` states of the queue."""
-    indptr, edge_E = _adjacent(from_E, len(reached_X))
+def _number(from_E, to_E, number_X, queue_X, count):
+    """Number what edges lead to from the `count` states of the queue, breadth first, from `count` on; -1 is not reached."""
+    indptr, edge_E = _adjacent(from_E, len(number_X))
     head = 0
     while head < count:
         state = queue_X[head]
         head += 1
         for index in range(indptr[state], indptr[state + 1]):
             other = to_E[edge_E[index]]
-            if not reached_X[other]:
-                reached_X[other] = True
+            if number_X[other] < 0:
+                number_X[other] = count
                 queue_X[count] = other
                 count += 1
+
+
+@njit(cache=True)
+def _breadth_first(from_E, to_E, num_states, start):
+    """The number of each state, -1 where it is not reached from the start; in order of the edges."""
+    number_X, queue_X = np.full(num_states, -1, np.int32), np.empty(num_states, np.int32)
+    number_X[start], queue_X[0] = 0, start
+    _number(from_E, to_E, number_X, queue_X, 1)
+    return number_X
 
 
 @njit(cache=True)
 def useful_states(from_E, to_E, accepting_X, start):
     """Which states are useful. Cost: two passes over the edges."""
     num_states = len(accepting_X)
-    queue_X = np.empty(num_states, np.int32)
-    reached_X, accepts_X = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
-    reached_X[start] = True
-    queue_X[0] = start
-    _mark_reachable(from_E, to_E, reached_X, queue_X, 1)
+    reached_X = _breadth_first(from_E, to_E, num_states, start) >= 0
+    number_X, queue_X = np.full(num_states, -1, np.int32), np.empty(num_states, np.int32)
     count = 0
     for state in range(num_states):
         if accepting_X[state] and reached_X[state]:
-            accepts_X[state] = True
-            queue_X[count] = state
+            number_X[state], queue_X[count] = count, state
             count += 1
-    _mark_reachable(to_E, from_E, accepts_X, queue_X, count)
-    return reached_X & accepts_X
-
-
-@njit(cache=True)
-def _breadth_first(from_E, to_E, num_blocks, start):
-    """The new number of each block; edges ascend by (from, label), all blocks are reachable."""
-    indptr, edge_E = _adjacent(from_E, num_blocks)
-    number_Y = np.full(num_blocks, -1, np.int32)
-    queue_Y = np.empty(num_blocks, np.int32)
-    queue_Y[0] = start
-    number_Y[start] = 0
-    head, count = 0, 1
-    while head < count:
-        block = queue_Y[head]
-        head += 1
-        for index in range(indptr[block], indptr[block + 1]):
-            other = to_E[edge_E[index]]
-            if number_Y[other] < 0:
-                number_Y[other] = count
-                queue_Y[count] = other
-                count += 1
-    return number_Y
+    _number(to_E, from_E, number_X, queue_X, count)
+    return reached_X & (number_X >= 0)
 
 
 @njit(cache=True)

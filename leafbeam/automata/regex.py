@@ -24,8 +24,6 @@ from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.errors import AutomatonError
 from leafbeam.extras import optional_imports
 
-__all__ = ["check_pattern", "compile_pattern"]
-
 _END, _START = 256, 257  # token numbers besides the bytes: the end of the text, which outlines-core requires, and `ab`
 _REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 

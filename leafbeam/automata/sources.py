@@ -24,16 +24,14 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.sequences import SequenceTable
 from leafbeam.jit import njit
 
-__all__ = ["from_choices", "from_pattern", "from_schema", "from_sequences"]
-
 
 def from_pattern(pattern: str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
-    return _composed(compile_pattern(pattern, limits.max_states), tokens, limits, "the pattern")
+    return compose(compile_pattern(pattern, limits.max_states), tokens, limits, "the pattern")
 
 
 def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
     dfa = compile_pattern(schema_pattern(schema, limits.max_states), limits.max_states)
-    return _composed(dfa, tokens, limits, "the schema")
+    return compose(dfa, tokens, limits, "the schema")
 
 
 def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
@@ -52,7 +50,7 @@ def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: Auto
         index = _unwritable(np.frombuffer(b"".join(texts), np.uint8), indptr_of(texts), tokens.nodes)
         if index >= 0:
             raise AutomatonError(f"choice {index}, {choices[index]!r}, cannot be written with the tokens of this vocabulary")
-    return _composed(dfa, tokens, limits, "the list of choices")
+    return compose(dfa, tokens, limits, "the list of choices")
 
 
 def from_sequences(
@@ -82,25 +80,7 @@ def from_sequences(
         bytes_T=np.empty(0, np.uint8),
         token_indptr=np.zeros(1, np.int32),
     )
-    return _within(arrays, limits)
-
-
-def _composed(dfa: ByteDFA, tokens: TokenTrie, limits: AutomatonLimits, what: str) -> AutomatonArrays:
-    if not dfa.num_states:
-        raise AutomatonError(f"{what} matches nothing: expected at least one text")
-    arrays = compose(dfa, tokens, limits)
-    if arrays is None:
-        raise AutomatonError(
-            f"nothing that {what} matches can be written with this vocabulary of {tokens.num_tokens:,} tokens with bytes"
-        )
-    return _within(arrays, limits)
-
-
-def _within(arrays: AutomatonArrays, limits: AutomatonLimits) -> AutomatonArrays:
-    nbytes = sum(arrays.parts.values())
-    if nbytes > limits.max_bytes:
-        raise AutomatonError(f"the automaton takes {nbytes:,} bytes: expected at most max_bytes={limits.max_bytes:,}; raise it")
-    return arrays
+    return limits.checked(arrays)
 
 
 @njit(cache=True)

@@ -22,8 +22,6 @@ from leafbeam.errors import AutomatonError
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
 
-__all__ = ["dense_masks"]
-
 _DEPTHS = 32  # bytes ahead that depth classes look: few tokens are longer, and those are walked
 
 

@@ -45,7 +45,7 @@ class AutomatonConstraint:
         self._device = device
         self._arrays: Any = None if device is None else device.arrays_for(len(batch.automata))
         final_B1 = np.array([automaton.num_states for automaton in batch.automata])[:, None]
-        self._final_B1 = final_B1 if device is None else to_kind_of(final_B1, self._arrays.least_B)
+        self._final_B1 = final_B1 if device is None else to_kind_of(final_B1, self._arrays.min_key_B)
 
     def root(self) -> Beams[Any]:
         lo_SB1, hi_SB1 = automata.roots(self._batch)
@@ -98,7 +98,7 @@ class DeviceAutomata:
             self._arrays = self.ops.bind(batch, device)
         except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
             raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
-        if self._arrays.least_B.device.type == "cpu" and not self.ops.triton.knobs.runtime.interpret:
+        if self._arrays.min_key_B.device.type == "cpu" and not self.ops.triton.knobs.runtime.interpret:
             raise ArgumentError(
                 "backend 'triton' on a CPU is for trials: use backend 'cpu', or set TRITON_INTERPRET=1 before Python starts"
             )
@@ -107,7 +107,7 @@ class DeviceAutomata:
         """The arrays for one search: with scratch space of its own, so that several may run at a time."""
         arrays = self._arrays
         copies = batch_size // len(arrays.requests_B5)
-        return replace(arrays, requests_B5=arrays.requests_B5.repeat(copies, 1), least_B=arrays.least_B.repeat(copies))
+        return replace(arrays, requests_B5=arrays.requests_B5.repeat(copies, 1), min_key_B=arrays.min_key_B.repeat(copies))
 
 
 def _forced_chain(batch: automata.AutomatonBatch, beams: Beams[Any], max_codes: int) -> JumpForward | None:

@@ -28,17 +28,6 @@ from leafbeam.extras import require
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 
-__all__ = [
-    "BoundIndex",
-    "ConstrainBackend",
-    "IndexBindings",
-    "is_jax",
-    "load",
-    "namespace_of",
-    "to_kind_of",
-    "to_numpy",
-]
-
 _MODULES = {
     "cpu": "cpu.step",
     "jax": "fixed_shape.jax",
@@ -54,9 +43,10 @@ _PACKAGES = {"jax": "jax", "triton": "triton", "torch": "torch", "static": "torc
 class ConstrainBackend(Protocol):
     """The functions that a backend's module has.
 
-    A backend on a device also has `launch`: arguments as `step`, result (beams, bad). It waits for nothing; bad is 0, or the
-    number + 1 of a live row that held NaN or +inf. Backends that can list ragged children, which sampling needs, have
-    `children`: (arrays, level, lo_SBK, hi_SBK, filters) -> (row_indptr, code_C, lo_SC, hi_SC).
+    `step` is specified by `leafbeam.ops.constrain.reference.step`. A backend on a device also has `launch`: arguments as
+    `step`, result (beams, bad). It waits for nothing; bad is 0, or the number + 1 of a live row that held NaN or +inf. Backends
+    that can list ragged children, which sampling needs, have `children`: (arrays, level, lo_SBK, hi_SBK, filters) ->
+    (row_indptr, code_C, lo_SC, hi_SC).
     """
 
     def bind(self, index: Trie | Version) -> Any: ...
@@ -90,7 +80,7 @@ def load(name: str) -> tuple[str, ConstrainBackend]:
     """
     resolved = "cpu" if name == "auto" else name
     if resolved not in _MODULES:
-        names = [repr(one) for one in ("auto", *_MODULES)]
+        names = [repr(known) for known in ("auto", *_MODULES)]
         raise ArgumentError(f"backend is {name!r}: expected {', '.join(names[:-1])} or {names[-1]}")
     if resolved in _PACKAGES:
         require(f"backend {resolved!r}", _PACKAGES[resolved])
@@ -137,19 +127,25 @@ class IndexBindings:
         Cost: nothing where it is bound already and on "cpu"; elsewhere a copy of the index. Raises ArgumentError,
         MissingExtraError.
         """
-        name, place = _place(backend, device, logits)
-        key = (name, str(place))
+        name, device = _resolved(backend, device, logits)
+        key = (name, str(device))
         if key not in self._bound:
             name, ops = load(name)
-            self._bound[key] = _bind(name, ops, self.version, place)
+            try:
+                arrays: Any = ops.bind(self.version, *(() if device is None else (device,)))
+            except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
+                raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
+            device = device if name == "jax" else getattr(arrays, "device", device or "cpu")
+            waits = not hasattr(ops, "launch")
+            self._bound[key] = BoundIndex(name=name, ops=ops, arrays=arrays, device=device, waits=waits)
         return self._bound[key]
 
 
-def _place(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
+def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
     """(backend, device) where either is "auto"; device None is the backend's default."""
     if backend == "auto":
-        known = getattr(logits, "device", "cpu") if device == "auto" else device
-        kind = "jax" if hasattr(known, "platform") or is_jax(logits) else str(known).split(":")[0]
+        of_logits = getattr(logits, "device", "cpu") if device == "auto" else device
+        kind = "jax" if hasattr(of_logits, "platform") or is_jax(logits) else str(of_logits).split(":")[0]
         on_gpu = "triton" if kind == "cuda" and _is_installed("triton") else "torch"
         backend = {"cpu": "cpu", "jax": "jax"}.get(kind, on_gpu)
     if device == "auto":
@@ -159,19 +155,6 @@ def _place(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
     if backend == "cpu" and device not in (None, "cpu"):
         raise ArgumentError(f"backend 'cpu' runs on the CPU, device is {device!r}: expected 'auto', or another backend")
     return backend, None if backend == "cpu" else device
-
-
-def _bind(name: str, ops: Any, version: Version, device: Any) -> BoundIndex:
-    try:
-        arrays = ops.bind(version) if device is None else ops.bind(version, device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that it does not have
-        raise ArgumentError(f"device is {device!r}, and torch says: {error}") from error
-    place = device if name == "jax" else getattr(arrays, "device", device or "cpu")
-    return BoundIndex(name=name, ops=ops, arrays=arrays, device=place, waits=not hasattr(ops, "launch"))
-
-
-def _is_tensor(array: Any) -> bool:
-    return hasattr(array, "detach")
 
 
 def is_jax(array: Any) -> bool:
@@ -184,7 +167,7 @@ def namespace_of(array: Any) -> Any:
     """The module whose functions take this array: numpy, torch or jax.numpy."""
     if isinstance(array, np.ndarray):
         return np
-    return importlib.import_module("torch" if _is_tensor(array) else "jax.numpy")
+    return importlib.import_module("torch" if hasattr(array, "detach") else "jax.numpy")
 
 
 def to_numpy(array: Any) -> NDArray[Any]:
@@ -192,7 +175,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
     # The type is quoted because to make it takes longer than the rest.
     if isinstance(array, np.ndarray):
         return cast("NDArray[Any]", array)
-    if _is_tensor(array):
+    if hasattr(array, "detach"):
         tensor = array.detach()
         return cast("NDArray[Any]", (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy())
     return np.asarray(array)
@@ -204,6 +187,6 @@ def to_kind_of(array: Any, sample: Any) -> Any:
         return to_numpy(array)
     if is_jax(sample):
         return array if is_jax(array) else importlib.import_module("jax.numpy").asarray(to_numpy(array))
-    if _is_tensor(array):
+    if hasattr(array, "detach"):
         return array if array.device == sample.device else array.to(sample.device)
     return importlib.import_module("torch").as_tensor(to_numpy(array), device=sample.device)

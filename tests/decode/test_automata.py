@@ -162,10 +162,15 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
     automaton = Automaton.from_regex(PATTERNS[1], VOCABULARY)
     languages = automata.bind([automaton], end_code=END, num_codes=SIZE)
     states = np.array([[[0, automaton.num_states, *range(1, automaton.num_states), 0]]])
-    row_indptr, code_C, lo_SC, hi_SC = automata.children(
-        languages, 0, states, states + np.array([*[1] * (states.size - 1), 0]), None
-    )
+    ends = states + np.array([*[1] * (states.size - 1), 0])
+    row_indptr, code_C = automata.legal(languages, states, ends)
     assert row_indptr[-1] == row_indptr[-2]  # the dead one
+    scores, logits = np.zeros(states.shape[1:], np.float32), np.zeros((1, states.size, SIZE), np.float32)
+    found = automata.step(languages, 0, states, ends, scores, logits, None, num_beams=len(code_C), scoring="full")
+    order = np.lexsort((found.code[0], found.parent[0]))
+    assert found.parent[0, order].tolist() == np.repeat(np.arange(states.size), np.diff(row_indptr)).tolist()
+    assert found.code[0, order].tolist() == code_C.tolist()
+    lo_C, hi_C = found.lo[0, 0, order], found.hi[0, 0, order]
     for row, state in enumerate(states[0, 0, :-1].tolist()):
         codes = code_C[row_indptr[row] : row_indptr[row + 1]].tolist()
         if state == automaton.num_states:
@@ -173,8 +178,8 @@ def test_children_are_the_legal_codes_and_where_they_lead() -> None:
             continue
         assert codes == sorted([*automaton.allowed(state).tolist(), *([END] if automaton.accepts(state) else [])])
         after = [automaton.num_states if code == END else automaton.next(state, code) for code in codes]
-        assert lo_SC[0, row_indptr[row] : row_indptr[row + 1]].tolist() == after
-    assert np.array_equal(hi_SC, lo_SC + 1)
+        assert lo_C[row_indptr[row] : row_indptr[row + 1]].tolist() == after
+    assert np.array_equal(hi_C, lo_C + 1)
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -36,37 +36,38 @@ SHAPES = [(1, 1, 1, 1, 8, 3), (2, 5, 2, 2, 16, 70), (2, 3, 1, 4, 20, 130), (1, 3
 
 @pytest.mark.parametrize(("requests", "beams", "groups", "per", "size", "tokens"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 3])
-def test_the_prefix_kernel_equals_the_reference(
+def test_prompts_of_any_length_and_shape_equal_the_reference(
     requests: int, beams: int, groups: int, per: int, size: int, tokens: int, splits: int
 ) -> None:
     shapes = (requests, beams, groups * per, size), (requests, groups, size, tokens), (requests, groups, tokens, size)
-    query, key, value = draw(tokens, *shapes)
+    query, key, value, *slots = draw(tokens, *shapes, *[(requests, beams, 1, groups, size)] * 2)
     lengths = torch.tensor([max(1, tokens // 3), tokens][-requests:])
-    found = triton.prefix_attention(query, key, value, lengths, splits=splits)
-    expected = reference.prefix_attention(query, key, value, lengths)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    found = triton.attend(query, key, value, lengths, *slots, splits=splits)
+    torch.testing.assert_close(found, reference.attend(query, key, value, lengths, *slots), rtol=1e-4, atol=1e-5)
 
 
 def test_keys_beyond_a_prompts_end_are_never_read() -> None:
-    query, key, value = draw(1, (2, 3, 2, 16), (2, 1, 16, 90), (2, 1, 90, 16))
+    query, key, value, *slots = draw(1, (2, 3, 2, 16), (2, 1, 16, 90), (2, 1, 90, 16), *[(2, 3, 1, 1, 16)] * 2)
     lengths = torch.tensor([5, 66])
-    before = triton.prefix_attention(query, key, value, lengths, splits=2)
+    before = triton.attend(query, key, value, lengths, *slots, splits=2)
     for request, length in enumerate(lengths.tolist()):
         key[request, :, :, length:], value[request, :, length:] = torch.nan, torch.nan
-    after = triton.prefix_attention(query, key, value, lengths, splits=2)
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    after = triton.attend(query, key, value, lengths, *slots, splits=2)
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize(("groups", "per", "size", "codes"), [(1, 1, 8, 1), (2, 3, 12, 4)])
-def test_the_suffix_kernel_equals_the_reference(table: bool, groups: int, per: int, size: int, codes: int) -> None:
-    query, key, value = draw(codes, (2, 3, groups * per, size), (2, 5, codes, groups, size), (2, 5, codes, groups, size))
+def test_codes_of_own_and_of_other_slots_equal_the_reference(table: bool, groups: int, per: int, size: int, codes: int) -> None:
+    query, slots_key, slots_value = draw(
+        codes, (2, 3, groups * per, size), (2, 5, codes, groups, size), (2, 5, codes, groups, size)
+    )
+    prompt = (*draw(7, (2, groups, size, 2), (2, groups, 2, size)), torch.tensor([1, 2]))
     ancestors = torch.randint(0, 5, (2, 3, codes), generator=torch.Generator().manual_seed(2)) if table else None
-    found = triton.suffix_attention(query, key, value, ancestors)
-    expected = reference.suffix_attention(query, *((key, value) if table else (key[:, :3], value[:, :3])), ancestors)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    found = triton.attend(query, *prompt, slots_key, slots_value, ancestors)
+    slots = (slots_key, slots_value) if table else (slots_key[:, :3], slots_value[:, :3])
+    expected = reference.attend(query, *prompt, *slots, ancestors)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
@@ -117,18 +118,18 @@ def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     query, key, value, slots = draw(6, (2, 3, 4, 16), (2, 2, 16, 9), (2, 2, 9, 16), (2, 3, 2, 2, 16))
     lengths = torch.tensor([9, 9])
     with pytest.raises(ArgumentError, match="do not fit"):
-        triton.prefix_attention(query, value, value, lengths)
+        triton.attend(query, value, value, lengths, slots, slots)
     with pytest.raises(ArgumentError, match="int64"):
-        triton.prefix_attention(query, key, value, lengths.int())
+        triton.attend(query, key, value, lengths.int(), slots, slots)
     with pytest.raises(ArgumentError, match="multiple"):
-        triton.prefix_attention(query[:, :, :3], key, value, lengths)
+        triton.attend(query[:, :, :3], key, value, lengths, slots, slots)
     with pytest.raises(ArgumentError, match="contiguous"):
-        triton.prefix_attention(query, key, value.transpose(2, 3).contiguous().transpose(2, 3), lengths)
+        triton.attend(query, key, value.transpose(2, 3).contiguous().transpose(2, 3), lengths, slots, slots)
     with pytest.raises(ArgumentError, match="do not fit"):
-        triton.suffix_attention(query, slots[:, :2], slots[:, :2])
+        triton.attend(query, key, value, lengths, slots[:, :2], slots[:, :2])
     with pytest.raises(ArgumentError, match="at least one code"):
-        triton.suffix_attention(query, slots[:, :, :0], slots[:, :, :0])
+        triton.attend(query, key, value, lengths, slots[:, :, :0], slots[:, :, :0])
     with pytest.raises(ArgumentError, match="equal strides"):
-        triton.suffix_attention(query, slots, slots.transpose(2, 3).contiguous().transpose(2, 3))
+        triton.attend(query, key, value, lengths, slots, slots.transpose(2, 3).contiguous().transpose(2, 3))
     with pytest.raises(ArgumentError, match="ancestors"):
-        triton.suffix_attention(query, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64))
+        triton.attend(query, key, value, lengths, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64))

@@ -1,31 +1,28 @@
 """Attention on a GPU: the prompt's keys are read once for all beams; `attend` takes two launches.
 
-Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
+Prompt lengths are read on the device. Exponentials over the prompt use base 2, the hardware's. Without a GPU it runs under
+Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
 
 Shapes: B requests, K beams, T tokens of a prompt, S codes of a beam so far, H query heads, G key heads, R = H / G, E values of
 a head, Z splits of a prompt, M = K x R.
 """
 
-# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.attention.triton_kernels import prefix_kernel, suffix_kernel
 
-__all__ = ["attend", "prefix_attention", "suffix_attention"]
-
-
-class _PrefixSplits(NamedTuple):
-    """Attention over each split of the prompt, float32; a split beyond the prompt's end has lse -inf and no values."""
-
-    values_ZBGME: Tensor
-    lse_ZBGM: Tensor
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+_BLOCK = 64  # tokens of a prompt that are read together
 
 
 def attend(
@@ -39,55 +36,32 @@ def attend(
     *,
     splits: int | None = None,
 ) -> Tensor:
-    """One softmax over prompt and codes -> (B, K, H, E): `reference.merge` of the two attentions.
+    """One softmax over prompt and codes -> (B, K, H, E): equals `ops.attention.reference.attend`.
 
     lengths_B: int64 on the device, tokens of each prompt that count, at least 1; the host does not read it. Suffix slots may be
     any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: into how many parts a
     prompt is split, None: enough to occupy a large GPU.
     """
-    parts = _split_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B, splits)
-    return _merge(query_BKHE, parts, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)[0]
-
-
-def prefix_attention(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, splits: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Equals `ops.attention.reference.prefix_attention`: values (B, K, H, E), log-sum-exp (B, K, H)."""
-    return _merge(query_BKHE, _split_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B, splits), None, None, None)
-
-
-def suffix_attention(
-    query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Equals `ops.attention.reference.suffix_attention`: values (B, K, H, E), log-sum-exp (B, K, H)."""
-    return _merge(query_BKHE, None, key_BKSGE, value_BKSGE, ancestors_BKS)
-
-
-def _split_prefix(
-    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, splits: int | None
-) -> _PrefixSplits:
-    """The first launch: every query against every split of its prompt."""
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
+    _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
     requests, beams, heads, size = query_BKHE.shape
     groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
-    rows = beams * heads // groups
+    rows, device = beams * heads // groups, query_BKHE.device
     tile = max(16, min(64, triton.next_power_of_2(rows)))
-    block = 64
-    programs = _cdiv(rows, tile) * requests * groups
-    wanted = splits or max(1, min(_cdiv(tokens, 4 * block), _cdiv(264, programs), 16))
-    split = _cdiv(_cdiv(tokens, wanted), block) * block
-    num_splits = _cdiv(tokens, split)
-    parts = _PrefixSplits(
-        values_ZBGME=torch.empty(num_splits, requests, groups, rows, size, device=query_BKHE.device),
-        lse_ZBGM=torch.empty(num_splits, requests, groups, rows, device=query_BKHE.device),
-    )
-    prefix_kernel[(_cdiv(rows, tile), requests * groups, num_splits)](
+    programs = triton.cdiv(rows, tile) * requests * groups
+    wanted: Any = splits or max(1, min(triton.cdiv(tokens, 4 * _BLOCK), triton.cdiv(264, programs), 16))
+    split = triton.cdiv(triton.cdiv(tokens, wanted), _BLOCK) * _BLOCK
+    num_splits = triton.cdiv(tokens, split)
+    # Attention over each split of the prompt; a split beyond the prompt's end has lse -inf and no values.
+    values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
+    lse_ZBGM = torch.empty(num_splits, requests, groups, rows, device=device)
+    prefix_kernel[(triton.cdiv(rows, tile), requests * groups, num_splits)](
         query_BKHE,
         key_BGET,
         value_BGTE,
         lengths_B,
-        parts.values_ZBGME,
-        parts.lse_ZBGM,
+        values_ZBGME,
+        lse_ZBGM,
         *query_BKHE.stride()[:3],
         *key_BGET.stride()[:3],
         *value_BGTE.stride()[:3],
@@ -99,49 +73,25 @@ def _split_prefix(
         E_PADDED=max(16, triton.next_power_of_2(size)),
         SPLIT=split,
         ROWS=tile,
-        TOKENS=block,
+        TOKENS=_BLOCK,
         num_warps=4,
         num_stages=3,
     )
-    return parts
-
-
-def _cdiv(number: int, size: int) -> int:
-    return -(-number // size)
-
-
-def _merge(
-    query_BKHE: Tensor,
-    parts: _PrefixSplits | None,
-    key_BKSGE: Tensor | None,
-    value_BKSGE: Tensor | None,
-    ancestors_BKS: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The second launch: attention over the suffix slots, merged with the prompt's splits."""
-    requests, beams, heads, size = query_BKHE.shape
-    codes, groups, strides = 0, 0, (0, 0, 0, 0)
-    if key_BKSGE is not None and value_BKSGE is not None:
-        _check_suffix(query_BKHE, key_BKSGE, value_BKSGE, ancestors_BKS)
-        codes, groups, strides = key_BKSGE.shape[2], key_BKSGE.shape[3], key_BKSGE.stride()[:4]
-    out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=query_BKHE.device)
-    out_lse_BKH = torch.empty(requests, beams, heads, device=query_BKHE.device)
-    if parts is not None:
-        groups = parts.lse_ZBGM.shape[2]
+    out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=device)
     suffix_kernel[(requests * beams, groups)](
         query_BKHE,
-        query_BKHE if key_BKSGE is None else key_BKSGE,
-        query_BKHE if value_BKSGE is None else value_BKSGE,
-        out_lse_BKH if ancestors_BKS is None else ancestors_BKS,
-        out_lse_BKH if parts is None else parts.values_ZBGME,
-        out_lse_BKH if parts is None else parts.lse_ZBGM,
+        suffix_key_BKSGE,
+        suffix_value_BKSGE,
+        lengths_B if ancestors_BKS is None else ancestors_BKS,
+        values_ZBGME,
+        lse_ZBGM,
         out_BKHE,
-        out_lse_BKH,
         *query_BKHE.stride()[:3],
-        *strides,
+        *suffix_key_BKSGE.stride()[:4],
         beams,
         size**-0.5,
-        CODES=codes,
-        SPLITS=0 if parts is None else len(parts.lse_ZBGM),
+        CODES=suffix_key_BKSGE.shape[2],
+        SPLITS=num_splits,
         GROUPS=groups,
         R=heads // groups,
         R_PADDED=triton.next_power_of_2(heads // groups),
@@ -150,7 +100,7 @@ def _merge(
         TABLE=ancestors_BKS is not None,
         num_warps=1,
     )
-    return out_BKHE, out_lse_BKH
+    return out_BKHE
 
 
 def _check_prefix(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor) -> None:
@@ -171,17 +121,15 @@ def _check_prefix(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, leng
 
 
 def _check_suffix(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor | None) -> None:
-    requests, beams, heads, size = query_BKHE.shape
+    requests, beams, _, size = query_BKHE.shape
     slots, codes, groups = key_BKSGE.shape[1:4]
     if key_BKSGE.shape != (requests, slots, codes, groups, size) or value_BKSGE.shape != key_BKSGE.shape or slots < beams:
         raise ArgumentError(
             f"queries {tuple(query_BKHE.shape)}, keys {tuple(key_BKSGE.shape)}, values {tuple(value_BKSGE.shape)} do not fit: "
             f"expected (B, K, H, E) and twice (B, at least K, S, G, E)"
         )
-    if heads % groups or codes < 1:
-        raise ArgumentError(
-            f"{heads} query heads, {groups} key heads, {codes} codes: expected a multiple, and at least one code"
-        )
+    if codes < 1:
+        raise ArgumentError(f"beams have {codes} codes: expected at least one code")
     if key_BKSGE.stride() != value_BKSGE.stride() or key_BKSGE.stride(-1) != 1 or query_BKHE.stride(-1) != 1:
         raise ArgumentError("suffix keys and values need equal strides, and every last axis to be contiguous")
     expected = requests, beams, codes
@@ -191,3 +139,153 @@ def _check_suffix(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, an
         raise ArgumentError(
             f"ancestors are {ancestors_BKS.dtype} {tuple(ancestors_BKS.shape)}: expected contiguous int64 {expected}"
         )
+
+
+@triton.jit
+def prefix_kernel(
+    query_BKHE,
+    key_BGET,
+    value_BGTE,
+    lengths_B,
+    values_ZBGME,
+    lse_ZBGM,
+    query_b,
+    query_k,
+    query_h,
+    key_b,
+    key_g,
+    key_e,
+    value_b,
+    value_g,
+    value_t,
+    num_rows,
+    scale,
+    GROUPS: tl.constexpr,
+    R: tl.constexpr,
+    E: tl.constexpr,
+    E_PADDED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """t = tokens z x SPLIT to min((z + 1) x SPLIT, length[b]); scores = query[b, m, g] @ key[b, g, :, t] x scale
+    values[z, b, g, m], lse[z, b, g, m] = softmax(scores) @ value[b, g, t], logsumexp(scores)
+
+    Program (i, b x G + g, z): rows m = i x ROWS and following. A split beyond the prompt's end has lse -inf and no values.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    request = (tl.program_id(1) // GROUPS).to(tl.int64)
+    group = (tl.program_id(1) % GROUPS).to(tl.int64)
+    first = tl.program_id(2) * SPLIT
+    length = tl.load(lengths_B + request)
+    out = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * num_rows + row
+    if first >= length:
+        tl.store(lse_ZBGM + out, float("-inf") + tl.zeros([ROWS], tl.float32), mask=row < num_rows)
+        return
+    e = tl.arange(0, E_PADDED)
+    beam, head = (row // R).to(tl.int64), group * R + row % R
+    at = request * query_b + beam * query_k + head * query_h
+    query = tl.load(query_BKHE + at[:, None] + e[None, :], mask=(row < num_rows)[:, None] & (e < E)[None, :], other=0.0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    values = tl.zeros([ROWS, E_PADDED], tl.float32)
+    for start in range(0, SPLIT, TOKENS):
+        token = first + start + tl.arange(0, TOKENS).to(tl.int64)
+        inside = token < length
+        key = tl.load(
+            key_BGET + request * key_b + group * key_g + e[:, None] * key_e + token[None, :],
+            mask=(e < E)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        score = tl.dot(query, key, input_precision="ieee") * (scale * _LOG2_E)
+        score = tl.where(inside[None, :], score, float("-inf"))
+        highest = tl.maximum(top, tl.max(score, 1))  # finite: the first token of the split counts
+        weight = tl.exp2(score - highest[:, None])
+        shrink = tl.exp2(top - highest)
+        value = tl.load(
+            value_BGTE + request * value_b + group * value_g + token[:, None] * value_t + e[None, :],
+            mask=inside[:, None] & (e < E)[None, :],
+            other=0.0,
+        )
+        values = tl.dot(weight.to(value.dtype), value, values * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(weight, 1)
+        top = highest
+    tl.store(lse_ZBGM + out, (top + tl.log2(total)) * _LN_2, mask=row < num_rows)
+    tl.store(
+        values_ZBGME + out[:, None] * E + e[None, :], values / total[:, None], mask=(row < num_rows)[:, None] & (e < E)[None, :]
+    )
+
+
+@triton.jit
+def _merged(values, lse, other_values, other_lse):
+    """merge(values, lse, other_values, other_lse), logaddexp(lse, other_lse); a part with lse -inf is ignored, even NaN."""
+    highest = tl.maximum(lse, other_lse)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weight, other_weight = tl.exp(lse - shift), tl.exp(other_lse - shift)
+    total = weight + other_weight
+    share = tl.where(total > 0, weight / tl.maximum(total, 1e-30), 0.0)
+    other_share = tl.where(total > 0, other_weight / tl.maximum(total, 1e-30), 0.0)
+    values = tl.where((share > 0)[:, None], values * share[:, None], 0.0)
+    values += tl.where((other_share > 0)[:, None], other_values * other_share[:, None], 0.0)
+    return values, tl.where(highest == float("-inf"), highest, shift + tl.log(tl.maximum(total, 1.0)))
+
+
+@triton.jit
+def suffix_kernel(
+    query_BKHE,
+    key_BKSGE,
+    value_BKSGE,
+    ancestors_BKS,
+    values_ZBGME,
+    lse_ZBGM,
+    out_BKHE,
+    query_b,
+    query_k,
+    query_h,
+    slot_b,
+    slot_k,
+    slot_s,
+    slot_g,
+    beams,
+    scale,
+    CODES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    R: tl.constexpr,
+    R_PADDED: tl.constexpr,
+    E: tl.constexpr,
+    E_PADDED: tl.constexpr,
+    TABLE: tl.constexpr,
+):
+    """owner[s] = ancestors[b, k, s] if TABLE else k; scores[s] = query[b, k, g] . key[b, owner[s], s, g] x scale
+    out[b, k, g] = attention over these codes, merged with every split of the prompt
+
+    Program (b x K + k, g): the R query heads of key head g.
+    """
+    request = (tl.program_id(0) // beams).to(tl.int64)
+    beam = (tl.program_id(0) % beams).to(tl.int64)
+    group = tl.program_id(1).to(tl.int64)
+    r = tl.arange(0, R_PADDED)
+    e = tl.arange(0, E_PADDED)
+    inside = (r < R)[:, None] & (e < E)[None, :]
+    at = request * query_b + beam * query_k + (group * R + r) * query_h
+    query = tl.load(query_BKHE + at[:, None] + e[None, :], mask=inside, other=0.0).to(tl.float32)
+    lse = tl.full([R_PADDED], float("-inf"), tl.float32)
+    values = tl.zeros([R_PADDED, E_PADDED], tl.float32)
+    for code in tl.static_range(CODES):
+        owner = beam
+        if TABLE:
+            owner = tl.load(ancestors_BKS + (request * beams + beam) * CODES + code)
+        slot = request * slot_b + owner * slot_k + code * slot_s + group * slot_g
+        key = tl.load(key_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
+        value = tl.load(value_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
+        score = tl.sum(query * key[None, :], 1) * scale
+        values, lse = _merged(values, lse, tl.zeros([R_PADDED, E_PADDED], tl.float32) + value[None, :], score)
+    for split in tl.static_range(SPLITS):
+        row = ((split * (tl.num_programs(0) // beams) + request) * GROUPS + group) * beams * R + beam * R + r
+        part = tl.load(lse_ZBGM + row, mask=r < R, other=float("-inf"))
+        written = inside & (part > float("-inf"))[:, None]  # a split beyond the prompt's end has no values
+        split_values = tl.load(values_ZBGME + row[:, None] * E + e[None, :], mask=written, other=0.0)
+        values, lse = _merged(values, lse, split_values, part)
+    head = (request * beams + beam) * GROUPS * R + group * R + r
+    tl.store(out_BKHE + head[:, None] * E + e[None, :], values, mask=inside)

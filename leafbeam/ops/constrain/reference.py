@@ -16,8 +16,6 @@ from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
 
-__all__ = ["FilterArrays", "TrieArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrieArrays:
@@ -27,23 +25,9 @@ class TrieArrays:
     starts_LM: Tensor
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class VersionArrays:
-    """The segments of a version, each as the sorted table of its SIDs."""
-
-    segments: tuple[TrieArrays, ...]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FilterArrays:
-    """alive_BM: bool, which leaves of each segment each request may reach."""
-
-    segments: tuple[Tensor, ...]
-
-
-def bind(index: Trie | Version, device: torch.device | str = "cpu") -> VersionArrays:
-    """Unpack a version: 9 bytes for each leaf and level."""
-    return VersionArrays(segments=tuple(_unpack(segment.trie, device) for segment in Version.of(index).segments))
+def bind(index: Trie | Version, device: torch.device | str = "cpu") -> tuple[TrieArrays, ...]:
+    """Unpack the segments of a version: 9 bytes for each leaf and level."""
+    return tuple(_unpack(segment.trie, device) for segment in Version.of(index).segments)
 
 
 def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
@@ -54,28 +38,28 @@ def _unpack(trie: Trie, device: torch.device | str) -> TrieArrays:
     return TrieArrays(codes_ML=codes_ML.to(device), starts_LM=starts_LM.to(device))
 
 
-def bind_filters(arrays: VersionArrays, filters: Sequence[Sequence[RequestFilter]]) -> FilterArrays:
-    """Unpack a batch's filters: one byte for each request and leaf."""
+def bind_filters(arrays: tuple[TrieArrays, ...], filters: Sequence[Sequence[RequestFilter]]) -> tuple[Tensor, ...]:
+    """For each segment, bool [B, M]: which leaves each request may reach."""
     alive: list[Tensor] = []
-    for number, segment in enumerate(arrays.segments):
+    for number, segment in enumerate(arrays):
         alive_BM = torch.ones(len(filters), len(segment.codes_ML), dtype=torch.bool)
         for request, parts in enumerate(filters):
-            one = parts[number]
-            if one.leaves is not None:
+            leaves = parts[number].leaves
+            if leaves is not None:
                 alive_BM[request] = False
-                alive_BM[request, torch.from_numpy(one.leaves.positions())] = True
-            alive_BM[request, torch.from_numpy(one.denied_D)] = False
+                alive_BM[request, torch.from_numpy(leaves.positions())] = True
+            alive_BM[request, torch.from_numpy(parts[number].denied_D)] = False
         alive.append(alive_BM.to(segment.codes_ML.device))
-    return FilterArrays(segments=tuple(alive))
+    return tuple(alive)
 
 
 def children(
-    arrays: VersionArrays, level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: FilterArrays
+    arrays: tuple[TrieArrays, ...], level: int, lo_SBK: Tensor, hi_SBK: Tensor, filters: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC).
 
-        for each beam, row by row, and each segment: the places inside its range where a longer prefix starts, if a leaf under
-        it is alive; a code found in two segments is one child with a range in each
+        for each beam, row by row, and each segment: the positions inside its range where a longer prefix starts, if a leaf
+        under it is alive; a code found in two segments is one child with a range in each
 
     row_indptr: int64, where each of the B x K rows begins and, last, C. Ascending by code within a row. (0, 0) is no range.
     """
@@ -84,7 +68,7 @@ def children(
     for request, beam in np.ndindex(*shape):
         found = [
             _children_of(segment, alive_BM[request], level, int(lo_SBK[s, request, beam]), int(hi_SBK[s, request, beam]))
-            for s, (segment, alive_BM) in enumerate(zip(arrays.segments, filters.segments, strict=True))
+            for s, (segment, alive_BM) in enumerate(zip(arrays, filters, strict=True))
         ]
         codes_C = torch.cat([code for code, _, _ in found]).unique()
         row = lo_SBK.new_zeros(1 + 2 * num_segments, len(codes_C))
@@ -108,13 +92,13 @@ def _children_of(segment: TrieArrays, alive_M: Tensor, level: int, lo: int, hi: 
 
 
 def step(
-    arrays: VersionArrays,
+    arrays: tuple[TrieArrays, ...],
     level: int,
     lo_SBK: Tensor,
     hi_SBK: Tensor,
     scores_BK: Tensor,
     logits_BKV: Tensor,
-    filters: FilterArrays,
+    filters: tuple[Tensor, ...],
     *,
     num_beams: int,
     scoring: Scoring,
@@ -146,22 +130,22 @@ def step(
         found: list[tuple[Tensor, Tensor, Tensor]] = []  # (score, parent, number among all children)
         for beam in range(num_rows):
             row = request * num_rows + beam
-            mine_C = torch.arange(int(row_indptr[row]), int(row_indptr[row + 1]), device=device)
-            if len(mine_C) == 0 or bool(scores_BK[request, beam].isneginf()):
+            child_C = torch.arange(int(row_indptr[row]), int(row_indptr[row + 1]), device=device)
+            if len(child_C) == 0 or bool(scores_BK[request, beam].isneginf()):
                 continue
             row_V = logits_BKV[request, beam]
-            read = row_V if scoring == "full" else row_V[code_C[mine_C]]
+            read = row_V if scoring == "full" else row_V[code_C[child_C]]
             if bool(read.isnan().any()) or bool(read.isposinf().any()):
                 raise LogitsError.not_finite(request, beam, f"at level {level}")
-            scores_C = scores_BK[request, beam] + (row_V[code_C[mine_C]] - read.logsumexp(0))
+            scores_C = scores_BK[request, beam] + (row_V[code_C[child_C]] - read.logsumexp(0))
             live_C = scores_C > -torch.inf  # neither -inf nor, in a row of nothing else, NaN
-            found.append((scores_C[live_C], torch.full_like(mine_C, beam)[live_C], mine_C[live_C]))
+            found.append((scores_C[live_C], torch.full_like(child_C, beam)[live_C], child_C[live_C]))
         if not found:
             continue
-        scores_C, parents_C, mine_C = (torch.cat(parts) for parts in zip(*found, strict=True))
+        scores_C, parents_C, child_C = (torch.cat(parts) for parts in zip(*found, strict=True))
         best = scores_C.argsort(descending=True, stable=True)[:num_beams]  # they stand in (parent, code) order already
-        count, mine_C = len(best), mine_C[best]
+        count, child_C = len(best), child_C[best]
         out.scores[request, :count], out.parent[request, :count] = scores_C[best], parents_C[best]
-        out.code[request, :count], out.num_valid[request] = code_C[mine_C], count
-        out.lo[:, request, :count], out.hi[:, request, :count] = lo_SC[:, mine_C], hi_SC[:, mine_C]
+        out.code[request, :count], out.num_valid[request] = code_C[child_C], count
+        out.lo[:, request, :count], out.hi[:, request, :count] = lo_SC[:, child_C], hi_SC[:, child_C]
     return out

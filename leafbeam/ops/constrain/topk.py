@@ -22,20 +22,6 @@ from numpy.typing import NDArray
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
 
-__all__ = [
-    "Candidates",
-    "arrival_of",
-    "candidate_buffers",
-    "candidates_in",
-    "compact",
-    "key_of",
-    "kth_largest",
-    "offer",
-    "push",
-    "score_of",
-    "sort_descending",
-]
-
 
 class Candidates(NamedTuple):
     """The buffer of a request's candidates. indices: where each child lies in its level (tries; unused for automata)."""
@@ -136,16 +122,16 @@ def compact(candidates, count, num_beams):
     keys, scratch = candidates.keys, candidates.scratch
     for i in range(count):
         scratch[i] = keys[i]
-    least = kth_largest(scratch, count, num_beams)
+    kth = kth_largest(scratch, count, num_beams)
     kept = 0
     for i in range(count):
-        if keys[i] >= least:
+        if keys[i] >= kth:
             keys[kept] = (keys[i] & np.uint64(0xFFFFFFFF00000000)) | np.uint64(np.int64(0xFFFFFFFF) - kept)
             candidates.parents[kept] = candidates.parents[i]
             candidates.codes[kept] = candidates.codes[i]
             candidates.indices[kept] = candidates.indices[i]
             kept += 1
-    return score_of(least)
+    return score_of(kth)
 
 
 @njit(nogil=True, _nrt=False)
@@ -166,7 +152,7 @@ def offer(logits, positions, codes, indices, base, lse, parent, candidates, coun
     """
     if threshold == np.float32(-np.inf) and codes.size >= 4 * num_beams:
         # The first row of many children: a threshold that at least K of them reach saves most of the sorting.
-        threshold = _least_of_groups(logits, positions, base, lse, num_beams, candidates.scratch)
+        threshold = _kth_of_groups(logits, positions, base, lse, num_beams, candidates.scratch)
     for child in range(codes.size):
         score = base + (logits[positions[child]] - lse)
         if score <= threshold:
@@ -177,7 +163,7 @@ def offer(logits, positions, codes, indices, base, lse, parent, candidates, coun
 
 
 @njit(nogil=True, _nrt=False)
-def _least_of_groups(logits, positions, base, lse, num_beams, scratch):
+def _kth_of_groups(logits, positions, base, lse, num_beams, scratch):
     """A score just below one that at least K children reach: the K-th largest of the maxima of 2K groups of them."""
     groups = 2 * num_beams
     size = positions.size // groups
@@ -187,11 +173,11 @@ def _least_of_groups(logits, positions, base, lse, num_beams, scratch):
             value = logits[positions[child]]
             best = value if value > best else best
         scratch[group] = key_of(base + (best - lse), 0)
-    least = kth_largest(scratch, groups, num_beams)
-    score = score_of(least)
+    kth = kth_largest(scratch, groups, num_beams)
+    score = score_of(kth)
     if score == np.float32(-np.inf):
         return score
     if score == np.float32(0.0):
         return np.float32(-1e-37)  # one key less would be -0.0, which equals 0.0
     # One key less in the score's bits is the next smaller float32: what ties with the K-th is still let in.
-    return score_of(least - (np.uint64(1) << np.uint64(32)))
+    return score_of(kth - (np.uint64(1) << np.uint64(32)))

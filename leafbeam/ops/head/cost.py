@@ -12,13 +12,13 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from leafbeam.ops.head.types import Normalize
 
-__all__ = ["BLOCK", "HeadCosts", "HeadPath", "Workload", "cheapest_path"]
+__all__ = ["BLOCK", "HeadCosts", "HeadPath", "Workload", "cheapest_path", "measured_costs"]
 
 HeadPath = Literal["dense", "blocks", "gather", "tokens"]
 BLOCK = 64  # codes that are skipped or computed together
@@ -86,8 +86,24 @@ class HeadCosts:
         }
 
 
+def measured_costs(time_of: Callable[[HeadPath, int, int], float], codes: int, hidden: int, rows: Sequence[int]) -> HeadCosts:
+    """Costs from runs of `head` over V x D weights.
+
+    time_of: (path, rows, legal codes of each row, drawn uniformly) -> nanoseconds.
+    """
+    each, call = max(1, codes // 8), max(500.0, time_of("gather", 1, 1))
+    dense = tuple((n, time_of("dense", n, 1) / (codes * hidden)) for n in sorted(set(rows)))
+    gather = (time_of("gather", 1, each) - call) / (each * hidden)
+    token = (time_of("tokens", 1, each) - call) / (each * hidden)
+    distinct = Workload.expected(8, codes, hidden, 8 * each).distinct
+    shared = (time_of("tokens", 8, each) - call - token * distinct * hidden) / (8 * each * hidden)
+    return HeadCosts(
+        dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20, 1e-6), call=call
+    )
+
+
 def cheapest_path(costs: HeadCosts, work: Workload, normalize: Normalize) -> HeadPath:
-    """The path of the least expected time."""
+    """The path of the smallest expected time."""
     if normalize == "full":
         return "dense"
     expected = costs.nanoseconds(work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.logsumexp import CHUNK
 from leafbeam.ops.head import kernels
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path, measured_costs
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
-
-__all__ = ["calibrate", "head"]
 
 _SMALL = 20_000  # nanoseconds of a dense product below which no other path is considered
 _CACHED = 1 << 18  # logits of a block of codes that fit the second-level cache
@@ -65,7 +63,7 @@ def head(
         if path == "dense":
             blocks = np.ones(-(-len(weight_VD) // block), np.bool_)
         elif blocks is None:
-            blocks = _mark_blocks(legal_codes, len(weight_VD), block).blocks
+            blocks = _mark_blocks(legal_codes, len(weight_VD), block)[2]
         full = normalize == "full"
         lse_R = _block_products(hidden_RD, weight_VD, blocks, block, legal_codes, logit_C, full=full)
     if normalize == "allowed":
@@ -76,27 +74,16 @@ def head(
 def calibrate(weight_VD: Any, rows: tuple[int, ...] = (1, 4, 16, 64, 128), seconds: float = 0.05) -> HeadCosts:
     """Measure this machine on part of the head's weights: three runs or more and `seconds` for each figure."""
     weight_VD = _floats("the head's weight", weight_VD)
-    num_codes, hidden = weight_VD.shape
-    rng = np.random.default_rng(0)
-    part = min(num_codes, max(BLOCK, (1 << 28) // (4 * hidden)))  # 256 MiB: a quarter of it exceeds the caches
-    part_VD = weight_VD[:part]
-    hidden_RD = rng.standard_normal((max(rows), hidden), np.float32)
+    hidden, rng = weight_VD.shape[1], np.random.default_rng(0)
+    part_VD = weight_VD[: max(BLOCK, (1 << 28) // (4 * hidden))]  # 256 MiB: an eighth of it exceeds the caches
+    hidden_RD = rng.standard_normal((max(8, *rows), hidden), np.float32)
 
-    def draw(num_rows: int, each: int) -> _HostCodes:
-        drawn = [np.sort(rng.choice(part, each, replace=False)) for _ in range(num_rows)]
-        return LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), part)
-
-    def time_of(path: HeadPath, num_rows: int, legal_codes: _HostCodes) -> float:
+    def time_of(path: HeadPath, num_rows: int, each: int) -> float:
+        drawn = [np.sort(rng.choice(len(part_VD), each, replace=False)) for _ in range(num_rows)]
+        legal_codes = LegalCodes.of(np.arange(num_rows + 1) * each, np.concatenate(drawn), len(part_VD))
         return _fastest(lambda: head(hidden_RD[:num_rows], part_VD, legal_codes, "allowed", path=path), seconds)
 
-    dense = tuple((n, time_of("dense", n, draw(n, 1)) / (part * hidden)) for n in sorted(set(rows)))
-    few, many = draw(1, max(1, part // 4)), draw(8, max(1, part // 4))
-    gather = time_of("gather", 1, few) / (few.count * hidden)
-    token = time_of("tokens", 1, few) / (few.count * hidden)
-    distinct = _mark_blocks(many, part).distinct
-    shared = (time_of("tokens", 8, many) - token * distinct * hidden) / (many.count * hidden)
-    call = max(500.0, time_of("gather", 1, draw(1, 1)))
-    return HeadCosts(dense=dense, gather=gather, token=token, shared=max(shared, token / 20), call=call)
+    return measured_costs(time_of, len(part_VD), hidden, rows)
 
 
 def _fastest(run: Callable[[], object], seconds: float) -> float:
@@ -131,23 +118,15 @@ def _choose_path(
     optimistic = cheapest_path(costs, Workload(**sizes, distinct=max_row, blocked=min_blocked), normalize)
     if optimistic in ("gather", "dense"):
         return optimistic, None
-    marked = _mark_blocks(legal_codes, num_codes)
-    work = Workload(**sizes, distinct=marked.distinct, blocked=marked.blocked)
-    return cheapest_path(costs, work, normalize), marked.blocks
+    distinct, blocked, blocks = _mark_blocks(legal_codes, num_codes, BLOCK)
+    return cheapest_path(costs, Workload(**sizes, distinct=distinct, blocked=blocked), normalize), blocks
 
 
-class _MarkedBlocks(NamedTuple):
-    """Distinct legal codes, codes in blocks that hold one, and these blocks."""
-
-    distinct: int
-    blocked: int
-    blocks: NDArray[np.bool_]
-
-
-def _mark_blocks(legal_codes: _HostCodes, num_codes: int, block: int = BLOCK) -> _MarkedBlocks:
+def _mark_blocks(legal_codes: _HostCodes, num_codes: int, block: int) -> tuple[int, int, NDArray[np.bool_]]:
+    """(distinct legal codes, codes in blocks that hold one, these blocks)."""
     legal_V, blocks = np.empty(num_codes, np.bool_), np.empty(-(-num_codes // block), np.bool_)
     distinct, active = kernels.mark_blocks(legal_codes.code_C, block, legal_V, blocks)
-    return _MarkedBlocks(distinct, min(active * block, num_codes), blocks)
+    return distinct, min(active * block, num_codes), blocks
 
 
 def _block_products(

@@ -16,17 +16,6 @@ from numba import njit
 
 from leafbeam.ops.constrain.logsumexp import chunk_maxima, sum_exp
 
-__all__ = [
-    "accumulate_exp",
-    "block_ranges",
-    "copy_legal",
-    "csr_logits",
-    "mark_blocks",
-    "row_logsumexp",
-    "sort_by_code",
-    "token_logits",
-]
-
 _FLAGS = {"reassoc", "contract", "nsz"}
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs
 
-__all__ = ["head"]
-
 
 def head(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], normalize: Normalize) -> HeadLogits[Tensor]:
     """The logits of each row's legal codes and its log-sum-exp.

@@ -1,25 +1,26 @@
 """Logits of legal codes on a GPU, in Triton.
 
-Without a GPU it runs under Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
+Sums are float32 for every dtype of the weight; D is a compile-time constant. Without a GPU it runs under Triton's interpreter
+(TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
 
 Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 """
 
-# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path
-from leafbeam.ops.head.triton_kernels import csr_kernel, product_kernel, sums_kernel, token_kernel
+from leafbeam.ops.constrain.triton.ranges import first_at_least
+from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path, measured_costs
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
-
-__all__ = ["DEVICE_COSTS", "calibrate", "head"]
 
 # Estimated from bytes at 3.8 TB/s of bfloat16 weights; `calibrate` measures.
 DEVICE_COSTS = HeadCosts(
@@ -57,7 +58,8 @@ def head(
     sums = torch.empty((2, rows, blocks) if full else (2, 1, 1), device=hidden_RD.device)
     if path == "dense" and not full:
         row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
-        logit_C = _product(hidden_RD, weight_VD)[row_C, legal_codes.code_C]
+        exact = {} if hidden_RD.dtype == torch.float32 else {"out_dtype": torch.float32}
+        logit_C = torch.mm(hidden_RD, weight_VD.T, **exact)[row_C, legal_codes.code_C]
     elif path in ("dense", "blocks"):
         tile = max(16, min(64, triton.next_power_of_2(rows)))
         product_kernel[(triton.cdiv(rows, tile), blocks)](
@@ -104,13 +106,6 @@ def head(
     return HeadLogits(legal_codes=legal_codes, logit_C=logit_C, lse_R=lse_R, path=path)
 
 
-def _product(hidden_RD: Tensor, weight_VD: Tensor) -> Tensor:
-    """All logits in float32."""
-    if hidden_RD.dtype == torch.float32:
-        return torch.mm(hidden_RD, weight_VD.T)
-    return torch.mm(hidden_RD, weight_VD.T, out_dtype=torch.float32)
-
-
 def _token_logits(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], logit_C: Tensor) -> None:
     codes, hidden = weight_VD.shape
     row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
@@ -136,24 +131,15 @@ def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) 
     if not weight_VD.is_cuda:
         raise ArgumentError("calibrate measures a GPU and the weight is not on one: use leafbeam.ops.head.cpu.calibrate")
     codes, hidden = weight_VD.shape
-    hidden_RD = torch.randn(max(rows), hidden, device=weight_VD.device, dtype=weight_VD.dtype)
+    hidden_RD = torch.randn(max(8, *rows), hidden, device=weight_VD.device, dtype=weight_VD.dtype)
 
-    def draw(num_rows: int, each: int) -> LegalCodes[Tensor]:
+    def time_of(path: HeadPath, num_rows: int, each: int) -> float:
         drawn = torch.rand(num_rows, codes, device=weight_VD.device).argsort(1)[:, :each].sort(1).values
         indptr_R1 = torch.arange(num_rows + 1, device=weight_VD.device) * each
-        return LegalCodes(indptr_R1=indptr_R1, code_C=drawn.flatten(), max_row=each)
-
-    def time_of(path: HeadPath, num_rows: int, legal_codes: LegalCodes[Tensor]) -> float:
+        legal_codes = LegalCodes(indptr_R1=indptr_R1, code_C=drawn.flatten(), max_row=each)
         return _median(lambda: head(hidden_RD[:num_rows], weight_VD, legal_codes, "allowed", path=path))
 
-    dense = tuple((n, time_of("dense", n, draw(n, 1)) / weight_VD.numel()) for n in sorted(set(rows)))
-    some, one = draw(1, max(1, codes // 8)), draw(1, 1)
-    call = time_of("gather", 1, one)
-    gather = (time_of("gather", 1, some) - call) / (some.count * hidden)
-    token = (time_of("tokens", 1, some) - call) / (some.count * hidden)
-    many = draw(8, max(1, codes // 8))
-    shared = (time_of("tokens", 8, many) - call) / (many.count * hidden) - token * 0.65
-    return HeadCosts(dense=dense, gather=max(gather, 1e-6), token=max(token, 1e-6), shared=max(shared, token / 20), call=call)
+    return measured_costs(time_of, codes, hidden, rows)
 
 
 def _median(run: Callable[[], object], repeats: int = 9) -> float:
@@ -184,3 +170,159 @@ def _check(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]
     for name, tensor in (("indptr_R1", legal_codes.indptr_R1), ("code_C", legal_codes.code_C)):
         if tensor.dtype != torch.int64 or not tensor.is_contiguous():
             raise ArgumentError(f"{name} is {tensor.dtype}: expected contiguous int64")
+
+
+@triton.jit
+def csr_kernel(
+    hidden_RD,
+    weight_VD,
+    indptr_R1,
+    code_C,
+    logit_C,
+    stride_hidden,
+    stride_weight,
+    D: tl.constexpr,
+    CODES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """for each row r and each of its entries i: logit[i] = hidden[r] @ weight[code[i]]
+
+    Program (r, i): entries i x CODES and following of row r, without matrix units.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.load(indptr_R1 + row) + tl.program_id(1) * CODES
+    end = tl.load(indptr_R1 + row + 1)
+    if first >= end:
+        return
+    at = first + tl.arange(0, CODES)
+    code = tl.load(code_C + at, mask=at < end, other=0)
+    total = tl.zeros([CODES, BLOCK_D], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
+        element = code[:, None] * stride_weight + d[None, :]
+        weight = tl.load(weight_VD + element, mask=(at < end)[:, None] & (d < D)[None, :], other=0.0)
+        total += weight.to(tl.float32) * hidden[None, :]
+    tl.store(logit_C + at, tl.sum(total, 1), mask=at < end)
+
+
+@triton.jit
+def token_kernel(
+    hidden_RD,
+    weight_VD,
+    indptr_V1,
+    row_C,
+    entry_C,
+    logit_C,
+    stride_hidden,
+    stride_weight,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """for i in range(indptr[v], indptr[v + 1]): logit[entry[i]] = hidden[row[i]] @ weight[v]
+
+    Program v: code v, whose weights stay in registers.
+    """
+    code = tl.program_id(0).to(tl.int64)
+    at = tl.load(indptr_V1 + code)
+    end = tl.load(indptr_V1 + code + 1)
+    if at >= end:
+        return
+    d = tl.arange(0, BLOCK_D)
+    weight = tl.load(weight_VD + code * stride_weight + d, mask=d < D, other=0.0).to(tl.float32)
+    while at < end:
+        row = tl.load(row_C + at)
+        hidden = tl.load(hidden_RD + row * stride_hidden + d, mask=d < D, other=0.0).to(tl.float32)
+        tl.store(logit_C + tl.load(entry_C + at), tl.sum(weight * hidden, 0))
+        at += 1
+
+
+@triton.jit
+def product_kernel(
+    hidden_RD,
+    weight_VD,
+    indptr_R1,
+    code_C,
+    logit_C,
+    top_RN,
+    sum_RN,
+    rows,
+    codes,
+    num_blocks,
+    stride_hidden,
+    stride_weight,
+    FULL: tl.constexpr,
+    SKIP: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """logits = hidden @ weight[block].T; logit[i] = logits of the legal codes in the block
+    if FULL: top[:, n] = max(logits); sum[:, n] = sum(exp(logits - top))
+
+    Program (i, n): rows i x ROWS and following, block n of CODES codes, on matrix units. SKIP: return at once if no row may
+    take a code of the block. A row's codes of a block are found by two binary searches, because they are ascending.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    block = tl.program_id(1)
+    first = block * CODES
+    begin = tl.load(indptr_R1 + row, mask=row < rows, other=0)
+    end = tl.load(indptr_R1 + row + 1, mask=row < rows, other=0)
+    begin = first_at_least(code_C, begin, end, first, row < rows, 0)
+    end = first_at_least(code_C, begin, end, first + CODES, row < rows, 0)
+    if SKIP:  # noqa: SIM102 (a compile-time constant)
+        if tl.max(end - begin, 0) == 0:
+            return
+    code = first + tl.arange(0, CODES).to(tl.int64)
+    logits = tl.zeros([ROWS, CODES], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        hidden = tl.load(
+            hidden_RD + row[:, None] * stride_hidden + d[None, :], mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0
+        )
+        weight = tl.load(
+            weight_VD + code[None, :] * stride_weight + d[:, None], mask=(code < codes)[None, :] & (d < D)[:, None], other=0.0
+        )
+        logits = tl.dot(hidden, weight, logits, input_precision="ieee")
+    if FULL:
+        inside = tl.where((code < codes)[None, :], logits, float("-inf"))
+        top = tl.max(inside, 1)
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        tl.store(top_RN + row * num_blocks + block, top, mask=row < rows)
+        tl.store(sum_RN + row * num_blocks + block, tl.sum(tl.exp(inside - shift[:, None]), 1), mask=row < rows)
+    at = begin[:, None] + tl.arange(0, CODES)[None, :]
+    legal = at < end[:, None]
+    column = tl.load(code_C + at, mask=legal, other=first) - first
+    tl.store(logit_C + at, tl.gather(logits, column.to(tl.int32), 1), mask=legal)
+
+
+@triton.jit
+def sums_kernel(logit_C, indptr_R1, top_RN, sum_RN, lse_R, num_blocks, FULL: tl.constexpr, BLOCK: tl.constexpr):
+    """lse[r] = logsumexp(row r's legal logits), or over its blocks if FULL: log(sum(sum_RN[r] x exp(top_RN[r])))
+
+    Program r; -inf for an empty row.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    top = tl.max(tl.full([BLOCK], float("-inf"), tl.float32), 0)
+    summed = tl.sum(tl.zeros([BLOCK], tl.float32), 0)
+    if FULL:
+        at = row * num_blocks
+        end = at + num_blocks
+    else:
+        at = tl.load(indptr_R1 + row)
+        end = tl.load(indptr_R1 + row + 1)
+    while at < end:
+        i = at + tl.arange(0, BLOCK)
+        if FULL:
+            value = tl.load(top_RN + i, mask=i < end, other=float("-inf"))
+            weight = tl.load(sum_RN + i, mask=i < end, other=0.0)
+        else:
+            value = tl.load(logit_C + i, mask=i < end, other=float("-inf"))
+            weight = tl.where(i < end, 1.0, 0.0)
+        highest = tl.maximum(top, tl.max(value, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        summed = summed * tl.exp(top - shift) + tl.sum(weight * tl.exp(value - shift), 0)
+        top = highest
+        at += BLOCK
+    tl.store(lse_R + row, tl.where(top == float("-inf"), top, top + tl.log(tl.maximum(summed, 1.0))))

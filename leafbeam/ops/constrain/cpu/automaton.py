@@ -15,9 +15,9 @@ Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,6 @@ from leafbeam.ops.constrain.topk import (
     sort_descending,
 )
 from leafbeam.ops.constrain.types import Beams, Scoring
-
-__all__ = ["AutomatonBatch", "bind", "children", "extend", "legal", "roots", "step"]
-
-Children = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,23 +104,6 @@ def legal(
     return np.cumsum(row_indptr), np.concatenate(parts)
 
 
-def children(
-    arrays: AutomatonBatch, level: int, lo_SBK: NDArray[np.int64], hi_SBK: NDArray[np.int64], filters: Any
-) -> Children:
-    """Every legal child of every beam, ragged: (row_indptr, code_C, lo_SC, hi_SC), as `reference.children`.
-
-    Cost: that of `legal`, and one look-up of a next state for each child.
-    """
-    row_indptr, code_C = legal(arrays, lo_SBK, hi_SBK)
-    lo_C = np.empty(len(code_C), np.int64)
-    row_C, num_rows = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr)), lo_SBK.shape[2]
-    for request, automaton in enumerate(arrays.automata):
-        mine = slice(row_indptr[request * num_rows], row_indptr[(request + 1) * num_rows])
-        before = lo_SBK[0, request, row_C[mine] - request * num_rows]
-        lo_C[mine] = _next_states(automaton, arrays.end_code, before, code_C[mine])
-    return row_indptr, code_C, lo_C[None], lo_C[None] + 1
-
-
 def step(
     arrays: AutomatonBatch,
     level: int,
@@ -142,31 +121,20 @@ def step(
     Cost: one read of the logits for "full", and of the legal ones; rows whose beam cannot be among the best are not read.
     Raises LogitsError where a row that was read holds NaN or +inf, ArgumentError for shapes that do not fit.
     """
-    _, batch_size, num_rows = lo_SBK.shape
     _check(arrays, lo_SBK)
+    _, batch_size, num_rows = lo_SBK.shape
     if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):
         raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, arrays.num_codes)}")
-    best = _Best.empty(batch_size, num_beams)
     # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
     codes_V = np.empty(arrays.num_codes + 1, np.int64)
     floats = np.empty((2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
-    for request, automaton in enumerate(arrays.automata):
-        bad = _step_rows(
-            tuple(_table(automaton)),
-            arrays.end_code,
-            lo_SBK[0, request],
-            hi_SBK[0, request],
-            scores_BK[request],
-            logits_BKV[request],
-            scoring == "full",
-            codes_V,
-            floats,
-            best.buffers,
-            best.outputs(request),
-        )
-        if bad >= 0:
-            raise LogitsError.not_finite(request, bad, f"in round {level}")
-    return best.beams(arrays, lo_SBK)
+
+    def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
+        ranges = lo_SBK[0, request], hi_SBK[0, request]
+        inputs = (*ranges, scores_BK[request], logits_BKV[request], scoring == "full", codes_V, floats)
+        return _step_rows(_table(automaton), arrays.end_code, *inputs, buffers, out)
+
+    return _best_of(arrays, lo_SBK, num_beams, search, f"in round {level}")
 
 
 def extend(
@@ -184,73 +152,42 @@ def extend(
     lse_R decides the scoring: over all codes ("full") or over the legal ones ("allowed"). Raises LogitsError for NaN and +inf.
     """
     row_indptr, code_C = ragged
-    _, batch_size, num_rows = lo_SBK.shape
-    best = _Best.empty(batch_size, num_beams)
+    num_rows = lo_SBK.shape[2]
     positions_C = np.arange(np.diff(row_indptr).max(initial=0))
-    for request, automaton in enumerate(arrays.automata):
+
+    def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
         rows = slice(request * num_rows, (request + 1) * num_rows)
-        bad = _extend_rows(
-            row_indptr[rows.start : rows.stop + 1],
-            code_C,
-            logit_C,
-            positions_C,
-            lse_R[rows],
-            scores_BK[request],
-            lo_SBK[0, request] == automaton.num_states,
-            best.buffers,
-            best.outputs(request),
-        )
+        codes = (row_indptr[rows.start : rows.stop + 1], code_C, logit_C, positions_C)
+        ended = lo_SBK[0, request] == automaton.num_states
+        return _extend_rows(*codes, lse_R[rows], scores_BK[request], ended, buffers, out)
+
+    return _best_of(arrays, lo_SBK, num_beams, search, "")
+
+
+def _best_of(
+    arrays: AutomatonBatch,
+    lo_SBK: NDArray[np.int64],
+    num_beams: int,
+    search: Callable[[int, Automaton, Any, Any], int],
+    where: str,
+) -> Beams[NDArray[Any]]:
+    """The beams that `search` (request, automaton, buffers, (scores, parents, codes, count)) writes, and their next states."""
+    if num_beams < 1:
+        raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
+    batch_size, buffers = len(arrays.automata), candidate_buffers(num_beams)
+    scores, num_valid = np.full((batch_size, num_beams), -np.inf, np.float32), np.zeros(batch_size, np.int64)
+    parent, code = np.zeros((2, batch_size, num_beams), np.int64)
+    lo, hi = np.zeros((2, 1, batch_size, num_beams), np.int64)
+    for request, automaton in enumerate(arrays.automata):
+        out = scores[request], parent[request], code[request], num_valid[request : request + 1]
+        bad = search(request, automaton, buffers, out)
         if bad >= 0:
-            raise LogitsError.not_finite(request, bad, "")
-    return best.beams(arrays, lo_SBK)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Best:
-    """The best candidates of each request, and the buffers that they are chosen in."""
-
-    buffers: tuple[NDArray[np.uint64], NDArray[np.int64]]
-    scores_BK: NDArray[np.float32]
-    parent_BK: NDArray[np.int64]
-    code_BK: NDArray[np.int64]
-    num_valid_B: NDArray[np.int64]
-
-    @classmethod
-    def empty(cls, batch_size: int, num_beams: int) -> _Best:
-        if num_beams < 1:
-            raise ArgumentError(f"num_beams is {num_beams}: expected at least 1")
-        shape = (batch_size, num_beams)
-        return cls(
-            buffers=candidate_buffers(num_beams),
-            scores_BK=np.full(shape, -np.inf, np.float32),
-            parent_BK=np.zeros(shape, np.int64),
-            code_BK=np.zeros(shape, np.int64),
-            num_valid_B=np.zeros(batch_size, np.int64),
-        )
-
-    def outputs(self, request: int) -> tuple[NDArray[Any], ...]:
-        count_1 = self.num_valid_B[request : request + 1]
-        return self.scores_BK[request], self.parent_BK[request], self.code_BK[request], count_1
-
-    def beams(self, arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> Beams[NDArray[Any]]:
-        """The beams with the states that they lead to."""
-        lo, hi = np.zeros((2, 1, *self.scores_BK.shape), np.int64)
-        for request, automaton in enumerate(arrays.automata):
-            count = int(self.num_valid_B[request])
-            before = lo_SBK[0, request, self.parent_BK[request, :count]]
-            lo[0, request, :count] = _next_states(automaton, arrays.end_code, before, self.code_BK[request, :count])
-            hi[0, request, :count] = lo[0, request, :count] + 1
-        return Beams(scores=self.scores_BK, parent=self.parent_BK, code=self.code_BK, lo=lo, hi=hi, num_valid=self.num_valid_B)
-
-
-class _Table(NamedTuple):
-    """The rows and masks of an automaton as kernels read them (see `AutomatonRows`)."""
-
-    row_indptr: NDArray[np.int64]
-    code_E: NDArray[np.int32]
-    mask_S: NDArray[np.int32]
-    mask_MW: NDArray[np.uint64]
-    accepting_W: NDArray[np.uint64]
+            raise LogitsError.not_finite(request, bad, where)
+        count = int(num_valid[request])
+        before = lo_SBK[0, request, parent[request, :count]]
+        lo[0, request, :count] = _next_states(automaton, arrays.end_code, before, code[request, :count])
+        hi[0, request, :count] = lo[0, request, :count] + 1
+    return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid)
 
 
 def _next_states(
@@ -263,9 +200,10 @@ def _next_states(
     return after
 
 
-def _table(automaton: Automaton) -> _Table:
+def _table(automaton: Automaton) -> tuple[NDArray[Any], ...]:
+    """(row_indptr, code_E, mask_S, mask_MW, accepting_W) as kernels read them: see `TransitionTable`."""
     table = automaton.arrays.table
-    return _Table(table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W)
+    return table.row_indptr, table.code_E, table.mask_S, table.mask_MW, automaton.accepting.words_W
 
 
 def _check(arrays: AutomatonBatch, lo_SBK: NDArray[np.int64]) -> None:

@@ -22,25 +22,8 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from leafbeam.index.bit_kernels import bits_at, next_set, prev_set, rank, trailing_zeros, uint32_at, uint64_at
+from leafbeam.index.level import Level
 from leafbeam.jit import njit
-
-__all__ = [
-    "COLUMN",
-    "LEAVES",
-    "LISTING",
-    "AllowedLeaves",
-    "FilterAddresses",
-    "LevelView",
-    "alive_in",
-    "allowed_of",
-    "bits_between",
-    "child_range",
-    "children_bounds",
-    "code_at",
-    "collect",
-    "find_code",
-    "first_at_least",
-]
 
 LISTING, COLUMN, LEAVES = 0, 1, 2
 
@@ -55,6 +38,20 @@ class LevelView(NamedTuple):
     before: NDArray[np.uint32]
     num_leaves: int
     width: int
+
+    @classmethod
+    def of(cls, level: Level, num_leaves: int) -> LevelView:
+        """View a level's arrays; one element stands for each that the layout lacks."""
+        no_firsts, no_words = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+        return cls(
+            layout={"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
+            codes=level.codes,
+            firsts=no_firsts if level.firsts is None else level.firsts,
+            words=no_words if level.boundary is None else level.boundary.words_W,
+            before=no_firsts if level.boundary is None else level.boundary.before_W,
+            num_leaves=num_leaves,
+            width=level.width,
+        )
 
 
 class FilterAddresses(NamedTuple):

@@ -50,11 +50,9 @@ from leafbeam.ops.constrain.topk import (
     sort_descending,
 )
 
-__all__ = ["children_of_rows", "step_of_rows"]
-
 
 @njit(nogil=True, _nrt=False)
-def _scan_pays(row, chunks, least, children, alive, leaves):
+def _scan_pays(row, chunks, min_logit, children, alive, leaves):
     """Whether walking the chunks above the threshold is cheaper than collecting (at most `children` of) a range's children.
 
     A chunk costs about as much as 50 collected children; with a filter that leaves a share of 1/s, s times the survivors fail.
@@ -63,7 +61,7 @@ def _scan_pays(row, chunks, least, children, alive, leaves):
         return False
     hot = 0
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
-        hot += chunks[chunk] >= least
+        hot += chunks[chunk] >= min_logit
     return hot * 50 < min(children, row.size) + leaves // 64
 
 
@@ -76,9 +74,9 @@ def _guess(row, chunks, children, alive, leaves, num_beams, scratch):
     chunk_count = (row.size + CHUNK - 1) // CHUNK
     if alive * 4 < leaves or children * 16 < row.size:
         return np.float32(-np.inf)
-    wanted = 1.5 * num_beams * row.size * leaves / (children * alive)
-    above = math.ceil(chunk_count * (1.0 - math.exp(-wanted / chunk_count)))
-    if wanted > 4.0 * chunk_count or above > chunk_count:
+    expected = 1.5 * num_beams * row.size * leaves / (children * alive)
+    above = math.ceil(chunk_count * (1.0 - math.exp(-expected / chunk_count)))
+    if expected > 4.0 * chunk_count or above > chunk_count:
         return np.float32(-np.inf)
     for chunk in range(chunk_count):
         scratch[chunk] = chunks[chunk]
@@ -94,13 +92,13 @@ class Beam(NamedTuple):
 
 
 @njit(nogil=True, _nrt=False)
-def _scan(levels, allowed, restricted, bounds, row, beam, chunks, least, candidates, count, threshold, num_beams):
+def _scan(levels, allowed, restricted, bounds, row, beam, chunks, min_logit, candidates, count, threshold, num_beams):
     """Offer every code of the row that beats the threshold and is a legal child; returns (count, threshold)."""
     begin, end, begin_1, end_1 = bounds
     for chunk in range((row.size + CHUNK - 1) // CHUNK):
-        if chunks[chunk] < least:
+        if chunks[chunk] < min_logit:
             continue
-        above = codes_above(row, chunk * CHUNK, least)
+        above = codes_above(row, chunk * CHUNK, min_logit)
         while above != np.uint64(0):
             code = chunk * CHUNK + np.int64(trailing_zeros(above))
             above &= above - np.uint64(1)
@@ -127,7 +125,7 @@ def _scan(levels, allowed, restricted, bounds, row, beam, chunks, least, candida
 
 
 @njit(nogil=True, _nrt=False)
-def _offer_column(level, lo, hi, row, beam, least, candidates, count, threshold, num_beams):
+def _offer_column(level, lo, hi, row, beam, min_logit, candidates, count, threshold, num_beams):
     """Collect and offer in one walk: the children of [lo, hi) in a column, none of them restricted."""
     for word in range(lo >> 6, ((hi - 1) >> 6) + 1):
         bits = bits_between(level.words, word, lo, hi)
@@ -136,7 +134,7 @@ def _offer_column(level, lo, hi, row, beam, least, candidates, count, threshold,
             bits &= bits - np.uint64(1)
             code = code_at(level, index)
             value = row[code]
-            if value < least:
+            if value < min_logit:
                 continue
             score = beam.score + (value - beam.lse)
             if score <= threshold:
@@ -293,13 +291,13 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                     begin, end = children_bounds(level, lo, hi)
                     guessed = threshold == neg_inf
                     if guessed:
-                        least = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, child_logits)
-                        threshold = base + (least - lse)
+                        min_logit = _guess(row, chunks, end - begin, alive, hi - lo, num_beams, child_logits)
+                        threshold = base + (min_logit - lse)
                     else:
                         # It may let a chunk too many through; the scan compares scores exactly.
-                        least = threshold - base + lse
-                        least -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
-                    if least > neg_inf if guessed else _scan_pays(row, chunks, least, end - begin, alive, hi - lo):
+                        min_logit = threshold - base + lse
+                        min_logit -= np.float32(1e-5) * (abs(threshold) + abs(base) + abs(lse))
+                    if min_logit > neg_inf if guessed else _scan_pays(row, chunks, min_logit, end - begin, alive, hi - lo):
                         begin_1, end_1 = children_bounds(levels[1], lo_1, hi_1) if lo_1 < hi_1 else (np.int64(0), np.int64(0))
                         count, threshold = _scan(
                             levels,
@@ -309,7 +307,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                             row,
                             beam,
                             chunks,
-                            least,
+                            min_logit,
                             candidates,
                             count,
                             threshold,
@@ -327,7 +325,7 @@ def step_of_rows(levels, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, full, b
                         and lo_1 >= hi_1
                     ):
                         count, threshold = _offer_column(
-                            level, lo, hi, row, beam, least, candidates, count, threshold, num_beams
+                            level, lo, hi, row, beam, min_logit, candidates, count, threshold, num_beams
                         )
                         continue
                 found = _collect_row(levels, allowed, lo, hi, lo_1, hi_1, space)

@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
-from leafbeam.index.level import Level
-from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING, FilterAddresses, LevelView
+from leafbeam.ops.constrain.cpu.children import FilterAddresses, LevelView
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
 from leafbeam.ops.constrain.logsumexp import CHUNK
 from leafbeam.ops.constrain.topk import candidate_buffers
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
-
-__all__ = ["FilterArrays", "VersionArrays", "bind", "bind_filters", "children", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,26 +45,11 @@ class FilterArrays:
 def bind(index: Trie | Version) -> VersionArrays:
     """View a version's arrays; nothing is copied."""
     tries = [segment.trie for segment in Version.of(index).segments]
-    views = [[_view(level, trie.num_leaves) for level in trie.levels] for trie in tries]
+    views = [[tuple(LevelView.of(level, trie.num_leaves)) for level in trie.levels] for trie in tries]
     return VersionArrays(
         levels=tuple(zip(views[0], views[-1], strict=True)),
         sizes=tries[0].codebook_sizes,
         num_leaves_S=tuple(trie.num_leaves for trie in tries),
-    )
-
-
-def _view(level: Level, num_leaves: int) -> tuple[Any, ...]:
-    no_firsts, no_words = np.empty(0, np.uint32), np.empty(0, np.uint64)
-    return tuple(
-        LevelView(
-            layout={"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout],
-            codes=level.codes,
-            firsts=no_firsts if level.firsts is None else level.firsts,
-            words=no_words if level.boundary is None else level.boundary.words_W,
-            before=no_firsts if level.boundary is None else level.boundary.before_W,
-            num_leaves=num_leaves,
-            width=level.width,
-        )
     )
 
 
@@ -97,12 +79,12 @@ def children(
     Cost: a few reads a child; memory for min(range, codebook) children a row and segment at most.
     """
     num_segments, batch_size, num_rows = lo_SBK.shape
-    most = int(np.minimum(hi_SBK - lo_SBK, arrays.sizes[level]).sum())
+    max_children = int(np.minimum(hi_SBK - lo_SBK, arrays.sizes[level]).sum())
     row_indptr = np.zeros(batch_size * num_rows + 1, np.int64)
     code_C, lo_SC, hi_SC = (
-        np.empty(most, np.int64),
-        np.zeros((num_segments, most), np.int64),
-        np.zeros((num_segments, most), np.int64),
+        np.empty(max_children, np.int64),
+        np.zeros((num_segments, max_children), np.int64),
+        np.zeros((num_segments, max_children), np.int64),
     )
     space = _children_space(arrays, level)
     count = children_of_rows(arrays.levels[level], lo_SBK, hi_SBK, filters.pair, space, row_indptr, code_C, lo_SC, hi_SC)

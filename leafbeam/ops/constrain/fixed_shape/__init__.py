@@ -1,3 +1,1 @@
 """The constrained step in arrays of fixed shapes, written once and run by `fixed_shape.jax` and `fixed_shape.torch`."""
-
-__all__: list[str] = []

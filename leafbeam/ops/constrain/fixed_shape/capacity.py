@@ -9,12 +9,11 @@ Shapes: V codes of a level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
-
-__all__ = ["MAX_LEAVES", "SHORT", "Capacity", "LevelCapacity", "SegmentCapacity", "bucket", "check_size", "narrow_limit"]
 
 SHORT = 32  # leaves of a short range: its boundary bits and its filter bits fit into one 32-bit window
 MAX_LEAVES = 2**31 - 1 - 2 * SHORT  # leaf numbers are int32
@@ -31,12 +30,12 @@ def narrow_limit(size: int) -> int:
     return max(64, 1 << (size // 32).bit_length() - 1) if size >= 32 else 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class LevelCapacity:
+class LevelCapacity(NamedTuple):
     """Array sizes of one level of one segment; 0 where the level has no such range.
 
     size: V. short: leaves of the longest short range, at most SHORT. ranges: number of long ranges, which are listed.
-    entries: their children. width: the most children of a listed range without a mask. wide: number of ranges with a mask.
+    entries: their children. width: the largest number of children of a listed range without a mask. wide: number of ranges with
+    a mask.
     """
 
     size: int
@@ -58,19 +57,9 @@ class LevelCapacity:
 
     def rounded(self) -> LevelCapacity:
         """Each size rounded up to a power of two. Short ranges have 8 or 32 lanes."""
-        return LevelCapacity(
-            size=self.size,
-            short=0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT,
-            ranges=bucket(self.ranges, 16),
-            entries=bucket(self.entries, 256),
-            width=bucket(self.width, 16),
-            wide=bucket(self.wide, 4),
-        )
-
-    def union(self, other: LevelCapacity) -> LevelCapacity:
-        """The larger of each size."""
-        size, short, ranges, entries, width, wide = map(max, astuple(self), astuple(other))
-        return LevelCapacity(size=size, short=short, ranges=ranges, entries=entries, width=width, wide=wide)
+        short = 0 if self.ranges and not self.short else 8 if self.short <= 4 else SHORT
+        ranges, entries, width = bucket(self.ranges, 16), bucket(self.entries, 256), bucket(self.width, 16)
+        return LevelCapacity(self.size, short, ranges, entries, width, bucket(self.wide, 4))
 
     def of_delta(self, leaves: int) -> LevelCapacity:
         """Sizes for a delta of so many leaves over a base of this capacity: the same kinds of ranges, as many as fit."""
@@ -85,8 +74,7 @@ class LevelCapacity:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentCapacity:
+class SegmentCapacity(NamedTuple):
     """Array sizes of one segment. leaves: a multiple of 32."""
 
     leaves: int
@@ -94,17 +82,17 @@ class SegmentCapacity:
 
     def rounded(self) -> SegmentCapacity:
         """Each size rounded up to a power of two."""
-        return SegmentCapacity(leaves=bucket(max(1, self.leaves), 1024), levels=tuple(level.rounded() for level in self.levels))
+        return SegmentCapacity(bucket(max(1, self.leaves), 1024), tuple(level.rounded() for level in self.levels))
 
     def union(self, other: SegmentCapacity) -> SegmentCapacity:
         """The larger of each size."""
-        levels = tuple(one.union(two) for one, two in zip(self.levels, other.levels, strict=True))
-        return SegmentCapacity(leaves=max(self.leaves, other.leaves), levels=levels)
+        levels = (LevelCapacity(*map(max, *pair)) for pair in zip(self.levels, other.levels, strict=True))
+        return SegmentCapacity(max(self.leaves, other.leaves), tuple(levels))
 
     def of_delta(self, leaves: int) -> SegmentCapacity:
         """Sizes for a delta of so many leaves over a base of this capacity."""
         leaves = bucket(leaves, 1024)
-        return SegmentCapacity(leaves=leaves, levels=tuple(level.of_delta(leaves) for level in self.levels))
+        return SegmentCapacity(leaves, tuple(level.of_delta(leaves) for level in self.levels))
 
 
 @dataclass(frozen=True, kw_only=True)

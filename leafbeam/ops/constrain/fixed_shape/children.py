@@ -16,8 +16,6 @@ from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.capacity import SHORT
 from leafbeam.ops.constrain.namespaces import ArrayNamespace
 
-__all__ = ["Children", "Lanes", "children_of", "code_words", "has_bit", "ranges_of"]
-
 
 class Lanes(NamedTuple):
     """Candidates of each row: numbers code, start, end (the leaf range); legal: whether it is a child with an allowed leaf.

@@ -19,8 +19,6 @@ from leafbeam.ops.constrain.fixed_shape.filter_layout import denied_arrays, filt
 from leafbeam.ops.constrain.fixed_shape.layout import SegmentLayout
 from leafbeam.ops.constrain.types import RequestFilter
 
-__all__ = ["FilterCache", "bind_filters"]
-
 
 class FilterCache:
     """The filters used last, kept on the device, so that a batch sends row numbers and no bitmaps.
@@ -72,10 +70,8 @@ class _SegmentCache:
         self._xp, self._device = arrays.xp, arrays.device
         self._bitmaps: list[Bitmap | None] = [None] * num_rows  # by row
         self._recent: list[int] = []  # rows, the one used longest ago first
-        everything = filter_words(layout, None, capacity)
-        stacks = {name: np.zeros((num_rows, *words.shape), words.dtype) for name, words in everything.items()}
-        for name, words in everything.items():
-            stacks[name][0] = words
+        everything = filter_words(layout, None, capacity)  # row 0; the others may hold anything
+        stacks = {name: np.stack([words] * num_rows) for name, words in everything.items()}
         self._stacks = {name: self._xp.asarray(stack, self._device) for name, stack in stacks.items()}
 
     def bind(self, requests: Sequence[RequestFilter | None]) -> tuple[LevelFilters, ...]:

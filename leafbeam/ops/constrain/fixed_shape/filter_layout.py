@@ -18,13 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap
-from leafbeam.index.bit_kernels import rank, rank_many
+from leafbeam.index.bit_kernels import rank
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import SegmentCapacity, bucket
 from leafbeam.ops.constrain.fixed_shape.layout import LevelLayout, SegmentLayout, window_words
 from leafbeam.ops.constrain.types import RequestFilter
-
-__all__ = ["denied_arrays", "filter_words"]
 
 MIN_DENIED = 8  # a batch without a deny list runs the same compiled code as one with a short list
 
@@ -102,10 +100,7 @@ def _dead_children(level: LevelLayout, leaves: Bitmap | None, denied_D: NDArray[
     end_n[inner_n] = level.firsts_E[entry_n[inner_n] + 1]
     allowed_n = end_n - begin_n
     if leaves is not None:
-        ranks = np.empty((2, len(begin_n)), np.int64)
-        rank_many(leaves.words_W, leaves.before_W, begin_n, ranks[0])
-        rank_many(leaves.words_W, leaves.before_W, end_n, ranks[1])
-        allowed_n = ranks[1] - ranks[0]
+        allowed_n = leaves.ranks(end_n) - leaves.ranks(begin_n)
     dead_n = allowed_n <= denied_n
     entry_n, number_n = entry_n[dead_n], number_n[dead_n]
     return np.stack([entry_n, level.mask_G[number_n], level.codes_E[entry_n]], axis=1).astype(np.int32)

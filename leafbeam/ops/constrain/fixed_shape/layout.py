@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.index import Bitmap, Trie, Version
-from leafbeam.index.bit_kernels import next_set, rank_many
+from leafbeam.index.bit_kernels import next_set
 from leafbeam.index.level import Level, code_dtype
 from leafbeam.jit import njit
 from leafbeam.ops.constrain.fixed_shape.capacity import (
@@ -30,8 +30,6 @@ from leafbeam.ops.constrain.fixed_shape.capacity import (
     check_size,
     narrow_limit,
 )
-
-__all__ = ["LevelLayout", "SegmentLayout", "lay_out", "window_words"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -147,7 +145,7 @@ class SegmentLayout:
     @property
     def needs(self) -> SegmentCapacity:
         """The exact sizes."""
-        return SegmentCapacity(leaves=self.trie.num_leaves, levels=tuple(level.needs for level in self.levels))
+        return SegmentCapacity(self.trie.num_leaves, tuple(level.needs for level in self.levels))
 
 
 def lay_out(
@@ -180,11 +178,7 @@ def window_words(bitmap: Bitmap, leaves: int) -> NDArray[np.uint32]:
 
 def _ranks(level: Level, leaves_n: NDArray[np.integer]) -> NDArray[np.integer]:
     """How many nodes of the level start before each leaf."""
-    if level.boundary is None:
-        return leaves_n
-    out_n = np.empty(len(leaves_n), np.int64)
-    rank_many(level.boundary.words_W, level.boundary.before_W, leaves_n, out_n)
-    return out_n
+    return leaves_n if level.boundary is None else level.boundary.ranks(leaves_n)
 
 
 @njit(cache=True, nogil=True)

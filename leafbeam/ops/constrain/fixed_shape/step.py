@@ -16,16 +16,13 @@ C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from leafbeam.errors import LogitsError
-from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters, VersionArrays
+from leafbeam.ops.constrain.fixed_shape.arrays import FilterArrays, LevelArrays, LevelFilters
 from leafbeam.ops.constrain.fixed_shape.children import Children, Lanes, children_of, code_words, has_bit, ranges_of
 from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
-from leafbeam.ops.constrain.types import Beams, Scoring
-
-__all__ = ["add_log_probs", "check_row", "extend", "first_bad_row", "launch", "run", "step"]
+from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 CHUNK = 32
 
@@ -54,9 +51,10 @@ def extend(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Any], Any]:
-    """One step: (beams, bool [B, P]: rows that were live and held NaN or +inf). Such a row is treated as dead.
+    """One step: (beams, bool [B, P]: rows that were live and held NaN or +inf, treated as dead).
 
-    levels, filters: of one level, one for each segment.
+    levels, filters: of one level, one for each segment: `arrays.levels[t]`, `filters.levels[t]`. For use inside a traced or
+    compiled function: another version or filter of the same capacity compiles nothing.
     """
     num_segments, batch_size, num_parents = lo_SBK.shape
     assert len(levels) == num_segments
@@ -76,21 +74,26 @@ def extend(
     ranges = [
         ranges_of(xp, levels[s], filters[s], children[s], hi_SR[s], row_BK, code_BK, live_BK) for s in range(num_segments)
     ]
-    missing = num_beams - count
-    beams = Beams(
-        scores=xp.pad(best_BK, missing, NEG_INF),
-        parent=xp.pad(xp.where(live_BK, row_BK % num_parents, 0), missing, 0),
-        code=xp.pad(code_BK, missing, 0),
-        lo=xp.pad(xp.concat([lo_BK[None] for lo_BK, _ in ranges], 0), missing, 0),
-        hi=xp.pad(xp.concat([hi_BK[None] for _, hi_BK in ranges], 0), missing, 0),
-        num_valid=xp.sum(live_BK, 1),
-    )
+    lo_SBK, hi_SBK = (xp.concat([bounds[end][None] for bounds in ranges], 0) for end in (0, 1))
+    beams = padded_beams(xp, num_beams, best_BK, row_BK % num_parents, code_BK, lo_SBK, hi_SBK)
     return beams, candidates.bad_R.reshape(batch_size, num_parents)
 
 
-def first_bad_row(xp: ArrayNamespace, bad_BP: Any) -> Any:
-    """1 + the first bad row (request x P + beam), 0 for none; a scalar that stays on the device."""
-    bad_R = bad_BP.reshape(-1)
+def padded_beams(
+    xp: ArrayNamespace, num_beams: int, scores_BK: Any, parent_BK: Any, code_BK: Any, lo_SBK: Any, hi_SBK: Any
+) -> Beams[Any]:
+    """The selected beams, with dead slots emptied and appended up to `num_beams`."""
+    live_BK, missing = scores_BK > NEG_INF, num_beams - scores_BK.shape[1]
+    parent, code, lo, hi = (
+        xp.pad(xp.where(live_BK, numbers, 0), missing, 0) for numbers in (parent_BK, code_BK, lo_SBK, hi_SBK)
+    )
+    scores = xp.pad(scores_BK, missing, NEG_INF)
+    return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=xp.sum(live_BK, 1))
+
+
+def first_bad_row(xp: ArrayNamespace, bad: Any) -> Any:
+    """1 + the first bad row (request x P + beam), 0 for none; a scalar that stays on the device and may be traced."""
+    bad_R = bad.reshape(-1)
     rest = xp.max(xp.where(bad_R, len(bad_R) - xp.arange(len(bad_R), bad_R), 0), 0)
     return xp.where(rest > 0, len(bad_R) + 1 - rest, 0)
 
@@ -101,54 +104,30 @@ def run(xp: ArrayNamespace, levels: Any, filters: Any, *state: Any, num_beams: i
     return beams, first_bad_row(xp, bad_BP)
 
 
-def launch(
-    arrays: VersionArrays,
-    level: int,
-    lo_SBK: Any,
-    hi_SBK: Any,
-    scores_BK: Any,
-    logits_BKV: Any,
-    filters: FilterArrays,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> tuple[Beams[Any], Any]:
-    """One step without waiting for the device: (beams, 1 + the first live row that held NaN or +inf, 0 for none).
+def launcher(run: Callable[..., tuple[Beams[Any], Any]]) -> Callable[..., tuple[Beams[Any], Any]]:
+    """`launch` of a backend (see `ConstrainBackend`); JAX compiles it once for each shape, number of beams and scoring."""
 
-    JAX compiles it once for each capacity of a level, batch size, number of beams and scoring.
-    """
-    given = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
-    compiled = arrays.xp.compiled(run)
-    return compiled(arrays.levels[level], filters.levels[level], *given, num_beams=num_beams, scoring=scoring)
+    def launch(
+        arrays: Any,
+        level: int,
+        lo_SBK: Any,
+        hi_SBK: Any,
+        scores_BK: Any,
+        logits_BKV: Any,
+        filters: FilterArrays | None,
+        *,
+        num_beams: int,
+        scoring: Scoring,
+    ) -> tuple[Beams[Any], Any]:
+        state = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
+        of_level = arrays.levels[level], filters and filters.levels[level]
+        return arrays.xp.compiled(run)(*of_level, *state, num_beams=num_beams, scoring=scoring)
 
-
-def step(
-    arrays: VersionArrays,
-    level: int,
-    lo_SBK: Any,
-    hi_SBK: Any,
-    scores_BK: Any,
-    logits_BKV: Any,
-    filters: FilterArrays,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> Beams[Any]:
-    """One step of constrained beam search: equals `leafbeam.ops.constrain.reference.step`; in JAX, integers are int32.
-
-    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
-    """
-    state = lo_SBK, hi_SBK, scores_BK, logits_BKV
-    beams, bad_row = launch(arrays, level, *state, filters, num_beams=num_beams, scoring=scoring)
-    check_row(bad_row.item(), scores_BK.shape[1], level)  # not int(): it costs 8 µs more in JAX
-    return beams
+    return launch
 
 
-def check_row(bad_row: int, num_parents: int, level: int) -> None:
-    """Raise LogitsError if `first_bad_row` found one."""
-    if bad_row:
-        request, beam = divmod(bad_row - 1, num_parents)
-        raise LogitsError.not_finite(request, beam, f"at level {level}")
+launch = launcher(run)
+step = waiting(launch)
 
 
 def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: Any) -> Any:
@@ -157,8 +136,9 @@ def add_log_probs(xp: ArrayNamespace, base: Any, values: Any, lse: Any, legal: A
     return xp.where(legal & (scores > NEG_INF) & (scores < -NEG_INF), scores, NEG_INF)
 
 
-def _is_bad(lse_R: Any) -> Any:
-    return ~(lse_R < -NEG_INF)  # +inf or NaN
+def is_bad(lse_R: Any) -> Any:
+    """Which log-sum-exps come from rows that held NaN or +inf."""
+    return ~(lse_R < -NEG_INF)
 
 
 def _narrow_candidates(
@@ -182,7 +162,7 @@ def _narrow_candidates(
         score_BC=scores_RW.reshape(batch_size, -1),
         code_BC=code_RW.reshape(batch_size, -1),
         row_BN=xp.arange(len(base_R), code_RW).reshape(batch_size, -1),
-        bad_R=_is_bad(lse_R) & legal_RW.any(1),
+        bad_R=is_bad(lse_R) & legal_RW.any(1),
     )
 
 
@@ -250,5 +230,5 @@ def _dense_candidates(
         score_BC=scores_BKC.reshape(batch_size, -1),
         code_BC=code_BKC.reshape(batch_size, -1),
         row_BN=row_BK,
-        bad_R=_is_bad(lse_R) & (words_RH != 0).any(1),
+        bad_R=is_bad(lse_R) & (words_RH != 0).any(1),
     )

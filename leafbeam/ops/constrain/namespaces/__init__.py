@@ -1,46 +1,54 @@
-"""Array operations that `fixed_shape` and `static` are written in; `namespaces.jax` and `namespaces.torch` implement them."""
+"""Array operations that `fixed_shape` and `static` are written in; `namespaces.jax` and `namespaces.torch` complete them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from numpy.typing import NDArray
-
-__all__ = ["NEG_INF", "ArrayNamespace"]
 
 NEG_INF = -float("inf")
 
 
-class ArrayNamespace(Protocol):
+class ArrayNamespace:
     """Array operations with the same meaning in JAX and in torch.
 
     A number (code, leaf, node, position) is int32 in JAX, int64 in torch. A word is 32 bits: uint32 in JAX; int64 in torch,
-    which has no unsigned arithmetic. Indices must be inside their array; axes are positional.
+    which has no unsigned arithmetic. Indices must be inside their array; axes are positional. What stands here without a body
+    differs between the libraries.
+
+    library: jax.numpy or torch. full_word: all 32 bits set.
     """
 
-    full_word: Any  # all 32 bits set
+    library: Any
+    full_word: Any
 
     def at(self, array: Any, *indices: Any) -> Any:
         """array[indices], in the array's dtype."""
+        return array[indices]
 
     def number(self, array: Any) -> Any:
         """Stored integers (int32, uint8, uint16, uint32) as numbers; other dtypes as they are."""
 
     def take(self, array: Any, *indices: Any) -> Any:
         """number(array[indices])."""
+        return self.number(self.at(array, *indices))
 
     def take_words(self, array: Any, *indices: Any) -> Any:
         """array[indices] of stored or computed words."""
+        return self.at(array, *indices)
 
     def take_along(self, array_RN: Any, index_RM: Any) -> Any:
         """array_RN[row, index_RM], in the array's dtype."""
+        return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
     def arange(self, size: int, like: Any) -> Any:
         """The numbers 0 to size - 1 on the device of `like`."""
 
     def word(self, numbers: Any) -> Any:
         """Non-negative numbers as words."""
+        return numbers
 
     def popcount(self, words: Any) -> Any:
         """The set bits of each word, a number."""
@@ -48,7 +56,8 @@ class ArrayNamespace(Protocol):
     def unpack_bits(self, bytes_RH: Any) -> Any:
         """Each row's bits as booleans [R, 8 H]: first the lowest bits of all uint8, last the highest."""
 
-    def where(self, condition: Any, chosen: Any, other: Any) -> Any: ...
+    def where(self, condition: Any, chosen: Any, other: Any) -> Any:
+        return self.library.where(condition, chosen, other)
 
     def sum(self, array: Any, axis: int) -> Any:
         """Sums of words, numbers or booleans (which count as numbers)."""
@@ -59,9 +68,8 @@ class ArrayNamespace(Protocol):
     def log_sum_exp(self, values_RN: Any) -> Any:
         """Of each row: -inf if all are -inf, NaN or +inf if one is NaN or +inf."""
 
-    def top_k(self, values_RN: Any, count: int) -> tuple[Any, Any]:
+    def top_k(self, values_RN: Any, count: int) -> Any:
         """(values, positions) of each row's largest, descending; equal values in order of position."""
-        ...
 
     def sort(self, numbers_RN: Any) -> Any:
         """Each row, ascending."""
@@ -78,25 +86,28 @@ class ArrayNamespace(Protocol):
     def pad(self, array: Any, count: int, value: float) -> Any:
         """Append `count` times `value` along the last axis."""
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any: ...
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.library.concatenate([*arrays], axis)
 
     def float32(self, array: Any) -> Any: ...
 
     def barrier(self, *arrays: Any) -> tuple[Any, ...]:
         """The same arrays; a compiler computes each once instead of again for every use."""
-        ...
+        return arrays
+
+    def device(self, device: Any) -> Any:
+        """A device of the library by its name; None is the default."""
+        return device
 
     def asarray(self, array: NDArray[Any], device: Any) -> Any:
         """A copy of a numpy array on a device."""
 
-    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> tuple[Any, ...]:
+    def inputs(self, numbers: Sequence[Any], scores: Any, logits: Any, device: Any) -> Any:
         """(*numbers, scores, logits) as a compiled function takes them: on the device, as numbers and float32."""
-        ...
 
-    def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> dict[str, Any]:
+    def set_rows(self, stacks: dict[str, Any], rows_n: Any, fresh: dict[str, Any]) -> Any:
         """Copies of the stacks with some rows replaced, the same rows in all."""
-        ...
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of (namespace, arrays..., num_beams=, scoring=) as a function of the rest, compiled where that pays."""
-        ...
+        return partial(function, self)

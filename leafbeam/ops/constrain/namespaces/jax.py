@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.extras import optional_imports
+from leafbeam.ops.constrain.namespaces import ArrayNamespace
 from leafbeam.ops.constrain.types import Beams
 
 with optional_imports("backend 'jax'"):
@@ -18,14 +19,13 @@ with optional_imports("backend 'jax'"):
     import jax.numpy as jnp
     from jax import lax
 
-__all__ = ["JaxNamespace", "register"]
-
 Array = jax.Array
 
 
-class JaxNamespace:
-    """See `ArrayNamespace`; all functions may be traced."""
+class JaxNamespace(ArrayNamespace):
+    """All functions may be traced."""
 
+    library: Any = jnp
     full_word: Any = np.uint32(0xFFFFFFFF)
 
     def at(self, array: Array, *indices: Any) -> Array:
@@ -33,15 +33,6 @@ class JaxNamespace:
 
     def number(self, array: Array) -> Array:
         return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else array
-
-    def take(self, array: Array, *indices: Any) -> Array:
-        return self.number(self.at(array, *indices))
-
-    def take_words(self, array: Array, *indices: Any) -> Array:
-        return self.at(array, *indices)
-
-    def take_along(self, array_RN: Array, index_RM: Array) -> Array:
-        return self.at(array_RN, self.arange(len(array_RN), index_RM)[:, None], index_RM)
 
     def arange(self, size: int, like: Array) -> Array:
         return jnp.arange(size, dtype=jnp.int32)
@@ -55,9 +46,6 @@ class JaxNamespace:
     def unpack_bits(self, bytes_RH: Array) -> Array:
         bit_8 = jnp.uint8(1) << jnp.arange(8, dtype=jnp.uint8)
         return (bytes_RH[:, None, :] & bit_8[:, None] != 0).reshape(len(bytes_RH), -1)
-
-    def where(self, condition: Array, chosen: Any, other: Any) -> Array:
-        return jnp.where(condition, chosen, other)
 
     def sum(self, array: Array, axis: int) -> Array:
         return array.sum(axis, dtype=jnp.uint32 if array.dtype == jnp.uint32 else jnp.int32)
@@ -96,9 +84,6 @@ class JaxNamespace:
     def pad(self, array: Array, count: int, value: float) -> Array:
         return jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, count)], constant_values=value)
 
-    def concat(self, arrays: Sequence[Array], axis: int) -> Array:
-        return jnp.concatenate(arrays, axis)
-
     def float32(self, array: Array) -> Array:
         return array.astype(jnp.float32)
 
@@ -115,7 +100,7 @@ class JaxNamespace:
         return _set_rows(stacks, rows_n, fresh)
 
     @cache  # noqa: B019  the namespace has no state
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return jax.jit(partial(function, self), static_argnames=("num_beams", "scoring"))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,26 +10,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["TorchNamespace"]
+from leafbeam.ops.constrain.namespaces import ArrayNamespace
 
 _WORD = 0xFFFFFFFF
 
 
-class TorchNamespace:
-    """See `ArrayNamespace`; `torch.compile` takes all functions without graph breaks."""
+class TorchNamespace(ArrayNamespace):
+    """`torch.compile` takes all functions without graph breaks."""
 
+    library: Any = torch
     full_word: Any = _WORD
-
-    def at(self, array: Tensor, *indices: Any) -> Tensor:
-        return array[indices]
 
     def number(self, array: Tensor) -> Tensor:
         if array.dtype == torch.int16:  # codes up to 65,535 in the bits of uint16
             return array.long() & 0xFFFF
         return array.long() if array.dtype in (torch.int32, torch.uint8) else array
-
-    def take(self, array: Tensor, *indices: Any) -> Tensor:
-        return self.number(array[indices])
 
     def take_words(self, array: Tensor, *indices: Any) -> Tensor:
         words = array[indices]
@@ -42,9 +36,6 @@ class TorchNamespace:
     def arange(self, size: int, like: Tensor) -> Tensor:
         return torch.arange(size, device=like.device)
 
-    def word(self, numbers: Tensor) -> Tensor:
-        return numbers
-
     def popcount(self, words: Tensor) -> Tensor:
         words = words & _WORD
         words = words - ((words >> 1) & 0x55555555)
@@ -55,9 +46,6 @@ class TorchNamespace:
     def unpack_bits(self, bytes_RH: Tensor) -> Tensor:
         bit_8 = 1 << torch.arange(8, dtype=torch.uint8, device=bytes_RH.device)
         return (bytes_RH[:, None, :] & bit_8[:, None] != 0).flatten(1)
-
-    def where(self, condition: Tensor, chosen: Any, other: Any) -> Tensor:
-        return torch.where(condition, chosen, other)
 
     def sum(self, array: Tensor, axis: int) -> Tensor:
         return array.sum(axis)
@@ -91,14 +79,11 @@ class TorchNamespace:
     def pad(self, array: Tensor, count: int, value: float) -> Tensor:
         return torch.nn.functional.pad(array, (0, count), value=value)
 
-    def concat(self, arrays: Sequence[Tensor], axis: int) -> Tensor:
-        return torch.cat([*arrays], axis)
-
     def float32(self, array: Tensor) -> Tensor:
         return array.float()
 
-    def barrier(self, *arrays: Tensor) -> tuple[Tensor, ...]:
-        return arrays
+    def device(self, device: Any) -> torch.device:
+        return torch.device(device or "cpu")
 
     def asarray(self, array: NDArray[Any], device: Any) -> Tensor:
         signed = {"uint32": np.int32, "uint16": np.int16}.get(array.dtype.name)
@@ -113,6 +98,3 @@ class TorchNamespace:
 
     def set_rows(self, stacks: dict[str, Tensor], rows_n: Tensor, fresh: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: stack.index_copy(0, rows_n.long(), fresh[name]) for name, stack in stacks.items()}
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return partial(function, self)

@@ -1,3 +1,1 @@
 """STATIC (Su et al., 2026): the trie as a stacked CSR transition matrix with bit-packed dense first levels."""
-
-__all__: list[str] = []

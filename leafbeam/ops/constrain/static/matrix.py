@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["TransitionMatrix", "prefix_numbers"]
-
 _CHUNK = 4_000_000
 _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
 
@@ -172,12 +170,12 @@ def _max_branches(change_M: NDArray[np.int8], levels: int) -> list[int]:
     """The most children of a node of each depth, at least 1 so that a slice has a width."""
     largest: list[int] = []
     for level in range(levels):
-        most, open_since = 0, 0  # children of the node that is still open where a chunk begins
+        longest, open_since = 0, 0  # children of the node that is still open where a chunk begins
         for begin in range(0, len(change_M), _CHUNK):
             change = change_M[begin : begin + _CHUNK]
             change = change[change <= level]
             opens = np.flatnonzero(change < level)
             sizes = np.diff(np.concatenate([[-open_since], opens, [len(change)]]))
-            most, open_since = max(most, int(sizes[:-1].max(initial=0))), int(sizes[-1])
-        largest.append(max(1, most, open_since))
+            longest, open_since = max(longest, int(sizes[:-1].max(initial=0))), int(sizes[-1])
+        largest.append(max(1, longest, open_since))
     return largest

@@ -5,7 +5,7 @@
                      children (`transition`, Algorithm 2), and projected onto the codes of the level (`project`)
     both:            log-softmax, mask, top-k over all codes of all beams, the next node of each selected beam
 
-A beam is a node. `launch` and `step` take and return leaf ranges, as every backend does; `extend` works on nodes.
+A beam is a node inside the step; `launch` and `step` take and return leaf ranges, as every backend does.
 
 Shapes: B requests, K beams (P before the step), R = B x P rows, V codes, F the largest branch factor of the level.
 """
@@ -21,27 +21,10 @@ import numpy as np
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.index.level import code_dtype
-from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, check_row, first_bad_row
+from leafbeam.ops.constrain.fixed_shape.step import add_log_probs, first_bad_row, is_bad, launcher, padded_beams
 from leafbeam.ops.constrain.namespaces import NEG_INF, ArrayNamespace
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix, prefix_numbers
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
-
-__all__ = [
-    "LevelTables",
-    "NodeBeams",
-    "StaticArrays",
-    "Transitions",
-    "bind",
-    "bind_filters",
-    "dense_lookup",
-    "extend",
-    "launch",
-    "level_tables",
-    "next_nodes",
-    "project",
-    "step",
-    "transition",
-]
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,15 +67,6 @@ class StaticArrays:
         return f"StaticArrays({len(self.levels)} levels, {self.nbytes:,} + {self.mapping_nbytes:,} bytes)"
 
 
-class NodeBeams(NamedTuple):
-    """Beams after a step, best first: float32 scores, numbers otherwise; a dead slot has score -inf and everything else 0."""
-
-    scores_BK: Any
-    parent_BK: Any
-    code_BK: Any
-    node_BK: Any
-
-
 class Transitions(NamedTuple):
     """The slice of each row: codes, next nodes (int32 as stored), and which slots belong to the node."""
 
@@ -101,8 +75,12 @@ class Transitions(NamedTuple):
     legal_RF: Any
 
 
-def bind(xp: ArrayNamespace, index: Trie | Version, device: Any, dense_levels: int) -> StaticArrays:
-    """Build the matrix of an index and copy it to a device; see `static.torch.bind`."""
+def bind(xp: ArrayNamespace, index: Trie | Version, device: Any = None, *, dense_levels: int = 2) -> StaticArrays:
+    """Build STATIC's matrix of an index and copy it to a device (None: the default of the library).
+
+    dense_levels: d, the levels with a mask over all prefixes; V^d bits and 4 V^d bytes. Cost: a few passes over the codes.
+    Raises ArgumentError for a version with a delta segment or deleted items, and where the dense levels need 2^31 entries.
+    """
     version = Version.of(index)
     segment, *deltas = version.segments
     if deltas or segment.live is not None:
@@ -110,7 +88,7 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: Any, dense_levels: i
             "the index has a delta segment or deleted items: backend 'static' takes one trie without them; compact the index, "
             "or use another backend"
         )
-    trie = segment.trie
+    trie, device = segment.trie, xp.device(device)
     codes_LM = np.stack([level.codes_at(np.arange(trie.num_leaves)).astype(code_dtype(level.size)) for level in trie.levels])
     matrix = TransitionMatrix.of_sorted(codes_LM, version.codebook_sizes, dense_levels)
     leaves: list[Any] = [None] * (trie.num_levels + 1)  # by depth
@@ -135,8 +113,9 @@ def bind(xp: ArrayNamespace, index: Trie | Version, device: Any, dense_levels: i
 def level_tables(
     xp: ArrayNamespace, matrix: TransitionMatrix, device: Any, leaves: Sequence[Any] = (), prefixes: Sequence[Any] = ()
 ) -> tuple[LevelTables, ...]:
-    """Copy a matrix to a device. leaves, prefixes: of each depth, for `run`; `extend` does without them."""
-    d = matrix.dense_levels
+    """Copy a matrix to a device. leaves, prefixes: of each depth, for `run`; the other functions do without them."""
+    d, none = matrix.dense_levels, [None] * len(matrix.first_node)
+    leaves, prefixes = leaves or none, prefixes or none
     edges, indptr, node_of_P = (
         None if array is None else xp.asarray(array, device) for array in (matrix.edges_E2, matrix.indptr_S1, matrix.node_of_P)
     )
@@ -146,10 +125,10 @@ def level_tables(
             node_of_P=node_of_P if level == d - 1 else None,
             edges_E2=None if level < d else edges,
             indptr_S1=None if level < d else indptr,
-            leaves_in=leaves[level] if leaves else None,
-            prefixes_in=prefixes[level] if prefixes else None,
-            leaves_out=leaves[level + 1] if leaves else None,
-            prefixes_out=prefixes[level + 1] if prefixes else None,
+            leaves_in=leaves[level],
+            prefixes_in=prefixes[level],
+            leaves_out=leaves[level + 1],
+            prefixes_out=prefixes[level + 1],
             size=size,
             max_branch=matrix.max_branches[level],
             first_in=matrix.first_node[level],
@@ -202,54 +181,10 @@ def next_nodes(
     return xp.take(moves.next_RF, row_BK, lane_BK)
 
 
-def extend(
-    xp: ArrayNamespace,
-    tables: LevelTables,
-    node_BP: Any,
-    scores_BP: Any,
-    logits_BPV: Any,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> tuple[NodeBeams, Any]:
-    """Algorithm 1: (beams, bool [B, P]: rows that were live and held NaN or +inf, treated as dead).
-
-    node_BP: before the first level 0 if it is dense, else 1. Ties are broken by (parent, code). scoring "allowed" normalises
-    over the legal codes, which the paper does not.
-    """
-    batch_size, num_parents = scores_BP.shape
-    node_R, base_R1 = node_BP.reshape(-1), scores_BP.reshape(-1, 1)
-    logits_RV, is_live_R1 = xp.float32(logits_BPV.reshape(-1, tables.size)), base_R1 > NEG_INF
-    moves = None
-    if tables.mask_PH is not None:
-        legal = dense_lookup(xp, tables, node_R) & is_live_R1
-        legal_values = masked_RV = xp.where(legal, logits_RV, NEG_INF)
-    else:
-        moves = transition(xp, tables, node_R)
-        legal = moves.legal_RF & is_live_R1
-        code_RF = xp.where(legal, moves.code_RF, 0)
-        legal_values = xp.where(legal, xp.take_along(logits_RV, code_RF), NEG_INF)
-        masked_RV = project(xp, moves, legal_values, tables.size)
-    lse_R = xp.log_sum_exp(logits_RV if scoring == "full" else legal_values)
-    bad_R = ~(lse_R < -NEG_INF) & legal.any(1)
-    scores_BN = add_log_probs(xp, base_R1, masked_RV, lse_R[:, None], is_live_R1).reshape(batch_size, -1)
-    count = min(num_beams, scores_BN.shape[1])
-    best_BK, position_BK = xp.top_k(scores_BN, count)
-    is_live_BK = best_BK > NEG_INF
-    parent_BK = xp.where(is_live_BK, position_BK // tables.size, 0)
-    code_BK = xp.where(is_live_BK, position_BK % tables.size, 0)
-    row_BK = parent_BK + (xp.arange(batch_size, node_R) * num_parents)[:, None]
-    node_BK = xp.where(is_live_BK, next_nodes(xp, tables, node_R, moves, row_BK, code_BK), 0)
-    missing = num_beams - count
-    beams = NodeBeams(
-        xp.pad(best_BK, missing, NEG_INF), *(xp.pad(numbers, missing, 0) for numbers in (parent_BK, code_BK, node_BK))
-    )
-    return beams, bad_R.reshape(batch_size, num_parents)
-
-
 def run(
     xp: ArrayNamespace,
     tables: LevelTables,
+    filters: None,
     lo_1BP: Any,
     hi_1BP: Any,
     scores_BP: Any,
@@ -258,68 +193,45 @@ def run(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Any], Any]:
-    """`extend` between leaf ranges, with the first bad row instead of all of them."""
-    is_live_BP = (hi_1BP > lo_1BP)[0]
-    node_BP = tables.first_in  # of the root: the first node, or prefix 0
-    if tables.leaves_in is not None:
-        ordinal_BP = xp.where(is_live_BP, xp.search_sorted(tables.leaves_in, lo_1BP[0]), 0)
-        node_BP = tables.first_in + ordinal_BP if tables.prefixes_in is None else xp.take(tables.prefixes_in, ordinal_BP)
-    node_BP = xp.where(is_live_BP, node_BP, 0)
-    base_BP = xp.where(is_live_BP, scores_BP, NEG_INF)
-    beams, bad_BP = extend(xp, tables, node_BP, base_BP, logits_BPV, num_beams=num_beams, scoring=scoring)
-    is_live_BK = beams.scores_BK > NEG_INF
-    prefixes = tables.prefixes_out
-    ordinal_BK = beams.node_BK - tables.first_out if prefixes is None else xp.search_sorted(prefixes, beams.node_BK)
-    ordinal_BK = xp.where(is_live_BK, ordinal_BK, 0)
-    if tables.leaves_out is None:  # the last level: a node is a leaf
-        lo_BK, hi_BK = ordinal_BK, ordinal_BK + 1
-    else:
-        lo_BK, hi_BK = xp.take(tables.leaves_out, ordinal_BK), xp.take(tables.leaves_out, ordinal_BK + 1)
-    ranges = Beams(
-        scores=beams.scores_BK,
-        parent=beams.parent_BK,
-        code=beams.code_BK,
-        lo=xp.where(is_live_BK, lo_BK, 0)[None],
-        hi=xp.where(is_live_BK, hi_BK, 0)[None],
-        num_valid=xp.sum(is_live_BK, 1),
-    )
-    return ranges, first_bad_row(xp, bad_BP)
+    """Algorithm 1 between leaf ranges: (beams, what `first_bad_row` says of them).
 
-
-def launch(
-    arrays: StaticArrays,
-    level: int,
-    lo_SBK: Any,
-    hi_SBK: Any,
-    scores_BK: Any,
-    logits_BKV: Any,
-    filters: None,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> tuple[Beams[Any], Any]:
-    """One step without waiting for the device: (beams, 1 + the first live row that held NaN or +inf, 0 for none)."""
-    given = arrays.xp.inputs((lo_SBK, hi_SBK), scores_BK, logits_BKV, arrays.device)
-    return arrays.xp.compiled(run)(arrays.levels[level], *given, num_beams=num_beams, scoring=scoring)
-
-
-def step(
-    arrays: StaticArrays,
-    level: int,
-    lo_SBK: Any,
-    hi_SBK: Any,
-    scores_BK: Any,
-    logits_BKV: Any,
-    filters: None,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> Beams[Any]:
-    """One step of constrained beam search: equals `leafbeam.ops.constrain.reference.step` without filters.
-
-    Cost: `launch`, and a wait for the device. Raises LogitsError where a live row holds NaN or +inf.
+    A row of NaN or +inf is treated as dead. "allowed" normalises over the legal codes, which the paper does not.
     """
-    state = lo_SBK, hi_SBK, scores_BK, logits_BKV
-    beams, bad_row = launch(arrays, level, *state, filters, num_beams=num_beams, scoring=scoring)
-    check_row(bad_row.item(), scores_BK.shape[1], level)
-    return beams
+    batch_size, num_parents = scores_BP.shape
+    is_live_R = (hi_1BP > lo_1BP).reshape(-1)
+    base_R1 = xp.where(is_live_R, scores_BP.reshape(-1), NEG_INF)[:, None]
+    node_R = tables.first_in  # of the root: the first node, or prefix 0
+    if tables.leaves_in is not None:
+        number_R = xp.where(is_live_R, xp.search_sorted(tables.leaves_in, lo_1BP.reshape(-1)), 0)
+        node_R = tables.first_in + number_R if tables.prefixes_in is None else xp.take(tables.prefixes_in, number_R)
+    node_R = xp.where(is_live_R, node_R, 0)
+
+    logits_RV, is_live_R1, moves = xp.float32(logits_BPV.reshape(-1, tables.size)), base_R1 > NEG_INF, None
+    if tables.mask_PH is not None:
+        legal = dense_lookup(xp, tables, node_R) & is_live_R1
+        legal_values = masked_RV = xp.where(legal, logits_RV, NEG_INF)
+    else:
+        moves = transition(xp, tables, node_R)
+        legal = moves.legal_RF & is_live_R1
+        legal_values = xp.where(legal, xp.take_along(logits_RV, xp.where(legal, moves.code_RF, 0)), NEG_INF)
+        masked_RV = project(xp, moves, legal_values, tables.size)
+    lse_R = xp.log_sum_exp(logits_RV if scoring == "full" else legal_values)
+    scores_BN = add_log_probs(xp, base_R1, masked_RV, lse_R[:, None], is_live_R1).reshape(batch_size, -1)
+
+    best_BK, position_BK = xp.top_k(scores_BN, min(num_beams, scores_BN.shape[1]))
+    live_BK = best_BK > NEG_INF
+    parent_BK, code_BK = position_BK // tables.size, position_BK % tables.size
+    row_BK = parent_BK + (xp.arange(batch_size, node_R) * num_parents)[:, None]
+    node_BK = xp.where(live_BK, next_nodes(xp, tables, node_R, moves, row_BK, code_BK), 0)
+    prefixes = tables.prefixes_out
+    number_BK = node_BK - tables.first_out if prefixes is None else xp.search_sorted(prefixes, node_BK)
+    lo_BK, hi_BK = number_BK, number_BK + 1  # at the last level a node is a leaf
+    if tables.leaves_out is not None:
+        number_BK = xp.where(live_BK, number_BK, 0)
+        lo_BK, hi_BK = xp.take(tables.leaves_out, number_BK), xp.take(tables.leaves_out, number_BK + 1)
+    beams = padded_beams(xp, num_beams, best_BK, parent_BK, code_BK, lo_BK[None], hi_BK[None])
+    return beams, first_bad_row(xp, is_bad(lse_R) & legal.any(1))
+
+
+launch = launcher(run)
+step = waiting(launch)

@@ -1,4 +1,4 @@
-"""The constrained step over regular batch on a GPU: two launches a round, as `triton` has for tries.
+"""The constrained step over automata on a GPU: two launches a round, as `triton` has for tries.
 
     row kernel      a beam's legal codes are its state's row, or the bits of its mask, and the end code where a sequence may end
     request kernel  the K best of all rows, and for these alone the next state: found in the row, or under a mask by walking the
@@ -25,26 +25,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.cpu.automaton import AutomatonBatch
-from leafbeam.ops.constrain.triton.kernels import (
-    NO_KEY,
-    best_of_request,
-    keep,
-    key_at,
-    key_of,
-    start_row,
-    store_best,
-    sum_exp_at,
-    sum_exp_of_row,
-)
+from leafbeam.ops.constrain.triton.kernels import NO_KEY, best_of_request, key_of, search_row, start_row
 from leafbeam.ops.constrain.triton.ranges import first_at_least
 from leafbeam.ops.constrain.triton.round import new_round
-from leafbeam.ops.constrain.types import Beams, Scoring
-
-__all__ = ["DeviceAutomatonBatch", "bind", "launch", "step"]
-
-_NOTHING = tl.constexpr(NO_KEY)
+from leafbeam.ops.constrain.types import Beams, Scoring, waiting
 
 
 class Tables(NamedTuple):
@@ -64,6 +50,20 @@ class Tables(NamedTuple):
     token_indptr: Tensor
 
 
+_DTYPES = {
+    "row_indptr": np.int64,
+    "code_E": np.int32,
+    "next_E": np.int32,
+    "mask_S": np.int32,
+    "mask_MW": np.uint64,
+    "accepting_S": np.uint8,
+    "class_256": np.uint8,
+    "edge_indptr": np.int32,
+    "label_F": np.uint8,
+    "target_F": np.int32,
+}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceAutomatonBatch:
     """The automata of a batch on a device, and what the rounds of one search share: one search at a time uses it.
@@ -78,84 +78,53 @@ class DeviceAutomatonBatch:
     tokens: int
     end_code: int
     num_codes: int
-    least_B: Tensor
+    min_key_B: Tensor
 
 
 def bind(batch: AutomatonBatch, device: torch.device | str) -> DeviceAutomatonBatch:
     """Copy the automata of a batch to a device, each different one once. They must be over one vocabulary (ArgumentError)."""
-    different = list({id(one): one for one in batch.automata}.values())
+    different = list({id(automaton): automaton for automaton in batch.automata}.values())
     tokens = different[0].vocabulary_size
-    texts = [one.arrays for one in different if len(one.arrays.table.mask_MW)] or [different[0].arrays]
-    for one in different:
-        same = one.vocabulary_size == tokens and (
-            not len(one.arrays.table.mask_MW)
-            or (
-                np.array_equal(one.arrays.token_indptr, texts[0].token_indptr)
-                and np.array_equal(one.arrays.bytes_T, texts[0].bytes_T)
-            )
-        )
-        if not same:
-            raise ArgumentError("the automata of one batch are over different vocabularies: expected one, on a GPU")
-    parts: list[list[Any]] = [[] for _ in range(10)]
-    places: dict[int, list[int]] = {}
-    at = dict.fromkeys(("pointer", "state", "first", "class", "entry", "mask", "edge"), 0)
-    for one in different:
-        rows, edges = one.arrays.table, one.arrays.dfa.edges
-        states = np.arange(one.num_states)
-        mask_S = np.where(rows.mask_S < 0, -1, rows.mask_S + at["mask"])
-        own = (rows.row_indptr + at["entry"], rows.code_E, rows.next_E, mask_S, rows.mask_MW.reshape(-1))
-        own += (one.accepting.has(states), edges.class_256, edges.edge_indptr + at["edge"], edges.label_E, edges.next_E)
-        for part, array in zip(parts, own, strict=True):
-            part.append(array)
-        places[id(one)] = [at["pointer"], at["state"], at["first"], at["class"], one.num_states]
-        sizes = (
-            len(rows.row_indptr),
-            one.num_states,
-            len(edges.edge_indptr),
-            256,
-            len(rows.code_E),
-            len(rows.mask_MW),
-            len(edges.label_E),
-        )
-        at = {name: place + size for (name, place), size in zip(at.items(), sizes, strict=True)}
-    kinds = (np.int64, np.int32, np.int32, np.int32, np.uint64, np.uint8, np.uint8, np.int32, np.uint8, np.int32)
-    arrays = [
-        np.concatenate([*(array.astype(kind) for array in part), np.zeros(1, kind)])  # one more: nothing is empty
-        for part, kind in zip(parts, kinds, strict=True)
-    ]
-    arrays += [np.append(texts[0].bytes_T, np.uint8(0)), texts[0].token_indptr]
-    size = len(batch.automata)
+    masked = [automaton.arrays for automaton in different if len(automaton.arrays.table.mask_MW)] or [different[0].arrays]
+    token_indptr, bytes_T = masked[0].token_indptr, masked[0].bytes_T
+    if any(automaton.vocabulary_size != tokens for automaton in different) or not all(
+        np.array_equal(arrays.token_indptr, token_indptr) and np.array_equal(arrays.bytes_T, bytes_T) for arrays in masked
+    ):
+        raise ArgumentError("the automata of one batch are over different vocabularies: expected one, on a GPU")
+    parts: dict[str, list[Any]] = {name: [] for name in _DTYPES}
+    starts: dict[int, list[int]] = {}
+    for automaton in different:
+        table, edges = automaton.arrays.table, automaton.arrays.dfa.edges
+        size = {name: sum(map(len, arrays)) for name, arrays in parts.items()}  # of the automata before this one
+        starts[id(automaton)] = [size[name] for name in ("row_indptr", "mask_S", "edge_indptr", "class_256")]
+        own = {
+            "row_indptr": table.row_indptr + size["code_E"],
+            "code_E": table.code_E,
+            "next_E": table.next_E,
+            "mask_S": np.where(table.mask_S < 0, -1, table.mask_S + size["mask_MW"]),
+            "mask_MW": table.mask_MW,
+            "accepting_S": automaton.accepting.has(np.arange(automaton.num_states)),
+            "class_256": edges.class_256,
+            "edge_indptr": edges.edge_indptr + size["label_F"],
+            "label_F": edges.label_E,
+            "target_F": edges.next_E,
+        }
+        for name, array in own.items():
+            parts[name].append(array)
+    tables = {  # one element more: nothing is empty
+        name: np.concatenate([*(array.reshape(-1).astype(dtype) for array in parts[name]), np.zeros(1, dtype)])
+        for name, dtype in _DTYPES.items()
+    }
+    tables |= {"bytes_T": np.append(bytes_T, np.uint8(0)), "token_indptr": np.ascontiguousarray(token_indptr)}
     return DeviceAutomatonBatch(
-        tables=Tables(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)),
-        requests_B5=torch.tensor([places[id(one)] for one in batch.automata], device=device),
+        tables=Tables(**{name: torch.from_numpy(array).to(device) for name, array in tables.items()}),
+        requests_B5=torch.tensor([[*starts[id(one)], one.num_states] for one in batch.automata], device=device),
         words=different[0].arrays.table.mask_MW.shape[1],
         tokens=tokens,
         end_code=batch.end_code,
         num_codes=batch.num_codes,
-        least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=device),
+        min_key_B=torch.full((len(batch.automata),), NO_KEY, dtype=torch.int64, device=device),
     )
-
-
-def step(
-    arrays: DeviceAutomatonBatch,
-    level: int,
-    lo_SBK: Tensor,
-    hi_SBK: Tensor,
-    scores_BK: Tensor,
-    logits_BKV: Tensor,
-    filters: Any,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> Beams[Tensor]:
-    """One round: see `leafbeam.ops.constrain.cpu.automaton.step`, which this equals.
-
-    Waits once for the device, to learn of NaN and +inf (LogitsError); `launch` does without.
-    """
-    beams, bad = launch(arrays, level, lo_SBK, hi_SBK, scores_BK, logits_BKV, filters, num_beams=num_beams, scoring=scoring)
-    if number := int(bad):
-        raise LogitsError.not_finite(*divmod(number - 1, lo_SBK.shape[2]), f"in round {level}")
-    return beams
 
 
 def launch(
@@ -177,7 +146,7 @@ def launch(
     if lo_SBK.shape[:2] != (1, len(arrays.requests_B5)):
         raise ArgumentError(f"ranges have shape {tuple(lo_SBK.shape)}: expected (1, {len(arrays.requests_B5)}, beams)")
     size = arrays.num_codes
-    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, arrays.least_B, size=size, num_beams=num_beams)
+    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, arrays.min_key_B, size=size, num_beams=num_beams)
     automaton_row_kernel[(r.batch_size * r.num_rows,)](
         arrays.tables,
         arrays.requests_B5,
@@ -188,6 +157,7 @@ def launch(
         FULL=scoring == "full",
         P=r.power,
         TILE=min(1024, max(64, triton.next_power_of_2(size))),
+        NARROW=64,
         num_warps=4,
     )
     automaton_request_kernel[(r.batch_size,)](
@@ -204,9 +174,13 @@ def launch(
     return r.beams, r.bad
 
 
+step = waiting(launch, "in round")
+
+
 @triton.jit
-def _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code):
+def _legal(children, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEGMENTS: tl.constexpr):
     """(code, whether it is legal) of these of a state's codes: entries of its row or of its mask, and then the end code."""
+    tables, begin, count, mask, ends, words, tokens, end_code = children
     in_row = (mask < 0) & (lane < count)
     in_mask = (mask >= 0) & (lane < tokens)
     code = tl.load(tables.code_E + begin + lane, mask=in_row, other=0).to(tl.int64)
@@ -219,19 +193,27 @@ def _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code):
 
 @triton.jit
 def automaton_row_kernel(
-    tables, requests_B5, r, words, tokens, end_code, FULL: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr
+    tables,
+    requests_B5,
+    r,
+    words,
+    tokens,
+    end_code,
+    FULL: tl.constexpr,
+    P: tl.constexpr,
+    TILE: tl.constexpr,
+    NARROW: tl.constexpr,
 ):
-    """As `row_kernel`: write up to P keys of a row and their number; some may be `NO_KEY`."""
+    """`search_row` over the legal codes of a beam's state."""
     request, parent, row = start_row(r)
     state, hi = tl.load(r.lo_SBR + row), tl.load(r.hi_SBR + row)
     base = tl.load(r.scores_BR + row)
-    least = tl.load(r.least_B + request, cache_modifier=".cg")
+    min_key = tl.load(r.min_key_B + request, cache_modifier=".cg")
     # No step can raise a score, so a beam whose own is too low is out, unread.
-    if (state >= hi) | (base == float("-inf")) | (key_of(base, state * 0) < least):
+    if (state >= hi) | (base == float("-inf")) | (key_of(base, state * 0) < min_key):
         return
-    keys_P = r.keys_BRP + row * P
     if state == tl.load(requests_B5 + request * 5 + 4):  # ended: the end code again, which is certain
-        tl.store(keys_P, key_of(base, parent * r.size + end_code))
+        tl.store(r.keys_BRP + row * P, key_of(base, parent * r.size + end_code))
         tl.store(r.count_BR + row, 1)
         return
     pointer = tl.load(requests_B5 + request * 5) + state
@@ -241,34 +223,8 @@ def automaton_row_kernel(
     ends = tl.load(tables.accepting_S + own).to(tl.int32)
     count = tl.load(tables.row_indptr + pointer + 1) - begin
     count = tl.where(mask < 0, count, tokens)
-    total = count + (ends > 0)
-    logits = r.logits_BRV + request * r.stride_b + parent * r.stride_r
-    top, summed = base * 0 - float("inf"), base * 0
-    if FULL:
-        top, summed = sum_exp_of_row(logits, r.size, top, summed, TILE)
-    else:
-        start = 0
-        while start < total:
-            lane = start + tl.arange(0, TILE).to(tl.int64)
-            code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
-            top, summed = sum_exp_at(logits, code, legal, top, summed)
-            start += TILE
-    if (summed != summed) | (top == float("inf")):
-        tl.store(r.bad, row + 1)
-        return
-    lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
-    if (top == float("-inf")) | (key_of(base + (top - lse), state * 0) < least):
-        return
-    best = tl.full([P], _NOTHING, tl.int64)
-    kept = tl.sum(tl.zeros([P], tl.int32), 0)
-    start = 0
-    while start < total:
-        lane = start + tl.arange(0, TILE).to(tl.int64)
-        code, legal = _legal(tables, begin, count, mask, ends, lane, words, tokens, end_code)
-        key = key_at(logits, code, legal, base, lse, parent, r.size)
-        best, kept, least = keep(best, kept, least, key, keys_P, r.num_beams, P)
-        start += TILE
-    store_best(r, request, row, kept, least)
+    children = (tables, begin, count, mask, ends, words, tokens, end_code)
+    search_row(r, request, parent, min_key, count + (ends > 0), children, _legal, 0, 0, 1, FULL, P, TILE, NARROW, TILE)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The two launches of a constrained round on a GPU, in Triton: every row alone, then every request alone.
+"""The launches of a constrained round on a GPU, in Triton: every row alone, then every request alone; or all children.
 
     row_kernel, one program for each beam
         lse = log-sum-exp of the row ("full"), or of its legal children's logits ("allowed")
@@ -8,7 +8,7 @@
         keep the K largest of the rows' keys, put them in order, find their ranges in each segment
 
 A key is the score made sortable (32 bits) above parent x V + code counted backwards (32 bits), so that one comparison of
-integers gives (score desc, parent asc, code asc) and no two keys are equal. `least` is shared by the rows of a request: a row
+integers gives (score desc, parent asc, code asc) and no two keys are equal. `min_key` is shared by the rows of a request: a row
 with K keys raises it to its K-th, and later rows skip what is below. That changes what is read, never what is found. `r` is
 the `Round`.
 
@@ -24,20 +24,6 @@ import triton.language as tl
 
 from leafbeam.ops.constrain.triton.ranges import alive_in, child, find, num_children
 
-__all__ = [
-    "NO_KEY",
-    "best_of_request",
-    "keep",
-    "key_at",
-    "key_of",
-    "request_kernel",
-    "row_kernel",
-    "start_row",
-    "store_best",
-    "sum_exp_at",
-    "sum_exp_of_row",
-]
-
 NO_KEY = -(1 << 63)
 _NOTHING = tl.constexpr(NO_KEY)
 _TIES = tl.constexpr(0xFFFFFFFF)
@@ -52,8 +38,9 @@ def key_of(score, tie):
 
 
 @triton.jit
-def _legal(segments, beam, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEGMENTS: tl.constexpr):
+def _legal(children, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEGMENTS: tl.constexpr):
     """(code, whether it may be taken) of these children of a beam: those in the base, then those in the delta."""
+    segments, beam = children
     request, lo, hi, first, count, lo_1, hi_1, first_1, count_1 = beam
     in_base = lane < count
     code, begin, end = child(segments[0], lo, hi, first + lane, first + count, in_base, FORM_0)
@@ -73,7 +60,7 @@ def _legal(segments, beam, lane, FORM_0: tl.constexpr, FORM_1: tl.constexpr, SEG
 
 
 @triton.jit
-def sum_exp_at(logits, code, legal, top, summed):
+def _sum_exp_at(logits, code, legal, top, summed):
     """Add the logits of legal codes to a sum of exponentials that is kept relative to the largest so far -> (largest, sum)."""
     values = tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32)
     highest = tl.maximum(top, tl.max(values, 0))
@@ -82,15 +69,15 @@ def sum_exp_at(logits, code, legal, top, summed):
 
 
 @triton.jit
-def key_at(logits, code, legal, base, lse, parent, size):
+def _key_at(logits, code, legal, base, lse, parent, size):
     """The keys of a beam's legal codes, `NO_KEY` for the others."""
     score = base + (tl.load(logits + code, mask=legal, other=float("-inf")).to(tl.float32) - lse)
     return tl.where(score > float("-inf"), key_of(score, parent * size + code), _NOTHING)
 
 
 @triton.jit
-def merge(best, keys, scratch, num_beams, P: tl.constexpr):
-    """The `num_beams` largest of two vectors of keys, through P places of memory -> (best, how many, the least of them).
+def _merge(best, keys, scratch, num_beams, P: tl.constexpr):
+    """The `num_beams` largest of two vectors of keys, through P places of memory -> (best, how many, the min_key of them).
 
     The threshold is searched between the smallest and the largest key until exactly so many lie above it.
     """
@@ -118,13 +105,13 @@ def merge(best, keys, scratch, num_beams, P: tl.constexpr):
 
 
 @triton.jit
-def keep(best, kept, least, keys, scratch, num_beams, P: tl.constexpr):
-    """Merge in what is not below `least`, which rises once there are K keys -> (best, how many, least)."""
-    keys = tl.where(keys >= least, keys, _NOTHING)
+def _keep(best, kept, min_key, keys, scratch, num_beams, P: tl.constexpr):
+    """Merge in what is not below `min_key`, which rises once there are K keys -> (best, how many, min_key)."""
+    keys = tl.where(keys >= min_key, keys, _NOTHING)
     if tl.max(keys, 0) > _NOTHING:
-        best, kept, lowest = merge(best, keys, scratch, num_beams, P)
-        least = tl.where(kept >= num_beams, tl.maximum(least, lowest), least)
-    return best, kept, least
+        best, kept, lowest = _merge(best, keys, scratch, num_beams, P)
+        min_key = tl.where(kept >= num_beams, tl.maximum(min_key, lowest), min_key)
+    return best, kept, min_key
 
 
 @triton.jit
@@ -139,22 +126,69 @@ def start_row(r):
 
 
 @triton.jit
-def sum_exp_of_row(logits, size, top, summed, BLOCK: tl.constexpr):
-    """(largest, sum of exponentials relative to it) of all logits of a row."""
+def search_row(
+    r,
+    request,
+    parent,
+    min_key,
+    total,
+    children,
+    LEGAL: tl.constexpr,
+    FORM_0: tl.constexpr,
+    FORM_1: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    FULL: tl.constexpr,
+    P: tl.constexpr,
+    TILE: tl.constexpr,
+    NARROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write up to P keys of a row and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad`.
+
+    LEGAL(children, lane, forms): (code, whether it may be taken) of these of the row's `total` candidates. A full row raises
+    the bound below which no key of its request counts.
+    """
+    row = request * r.num_rows + parent
+    base = tl.load(r.scores_BR + row)
+    logits = r.logits_BRV + request * r.stride_b + parent * r.stride_r
+    top, summed = base * 0 - float("inf"), base * 0
     start = 0
-    while start < size:
-        code = start + tl.arange(0, BLOCK)
-        top, summed = sum_exp_at(logits, code, code < size, top, summed)
-        start += BLOCK
-    return top, summed
-
-
-@triton.jit
-def store_best(r, request, row, kept, least):
-    """Note how many keys a row has; a full row raises the bound below which no key of its request counts."""
-    tl.store(r.count_BR + row, kept)
-    if kept >= r.num_beams:
-        tl.atomic_max(r.least_B + request, least, sem="relaxed")
+    if FULL:
+        while start < r.size:
+            code = start + tl.arange(0, BLOCK)
+            top, summed = _sum_exp_at(logits, code, code < r.size, top, summed)
+            start += BLOCK
+    else:
+        while start < total:
+            code, legal = LEGAL(children, start + tl.arange(0, TILE).to(tl.int64), FORM_0, FORM_1, SEGMENTS)
+            top, summed = _sum_exp_at(logits, code, legal, top, summed)
+            start += TILE
+    if (summed != summed) | (top == float("inf")):
+        tl.store(r.bad, row + 1)
+        return
+    lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
+    if (top == float("-inf")) | (key_of(base + (top - lse), row * 0) < min_key):
+        return
+    keys_P = r.keys_BRP + row * P
+    start = 0
+    if total <= P:
+        while start < total:
+            lane = start + tl.arange(0, NARROW).to(tl.int64)
+            code, legal = LEGAL(children, lane, FORM_0, FORM_1, SEGMENTS)
+            tl.store(keys_P + lane, _key_at(logits, code, legal, base, lse, parent, r.size), mask=lane < total)
+            start += NARROW
+        tl.store(r.count_BR + row, total.to(tl.int32))
+    else:
+        best = tl.full([P], _NOTHING, tl.int64)
+        kept = tl.sum(tl.zeros([P], tl.int32), 0)
+        while start < total:
+            code, legal = LEGAL(children, start + tl.arange(0, TILE).to(tl.int64), FORM_0, FORM_1, SEGMENTS)
+            key = _key_at(logits, code, legal, base, lse, parent, r.size)
+            best, kept, min_key = _keep(best, kept, min_key, key, keys_P, r.num_beams, P)
+            start += TILE
+        tl.store(r.count_BR + row, kept)
+        if kept >= r.num_beams:
+            tl.atomic_max(r.min_key_B + request, min_key, sem="relaxed")
 
 
 @triton.jit
@@ -170,7 +204,7 @@ def row_kernel(
     NARROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write up to P keys of a row and their number; some may be `NO_KEY`. A row with NaN or +inf is noted in `bad`."""
+    """`search_row` over the children of a beam's ranges."""
     request, parent, row = start_row(r)
     lo, hi = tl.load(r.lo_SBR + row), tl.load(r.hi_SBR + row)
     lo_1, hi_1 = lo * 0, lo * 0
@@ -178,66 +212,27 @@ def row_kernel(
         rows = r.batch_size * r.num_rows
         lo_1, hi_1 = tl.load(r.lo_SBR + rows + row), tl.load(r.hi_SBR + rows + row)
     base = tl.load(r.scores_BR + row)
-    least = tl.load(r.least_B + request, cache_modifier=".cg")
+    min_key = tl.load(r.min_key_B + request, cache_modifier=".cg")
     # No step can raise a score, so a beam whose own is too low is out, unread.
-    if ((lo >= hi) & (lo_1 >= hi_1)) | (base == float("-inf")) | (key_of(base, lo * 0) < least):
+    if ((lo >= hi) & (lo_1 >= hi_1)) | (base == float("-inf")) | (key_of(base, lo * 0) < min_key):
         return
-    logits = r.logits_BRV + request * r.stride_b + parent * r.stride_r
     first, count = num_children(segments[0], lo, hi, FORM_0)
     first_1, count_1 = lo_1, hi_1 - lo_1
     if SEGMENTS > 1:
         first_1, count_1 = num_children(segments[1], lo_1, hi_1, FORM_1)
-    total = count + count_1
     beam = (request, lo, hi, first, count, lo_1, hi_1, first_1, count_1)
-
-    top, summed = base * 0 - float("inf"), base * 0
-    if FULL:
-        top, summed = sum_exp_of_row(logits, r.size, top, summed, BLOCK)
-    else:
-        start = 0
-        while start < total:
-            lane = start + tl.arange(0, TILE).to(tl.int64)
-            code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            top, summed = sum_exp_at(logits, code, legal, top, summed)
-            start += TILE
-    if (summed != summed) | (top == float("inf")):
-        tl.store(r.bad, row + 1)
-        return
-    lse = top + tl.log(tl.maximum(summed, 1.0))  # never below the row's largest logit
-    if (top == float("-inf")) | (key_of(base + (top - lse), lo * 0) < least):
-        return
-
-    keys_P = r.keys_BRP + row * P
-    if total <= P:
-        start = 0
-        while start < total:
-            lane = start + tl.arange(0, NARROW).to(tl.int64)
-            code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            key = key_at(logits, code, legal, base, lse, parent, r.size)
-            tl.store(keys_P + lane, key, mask=lane < total)
-            start += NARROW
-        tl.store(r.count_BR + row, total.to(tl.int32))
-    else:
-        best = tl.full([P], _NOTHING, tl.int64)
-        kept = tl.sum(tl.zeros([P], tl.int32), 0)
-        start = 0
-        while start < total:
-            lane = start + tl.arange(0, TILE).to(tl.int64)
-            code, legal = _legal(segments, beam, lane, FORM_0, FORM_1, SEGMENTS)
-            key = key_at(logits, code, legal, base, lse, parent, r.size)
-            best, kept, least = keep(best, kept, least, key, keys_P, r.num_beams, P)
-            start += TILE
-        store_best(r, request, row, kept, least)
+    total, children = count + count_1, (segments, beam)
+    search_row(r, request, parent, min_key, total, children, _legal, FORM_0, FORM_1, SEGMENTS, FULL, P, TILE, NARROW, BLOCK)
 
 
 @triton.jit
 def best_of_request(r, request, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr):
     """(slot, whether it is live, parent, code) of the best keys of all rows; writes their scores, parents, codes and number.
 
-    Leaves `least_B` as the next round needs it.
+    Leaves `min_key_B` as the next round needs it.
     """
     scratch = r.scratch_BP + request * P
-    least = tl.load(r.least_B + request)
+    min_key = tl.load(r.min_key_B + request)
     best = tl.full([P], _NOTHING, tl.int64)
     kept = tl.sum(tl.zeros([P], tl.int32), 0)
     first_row = 0
@@ -249,10 +244,10 @@ def best_of_request(r, request, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl
             entry = start + tl.arange(0, ENTRIES)
             at = (request * r.num_rows + row)[:, None] * P + entry[None, :]
             keys = tl.load(r.keys_BRP + at, mask=entry[None, :] < count[:, None], other=_NOTHING)
-            best, kept, least = keep(best, kept, least, tl.reshape(keys, [ROWS * ENTRIES]), scratch, r.num_beams, P)
+            best, kept, min_key = _keep(best, kept, min_key, tl.reshape(keys, [ROWS * ENTRIES]), scratch, r.num_beams, P)
             start += ENTRIES
         first_row += ROWS
-    tl.store(r.least_B + request, _NOTHING)
+    tl.store(r.min_key_B + request, _NOTHING)
     tl.store(r.out_num_valid_B + request, kept.to(tl.int64))
     lane = tl.arange(0, P)
     live = lane < kept
@@ -316,3 +311,59 @@ def request_kernel(
             r.num_beams,
             FORM_0 if segment == 0 else FORM_1,
         )
+
+
+@triton.jit
+def children_kernel(
+    segments,
+    lo_SR,
+    hi_SR,
+    row_indptr,
+    code_C,
+    lo_SC,
+    hi_SC,
+    rows,
+    num_rows,
+    total,
+    FORM_0: tl.constexpr,
+    FORM_1: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    WRITE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Program r counts row r's children (C in all rows) into row_indptr[r + 1], or writes them from row_indptr[r] on.
+
+    The delta's own children come last.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    request = row // num_rows
+    found = tl.sum(tl.zeros([TILE], tl.int64), 0)
+    if WRITE:
+        found += tl.load(row_indptr + row)
+    for s in tl.static_range(SEGMENTS):
+        lo, hi = tl.load(lo_SR + s * rows + row), tl.load(hi_SR + s * rows + row)
+        first, count = num_children(segments[s], lo, hi, FORM_0 if s == 0 else FORM_1)
+        start = 0
+        while start < count:
+            lane = start + tl.arange(0, TILE).to(tl.int64)
+            valid = lane < count
+            code, begin, end = child(segments[s], lo, hi, first + lane, first + count, valid, FORM_0 if s == 0 else FORM_1)
+            legal = valid & (alive_in(segments[s], request, begin, end, valid, FORM_0 if s == 0 else FORM_1) > 0)
+            if SEGMENTS > 1:
+                other_lo, other_hi = tl.load(lo_SR + (1 - s) * rows + row), tl.load(hi_SR + (1 - s) * rows + row)
+                low, high = find(segments[1 - s], other_lo, other_hi, code, legal, FORM_1 if s == 0 else FORM_0)
+                alive = alive_in(segments[1 - s], request, low, high, low < high, FORM_1 if s == 0 else FORM_0) > 0
+                if s == 1:
+                    legal = legal & (alive == 0)  # what is alive in the base was written there
+            if WRITE:
+                at = found + tl.cumsum(legal.to(tl.int64), 0) - 1
+                tl.store(code_C + at, code, mask=legal)
+                tl.store(lo_SC + s * total + at, begin, mask=legal)
+                tl.store(hi_SC + s * total + at, end, mask=legal)
+                if SEGMENTS > 1:
+                    tl.store(lo_SC + (1 - s) * total + at, tl.where(alive, low, 0), mask=legal)
+                    tl.store(hi_SC + (1 - s) * total + at, tl.where(alive, high, 0), mask=legal)
+            found += tl.sum(legal.to(tl.int64), 0)
+            start += TILE
+    if not WRITE:
+        tl.store(row_indptr + row + 1, found)

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from leafbeam.ops.constrain.cpu.children import COLUMN, LISTING
 
-__all__ = ["Segment", "alive_in", "child", "find", "first_at_least", "form_of", "num_children"]
-
 
 class Segment(NamedTuple):
     """A level of one segment, and the filters of a batch: addresses of each request's bitmap (0: none), denied leaves."""

@@ -17,8 +17,6 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.constrain.types import Beams
 
-__all__ = ["Round", "new_round"]
-
 _MAX_BEAMS = 8192
 
 
@@ -26,7 +24,7 @@ class Round(NamedTuple):
     """The arguments that all kernels of a round share: tensors on one device, and sizes.
 
     lo_SBR, hi_SBR: int64. scores_BR: float32. logits_BRV: any float, with its first two strides. keys_BRP: int64, the best keys
-    of each row. count_BR: int32, how many. least_B: int64, no key below it can be among the best; each round resets it.
+    of each row. count_BR: int32, how many. min_key_B: int64, no key below it can be among the best; each round resets it.
     scratch_BP: int64. bad: int64, 0, or the number + 1 of a row that held NaN or +inf. out_*: the new beams (see `Beams`).
     """
 
@@ -38,7 +36,7 @@ class Round(NamedTuple):
     stride_r: int
     keys_BRP: Tensor
     count_BR: Tensor
-    least_B: Tensor
+    min_key_B: Tensor
     scratch_BP: Tensor
     bad: Tensor
     out_scores_BK: Tensor
@@ -76,12 +74,16 @@ class Round(NamedTuple):
 
 
 def new_round(
-    lo_SBK: Tensor, hi_SBK: Tensor, scores_BK: Tensor, logits_BKV: Tensor, least_B: Tensor, *, size: int, num_beams: int
+    lo_SBK: Tensor, hi_SBK: Tensor, scores_BK: Tensor, logits_BKV: Tensor, min_key_B: Tensor, *, size: int, num_beams: int
 ) -> Round:
     """Check the arguments of a round and allocate its outputs. Raises ArgumentError, LogitsError."""
+    lo_SBK, hi_SBK, scores_BK, logits_BKV = (
+        array if isinstance(array, Tensor) else torch.as_tensor(array, device=min_key_B.device)
+        for array in (lo_SBK, hi_SBK, scores_BK, logits_BKV)
+    )
     num_segments, batch_size, num_rows = lo_SBK.shape
-    if len(least_B) != batch_size:
-        raise ArgumentError(f"{batch_size} requests where {len(least_B)} were bound: expected one for each request")
+    if len(min_key_B) != batch_size:
+        raise ArgumentError(f"{batch_size} requests where {len(min_key_B)} were bound: expected one for each request")
     if not 1 <= num_beams <= _MAX_BEAMS or num_rows * size >= 1 << 32:
         raise ArgumentError(
             f"num_beams is {num_beams} from {num_rows} beams of {size:,} codes: the kernels keep 1 to {_MAX_BEAMS:,} beams and "
@@ -92,7 +94,7 @@ def new_round(
             f"the logits have shape {tuple(logits_BKV.shape)} and strides {logits_BKV.stride()}: expected "
             f"{(batch_size, num_rows, size)} with the codes side by side; call .contiguous()"
         )
-    devices = {str(tensor.device) for tensor in (lo_SBK, hi_SBK, scores_BK, logits_BKV, least_B)}
+    devices = {str(tensor.device) for tensor in (lo_SBK, hi_SBK, scores_BK, logits_BKV, min_key_B)}
     if len(devices) > 1:
         raise ArgumentError(f"index, ranges, scores and logits are on {sorted(devices)}: expected one device")
     power, device = int(max(16, triton.next_power_of_2(num_beams))), lo_SBK.device
@@ -109,7 +111,7 @@ def new_round(
         stride_r=logits_BKV.stride(1),
         keys_BRP=int64(batch_size, num_rows, power),
         count_BR=torch.empty((batch_size, num_rows), dtype=torch.int32, device=device),
-        least_B=least_B,
+        min_key_B=min_key_B,
         scratch_BP=int64(batch_size, power),
         bad=torch.zeros((), dtype=torch.int64, device=device),
         out_scores_BK=torch.empty((batch_size, num_beams), device=device),

@@ -24,17 +24,14 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.index import Bitmap, Trie, Version
+from leafbeam.errors import ArgumentError
+from leafbeam.index import Trie, Version
 from leafbeam.index.level import Level
-from leafbeam.ops.constrain.cpu.children import COLUMN, LEAVES, LISTING
-from leafbeam.ops.constrain.triton.children import children_kernel
-from leafbeam.ops.constrain.triton.kernels import NO_KEY, request_kernel, row_kernel
+from leafbeam.ops.constrain.cpu.children import LevelView
+from leafbeam.ops.constrain.triton.kernels import NO_KEY, children_kernel, request_kernel, row_kernel
 from leafbeam.ops.constrain.triton.ranges import Segment, form_of
 from leafbeam.ops.constrain.triton.round import new_round
-from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
-
-__all__ = ["FilterArrays", "LevelArrays", "VersionArrays", "bind", "bind_filters", "children", "launch", "refill", "step"]
+from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring, waiting
 
 _TILE = 512  # children looked at together
 _NARROW = 64  # the same where all of them may stay: deep ranges have few
@@ -50,13 +47,9 @@ class LevelArrays:
 
     @classmethod
     def of(cls, level: Level, device: torch.device) -> LevelArrays:
-        empty = np.zeros(1, np.uint64)
-        firsts = empty.view(np.uint32) if level.firsts is None else level.firsts
-        words = empty if level.boundary is None else level.boundary.words_W
-        before = empty.view(np.uint32) if level.boundary is None else level.boundary.before_W
-        layout = {"listing": LISTING, "column": COLUMN, "leaves": LEAVES}[level.layout]
-        tensors = tuple(_on(array, device) for array in (level.codes, firsts, words, before))
-        return cls(tensors=tensors, layout=layout, width=level.width)
+        view = LevelView.of(level, 0)
+        tensors = tuple(_on(array, device) for array in (view.codes, view.firsts, view.words, view.before))
+        return cls(tensors=tensors, layout=view.layout, width=view.width)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,19 +70,23 @@ class FilterArrays:
     """The filters of a batch on the device, and what the rounds of one search share: one search at a time uses it.
 
     segments: for each segment int64 tensors (words_B, before_B: addresses of each request's bitmap, 0 where it has none;
-    denied_indptr: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at. least_B:
-    int64, reset by every round. held: keeps the addressed memory.
+    denied_indptr: where its denied leaves begin; denied: these, ascending). filtered: whether any of it is looked at.
+    min_key_B: int64, reset by every round. held: keeps the addressed memory.
     """
 
     segments: tuple[tuple[Tensor, ...], ...]
     filtered: bool
-    least_B: Tensor
+    min_key_B: Tensor
     held: list[Any]
 
 
 def bind(index: Trie | Version, device: torch.device | str | None = None) -> VersionArrays:
     """Copy a version to a device: the first GPU, or this machine's memory under the interpreter (else ArgumentError)."""
-    target = torch.device(_default_device() if device is None else device)
+    if device is None and not torch.cuda.is_available() and not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ArgumentError(
+            "backend 'triton' found no GPU: use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to try it slowly"
+        )
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     tries = [segment.trie for segment in Version.of(index).segments]
     levels = zip(*([LevelArrays.of(level, target) for level in trie.levels] for trie in tries), strict=True)
     return VersionArrays(levels=tuple(levels), sizes=tries[0].codebook_sizes, device=target)
@@ -114,7 +111,7 @@ def bind_filters(
             for _ in range(arrays.num_segments)
         ),
         filtered=filtered,
-        least_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=arrays.device),
+        min_key_B=torch.full((size,), NO_KEY, dtype=torch.int64, device=arrays.device),
         held=[],
     )
     refill(bound, filters)
@@ -123,13 +120,15 @@ def bind_filters(
 
 def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) -> None:
     """Put the filters of another batch of the same size where a captured graph finds them. Raises ArgumentError: no room."""
-    size, held = len(bound.least_B), []
+    size, held = len(bound.min_key_B), []
     if len(filters) != size:
         raise ArgumentError(f"{len(filters)} requests where the filters were bound for {size}: bind them for the larger batch")
     for number, (words_B, before_B, denied_indptr, denied) in enumerate(bound.segments):
         parts = [one[number] for one in filters]
         bitmaps = {id(part.leaves): part.leaves for part in parts if part.leaves is not None}
-        copies = {key: _bitmap_on(bitmap, denied.device) for key, bitmap in bitmaps.items()}
+        copies = {
+            key: (_on(bitmap.words_W, denied.device), _on(bitmap.before_W, denied.device)) for key, bitmap in bitmaps.items()
+        }
         leaves = np.concatenate([part.denied_D for part in parts])
         if len(leaves) > len(denied) or (not bound.filtered and (copies or len(leaves))):
             raise ArgumentError(
@@ -145,30 +144,6 @@ def refill(bound: FilterArrays, filters: Sequence[tuple[RequestFilter, ...]]) ->
     bound.held[:] = held
 
 
-def step(
-    arrays: VersionArrays,
-    level: int,
-    lo_SBK: Tensor | NDArray[np.int64],
-    hi_SBK: Tensor | NDArray[np.int64],
-    scores_BK: Tensor | NDArray[np.float32],
-    logits_BKV: Tensor | NDArray[np.float32],
-    filters: FilterArrays,
-    *,
-    num_beams: int,
-    scoring: Scoring,
-) -> Beams[Tensor]:
-    """One round of constrained beam search: see `leafbeam.ops.constrain.reference.step`, which this equals.
-
-    Cost: one read of the logits for "full", a few reads for each child, and one wait for the device to learn whether a row held
-    NaN or +inf (LogitsError); `launch` does without. A row whose beam score is too low is not read.
-    """
-    given = (torch.as_tensor(one, device=arrays.device) for one in (lo_SBK, hi_SBK, scores_BK, logits_BKV))
-    beams, bad = launch(arrays, level, *given, filters, num_beams=num_beams, scoring=scoring)
-    if number := int(bad):
-        raise LogitsError.not_finite(*divmod(number - 1, lo_SBK.shape[2]), f"at level {level}")
-    return beams
-
-
 def launch(
     arrays: VersionArrays,
     level: int,
@@ -181,13 +156,15 @@ def launch(
     num_beams: int,
     scoring: Scoring,
 ) -> tuple[Beams[Tensor], Tensor]:
-    """(beams, bad): a round that does not wait for the device; can be captured.
+    """(beams, bad): a round that does not wait for the device; can be captured. See `leafbeam.ops.constrain.reference.step`.
 
-    Takes tensors on the device: int64, float32; logits may be half precision. A row of NaN or +inf is left out of the search.
-    bad: int64, 0, or the number + 1 of such a row (of several, any). Raises ArgumentError, before any launch.
+    Takes tensors on the device (numpy arrays are copied there): int64, float32; logits may be half precision. A row of NaN or
+    +inf is left out of the search; one whose beam score is too low is not read. bad: int64, 0, or the number + 1 of such a row
+    (of several, any). Cost: one read of the logits for "full", a few reads for each child.
+    Raises ArgumentError and LogitsError, before any launch.
     """
     size, num_segments = arrays.sizes[level], len(lo_SBK)
-    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.least_B, size=size, num_beams=num_beams)
+    r = new_round(lo_SBK, hi_SBK, scores_BK, logits_BKV, filters.min_key_B, size=size, num_beams=num_beams)
     segments, forms = _segments(arrays, level, filters)
     row_kernel[(r.batch_size * r.num_rows,)](
         segments,
@@ -213,6 +190,9 @@ def launch(
         num_warps=8,
     )
     return r.beams, r.bad
+
+
+step = waiting(launch)
 
 
 def children(
@@ -264,20 +244,6 @@ def _segments(arrays: VersionArrays, level: int, filters: FilterArrays) -> tuple
     segments = tuple(Segment(*one.tensors, *filter) for one, filter in zip(levels, filters.segments, strict=True))
     forms = [form_of(one.layout, one.width, filters.filtered) for one in levels]
     return segments, (forms[0], forms[-1])
-
-
-def _default_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    if not triton.knobs.runtime.interpret:  # pyright: ignore[reportAttributeAccessIssue]
-        raise ArgumentError(
-            "backend 'triton' found no GPU: use backend='cpu', or set TRITON_INTERPRET=1 before Python starts to try it slowly"
-        )
-    return "cpu"
-
-
-def _bitmap_on(bitmap: Bitmap, device: torch.device) -> tuple[Tensor, Tensor]:
-    return _on(bitmap.words_W, device), _on(bitmap.before_W, device)
 
 
 def _on(array: NDArray[np.generic], device: torch.device) -> Tensor:
