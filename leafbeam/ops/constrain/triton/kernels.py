@@ -271,16 +271,6 @@ def best_of_request(r, request, P: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl
 
 
 @triton.jit
-def _write_ranges(segment, lo_R, hi_R, out_lo, out_hi, request, parent, code, live, at, num_beams, FORM: tl.constexpr):
-    """Write the ranges in one segment of the children that were kept; (0, 0) where nothing of one is alive there."""
-    lo, hi = tl.load(lo_R + parent, mask=live, other=0), tl.load(hi_R + parent, mask=live, other=0)
-    begin, end = find(segment, lo, hi, code, live, FORM)
-    alive = alive_in(segment, request, begin, end, begin < end, FORM) > 0
-    tl.store(out_lo + at, tl.where(alive, begin, 0), mask=at < num_beams)
-    tl.store(out_hi + at, tl.where(alive, end, 0), mask=at < num_beams)
-
-
-@triton.jit
 def request_kernel(
     segments,
     r,
@@ -295,22 +285,14 @@ def request_kernel(
     """Program b writes the new beams of request b."""
     request = tl.program_id(0).to(tl.int64)
     slot, live, parent, code = best_of_request(r, request, P, ROWS, ENTRIES, CHUNK)
-    for segment in tl.static_range(SEGMENTS):
-        rows, slots = (segment * r.batch_size + request) * r.num_rows, (segment * r.batch_size + request) * r.num_beams
-        _write_ranges(
-            segments[segment],
-            r.lo_SBR + rows,
-            r.hi_SBR + rows,
-            r.out_lo_SBK + slots,
-            r.out_hi_SBK + slots,
-            request,
-            parent,
-            code,
-            live,
-            slot,
-            r.num_beams,
-            FORM_0 if segment == 0 else FORM_1,
-        )
+    for s in tl.static_range(SEGMENTS):  # (0, 0) where nothing of a child is alive in a segment
+        rows, slots = (s * r.batch_size + request) * r.num_rows, (s * r.batch_size + request) * r.num_beams
+        lo = tl.load(r.lo_SBR + rows + parent, mask=live, other=0)
+        hi = tl.load(r.hi_SBR + rows + parent, mask=live, other=0)
+        begin, end = find(segments[s], lo, hi, code, live, FORM_0 if s == 0 else FORM_1)
+        alive = alive_in(segments[s], request, begin, end, begin < end, FORM_0 if s == 0 else FORM_1) > 0
+        tl.store(r.out_lo_SBK + slots + slot, tl.where(alive, begin, 0), mask=slot < r.num_beams)
+        tl.store(r.out_hi_SBK + slots + slot, tl.where(alive, end, 0), mask=slot < r.num_beams)
 
 
 @triton.jit
