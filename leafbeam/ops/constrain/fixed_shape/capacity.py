@@ -9,8 +9,7 @@ Shapes: V codes of a level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
@@ -30,7 +29,8 @@ def narrow_limit(size: int) -> int:
     return max(64, 1 << (size // 32).bit_length() - 1) if size >= 32 else 64
 
 
-class LevelCapacity(NamedTuple):
+@dataclass(frozen=True)
+class LevelCapacity:
     """Array sizes of one level of one segment; 0 where the level has no such range.
 
     size: V. short: leaves of the longest short range, at most SHORT. ranges: number of long ranges, which are listed.
@@ -74,7 +74,8 @@ class LevelCapacity(NamedTuple):
         )
 
 
-class SegmentCapacity(NamedTuple):
+@dataclass(frozen=True)
+class SegmentCapacity:
     """Array sizes of one segment. leaves: a multiple of 32."""
 
     leaves: int
@@ -86,7 +87,7 @@ class SegmentCapacity(NamedTuple):
 
     def union(self, other: SegmentCapacity) -> SegmentCapacity:
         """The larger of each size."""
-        levels = (LevelCapacity(*map(max, *pair)) for pair in zip(self.levels, other.levels, strict=True))
+        levels = (LevelCapacity(*map(max, *map(astuple, pair))) for pair in zip(self.levels, other.levels, strict=True))
         return SegmentCapacity(max(self.leaves, other.leaves), tuple(levels))
 
     def of_delta(self, leaves: int) -> SegmentCapacity:
