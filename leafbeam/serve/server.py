@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import math
 import os
@@ -111,7 +112,7 @@ class Server:
         self.engine = engine
         self.metrics = Metrics(engine)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
-        self._socket = _listen(host, port)
+        self._host, self._socket = host, _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         config = uvicorn.Config(
@@ -166,6 +167,12 @@ class Server:
 
     def _started(self) -> None:
         version = self.engine.version
+        if not _is_loopback(self._host):
+            log.warning(
+                "anyone who can reach %s can ask for recommendations and read /metrics: there are no keys and no TLS, so put a "
+                "proxy in front (docs/how-to/deploy.md)",
+                self.url,
+            )
         items = f"{len(version):,} items (index {version_name(version)})"
         self._on_ready(f"leafbeam serves {items} at {self.url} - try {self.url}/docs")
 
@@ -235,6 +242,14 @@ def serve(
         finally:
             reloader.set_reload(None)
             engine.close()
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

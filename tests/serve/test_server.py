@@ -48,12 +48,12 @@ def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
 
 
 @contextmanager
-def thread(engine) -> Iterator[Server]:
+def thread(engine, **options) -> Iterator[Server]:
     """A server in a thread of this process."""
     engine.warm_up()  # the first compile of the kernels may take longer than the wait below
     lines: list[str] = []
     ready = threading.Event()
-    server = Server(engine, port=0, grace_s=20, on_ready=lambda line: (lines.append(line), ready.set()))
+    server = Server(engine, port=0, grace_s=20, **options, on_ready=lambda line: (lines.append(line), ready.set()))
     runner = threading.Thread(target=server.run)
     runner.start()
     try:
@@ -80,6 +80,13 @@ def test_while_it_serves_the_cycle_collector_skips_older_objects(first_shop):
         assert len(gc.get_objects()) < gc.get_freeze_count() / 5
         assert httpx.post(server.url + "/v1/recommend", json={}).status_code == 200
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_an_open_address_is_warned_of(first_shop, caplog, host, warns):
+    with thread(first_shop.engine(), host=host) as server:
+        assert httpx.post(f"http://127.0.0.1:{server.port}/v1/recommend", json={}).status_code == 200
+    assert ("no keys and no TLS" in caplog.text) == warns
 
 
 def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(shop):
