@@ -160,13 +160,19 @@ class Recommender:
             return await _through(served.app, http)
 
     async def recommend(self, body: dict[str, Any]) -> dict[str, Any]:
-        """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
+        """For other deployments: the JSON of POST /v1/recommend in and out. Raises RequestError and what `Engine.submit` raises."""
+        import msgspec
+
+        from leafbeam.serve.errors import BodyError, describe
         from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 
+        try:
+            request = msgspec.convert(body, RecommendBody).to_request()
+        except msgspec.ValidationError as error:
+            raise BodyError(describe(error)) from None
         with self._current() as served:
-            request = RecommendBody.model_validate(body).to_request()
             future = await asyncio.to_thread(served.engine.submit, request)
-            return RecommendAnswer.of(await asyncio.wrap_future(future)).model_dump()
+            return msgspec.to_builtins(RecommendAnswer.of(await asyncio.wrap_future(future)))
 
     async def status(self) -> dict[str, Any]:
         """The files served, and the error of later ones."""
