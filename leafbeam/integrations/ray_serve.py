@@ -160,7 +160,7 @@ class Recommender:
             return await _through(served.app, http)
 
     async def recommend(self, body: dict[str, Any]) -> dict[str, Any]:
-        """For other deployments: the JSON of POST /v1/recommend in and out. Raises RequestError and what `Engine.submit` raises."""
+        """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
         from leafbeam.serve.errors import BodyError, describe
