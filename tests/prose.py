@@ -17,7 +17,7 @@ LOG = ROOT / "docs" / "engineering-log"
 MAX_WORDS = 20_000  # of docs/ without the engineering log
 MAX_README_WORDS = 900
 MAX_SENTENCE = 40  # words
-MAX_MEAN_SENTENCE = 18.0  # of a page
+MAX_MEAN_SENTENCE = 16.0  # of a page
 MIN_READING_EASE = 55.0  # Flesch: 30 to 50 is an academic text, 60 to 70 a newspaper
 MIN_SENTENCES = 10  # fewer say nothing about a page
 
