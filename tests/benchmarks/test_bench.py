@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.micro import filters, step
+from benchmarks.micro import filters, post_filter, step
 from benchmarks.peers import static
 from benchmarks.peers.peer import extend, root
 from benchmarks.rows import append_row, interleaved, spread
@@ -80,3 +80,14 @@ def test_the_benchmarks_run_small(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(measured["step_us"]) == {"small full", "small allowed", "large full", "large allowed"}
     _, measured = filters.measure_rules("zipf", 5000, repeats=1)
     assert set(measured["rules"]) == set(filters.RULES)
+
+
+def test_a_rule_in_the_search_leaves_as_many_answers_as_the_rule_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post_filter, "B", 2)
+    _, measured = post_filter.measure("zipf", 3000)
+    asked, answers = measured["asked"], measured["answers"]
+    assert [answers[share]["leafbeam"] for share in ("0.5", "0.1")] == [asked, asked]
+    assert 0 < answers["0.001"]["leafbeam"] < 12  # of 3,000 items about 3
+    for counts in answers.values():
+        assert counts["post_filter"] <= counts["post_filter_oversampled"] <= counts["leafbeam"]
+    assert answers["0.1"]["post_filter"] < asked / 4
