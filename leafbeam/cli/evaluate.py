@@ -19,7 +19,7 @@ def evaluate(
     users: Annotated[int | None, option("--users", "Evaluate a random sample of users.", default="all")] = None,
     part: Annotated[
         Literal["test", "valid"],
-        option("--part", "Held-out items: each user's last (test), or the one before.", metavar="test|valid"),
+        option("--part", "Held-out item: the last, or the one before.", metavar="test|valid"),
     ] = "test",
     remove_seen: Annotated[bool, option("--remove-seen", "Rank no item that the user already has.")] = False,
     num_beams: Annotated[int, option("--beams", "Beams of the search.")] = 20,

@@ -1,6 +1,5 @@
 """`leafbeam build` and `leafbeam inspect`."""
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -26,10 +25,7 @@ EMPTY_RULES = """# A rule is an SQL predicate over the table `items` of catalog.
 [rules]
 # in_stock = "stock > 0"
 """
-
-
 TABLE = "With TABLE"
-RuleOption = Annotated[list[str] | None, option("--rule", "Count the items of one more rule; repeatable.", metavar="NAME=SQL")]
 
 
 def build(
@@ -38,7 +34,7 @@ def build(
         typer.Argument(help="Your own codes in Parquet: item ids, and codes or c0, c1, ...", show_default="the run's"),
     ] = None,
     run: RunOption = DEFAULT_RUN,
-    rule: RuleOption = None,
+    rule: Annotated[list[str] | None, option("--rule", "Count one more rule's items; repeatable.", metavar="NAME=SQL")] = None,
     force: Annotated[bool, option("--force", "Replace an existing catalog.duckdb, or --out.")] = False,
     out: Annotated[Path | None, option("--out", "The index.", TABLE, default="TABLE.leafbeam")] = None,
     item_column: Annotated[str, option("--item-column", "The column of item ids.", TABLE)] = "item_id",
@@ -156,20 +152,13 @@ def inspect(
     if path is not None and not path.exists():
         raise DataError(f"there is no {path}: name an index (.leafbeam), sids.parquet, a model's directory or a run's")
     console = stdout()
-    if plan is not None:
-        num_items, sizes = parse_plan(plan)
-        from leafbeam.cli.plan import show_plan
-        from leafbeam.index.memory_estimate import MemoryEstimate
-
-        estimate = MemoryEstimate.uniform(num_items, sizes)
-        if as_json:
-            print(json.dumps(estimate.as_json()))
-        else:
-            show_plan(console, estimate)
-        return
-    assert path is not None
+    planned = None if plan is None else parse_plan(plan)
     from leafbeam.cli import inspection
 
+    if planned is not None:
+        inspection.show_plan(console, *planned, as_json=as_json)
+        return
+    assert path is not None
     if as_json:
         inspection.print_trie(path)
     elif path.is_dir():

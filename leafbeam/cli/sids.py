@@ -18,7 +18,6 @@ __all__ = ["fit_sids"]
 
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
-STRATEGIES = "level, free, hungarian, sinkhorn, none."
 # Counts of the log's report that are shown where they are not 0.
 IRREGULAR = ("duplicates_dropped", "unlisted_items", "core_rows_dropped", "unseen_items", "rows_in_the_future")
 PLOT_FORMATS = (".pdf", ".png", ".svg")
@@ -35,11 +34,11 @@ def fit_sids(
     item_column: Annotated[str | None, option("--item-column", "Item of an interaction.", TABLES, default="item_id")] = None,
     time_column: Annotated[str | None, option("--time-column", "Its time.", TABLES, default="timestamp")] = None,
     time_unit: Annotated[
-        TimeUnit | None, option("--time-unit", "Unit of times that are numbers.", TABLES, default="s", metavar="s|ms|us|ns")
+        TimeUnit | None, option("--time-unit", "Unit of numbers.", TABLES, default="s", metavar="s|ms|us|ns")
     ] = None,
     order: Annotated[
         Order | None,
-        option("--order", "file: rows are in order, no times needed.", TABLES, default="time", metavar="NAME"),
+        option("--order", "file: no times needed.", TABLES, default="time", metavar="NAME"),
     ] = None,
     id_column: Annotated[
         str | None, option("--id-column", "Item id in the table of items.", TABLES, default="as --item-column")
@@ -56,7 +55,7 @@ def fit_sids(
     method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans",
     codebooks: Annotated[str | None, option("--codebooks", "Codes of each level.", VECTORS, default="256,256,256")] = None,
     collision_strategy: Annotated[
-        CollisionStrategy, option("--collision-strategy", STRATEGIES, VECTORS, metavar="NAME")
+        CollisionStrategy, option("--collision-strategy", "level, free, hungarian, sinkhorn, none.", VECTORS, metavar="NAME")
     ] = "level",
     plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None,
     seed: Annotated[int, option("--seed", "The same seed gives the same codes.", VECTORS)] = 0,

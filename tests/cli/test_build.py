@@ -84,6 +84,18 @@ def test_the_table_of_fit_sids_knows_its_codebooks(tmp_path: Path) -> None:
     assert Trie.load(tmp_path / "sids.leafbeam").version == Trie.build(codes, [30, 40, 50], names).version
 
 
+def test_the_column_of_ids_may_have_any_name(tmp_path: Path) -> None:
+    codes, names = rows(9)
+    pq.write_table(pa.table({"sku": names, **code_arrays(codes, "c")}), tmp_path / "a.parquet")
+    words = ("build", tmp_path / "a.parquet", "--codebook-sizes", "30")
+    refused = call(*words)
+    assert refused.exit_code == 2
+    assert "has the columns sku, c0, c1, c2" in refused.stderr
+    assert "--item-column" in refused.stderr
+    assert call(*words, "--item-column", "sku").exit_code == 0
+    assert Trie.load(tmp_path / "a.leafbeam").version == Trie.build(codes, [30] * 3, names).version
+
+
 def test_an_index_is_replaced_only_when_told_to(tmp_path: Path) -> None:
     codes, names = rows(9)
     pq.write_table(pa.table({"item_id": names, **code_arrays(codes, "c")}), tmp_path / "a.parquet")

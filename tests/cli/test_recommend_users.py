@@ -46,6 +46,19 @@ def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     assert "different request" in other.stderr.replace("\n", " ")
 
 
+def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
+    users = pq.read_table(run / "users.parquet")
+    renamed = {"user_id": "who", "history": "had"}
+    pq.write_table(users.rename_columns([renamed.get(name, name) for name in users.column_names]), tmp_path / "who.parquet")
+    words = ("--run", run, "--users", tmp_path / "who.parquet", "--items", "2")
+    refused = call(*words, "--out", tmp_path / "out")
+    assert refused.exit_code == 2
+    assert "user_id" in refused.stderr
+    named = call(*words, "--out", tmp_path / "named", "--user-column", "who", "--history-column", "had")
+    assert named.exit_code == 0, named.stderr
+    assert pq.read_table(tmp_path / "named").num_rows == 40
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
