@@ -1,7 +1,7 @@
 """Input and output of `leafbeam recommend`: item ids and histories, and the table of results."""
 
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -57,7 +57,8 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     for name in ("item", "title", "SID"):
         table.add_column(name, overflow="fold")
     table.add_column("score", justify="right")
-    rows = engine.catalog.lookup(result.item_ids).to_pylist()
+    ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
+    rows = engine.catalog.lookup(ids).to_pylist()
     for rank, (row, sid, score) in enumerate(zip(rows, result.sids, result.scores, strict=True), 1):
         table.add_row(str(rank), str(row["item_id"]), describe(row), " ".join(map(str, sid)), f"{score:.2f}")
     console.print(table)
