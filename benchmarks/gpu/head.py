@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import head_kernels
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.peers import dense_head
 from benchmarks.peers.masked_head import masked_logits
-from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes
+from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, triton
 
 __all__ = ["Sizes", "draw_legal_codes", "runs"]
 
@@ -88,9 +87,9 @@ def parity(weight_VD: Tensor, rows: int) -> dict[str, Any]:
     errors: dict[str, float] = {}
     with poisoned():
         for path in PATHS:
-            found = head_kernels.head(hidden_RD, weight_VD, legal_codes, "allowed", path=path)
+            found = triton.head(hidden_RD, weight_VD, legal_codes, "allowed", path=path)
             errors[path] = relative_error(found.logit_C, exact)
-        full = head_kernels.head(hidden_RD, weight_VD, legal_codes, "full")
+        full = triton.head(hidden_RD, weight_VD, legal_codes, "full")
         errors["full"] = relative_error(full.logit_C, exact)
         errors["full lse"] = relative_error(full.lse_R, exact_lse)
         mask = torch.zeros(rows, codes, dtype=torch.bool, device=device)
@@ -164,7 +163,7 @@ def _curve(weight_VD: Tensor, rows: int) -> dict[str, Any]:
 def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
     """Time of the dispatcher with calibrated costs over that of the dense path."""
     device, (codes, hidden) = weight_VD.device, weight_VD.shape
-    costs = head_kernels.calibrate(weight_VD) if device.type == "cuda" else HeadCosts()
+    costs = triton.calibrate(weight_VD) if device.type == "cuda" else HeadCosts()
     cells: list[dict[str, Any]] = []
     for rows in (1, 4, 16, 64, 140):
         hidden_RD = torch.randn(rows, hidden, device=device, dtype=weight_VD.dtype)
@@ -172,7 +171,7 @@ def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
             if time.monotonic() > until:
                 continue
             legal_codes = draw_legal_codes(device, rows, codes, max(1, round(codes * density)))
-            path = head_kernels.head(hidden_RD, weight_VD, legal_codes, "allowed", costs=costs).path
+            path = triton.head(hidden_RD, weight_VD, legal_codes, "allowed", costs=costs).path
             auto = times([partial(_ours, hidden_RD, weight_VD, legal_codes, costs=costs)], device, samples=7)["p50"]
             dense = times([partial(_ours, hidden_RD, weight_VD, legal_codes, path="dense")], device, samples=7)["p50"]
             cells.append({"rows": rows, "density": density, "path": path, "over_dense": round(auto / dense, 4)})
@@ -183,7 +182,7 @@ def _choice(weight_VD: Tensor, until: float) -> dict[str, Any]:
 def _ours(
     hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor], normalize: Any = "allowed", **how: Any
 ) -> Tensor:
-    return head_kernels.head(hidden_RD, weight_VD, legal_codes, normalize, **how).logit_C
+    return triton.head(hidden_RD, weight_VD, legal_codes, normalize, **how).logit_C
 
 
 def _dense(hidden_RD: Tensor, weight_VD: Tensor, legal_codes: LegalCodes[Tensor]) -> Tensor:

@@ -90,19 +90,18 @@ def automata() -> None:
 
 
 def head() -> None:
-    from benchmarks.gpu import head_kernels
     from benchmarks.peers import masked_head
-    from leafbeam.ops.head import LegalCodes
+    from leafbeam.ops.head import LegalCodes, triton
 
-    kernels_of(head_kernels)
+    kernels_of(triton)
     kernels_of(masked_head)
     rows, codes, hidden = 20, 4096, 3072
     states = LegalCodes(indptr_R1=torch.arange(rows + 1), code_C=torch.arange(rows), max_row=1)
     for dtype in (torch.bfloat16, torch.float32):
         hidden_RD, weight_VD = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(codes, hidden, dtype=dtype)
         for path in ("gather", "tokens", "blocks"):
-            head_kernels.head(hidden_RD, weight_VD, states, "allowed", path=path)  # type: ignore[arg-type]
-        head_kernels.head(hidden_RD, weight_VD, states, "full")
+            triton.head(hidden_RD, weight_VD, states, "allowed", path=path)  # type: ignore[arg-type]
+        triton.head(hidden_RD, weight_VD, states, "full")
         for level in ("block", "column"):
             masked_head.masked_logits(hidden_RD, weight_VD, torch.ones(1, codes, dtype=torch.bool), level=level)  # type: ignore[arg-type]
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import head_kernels
 from benchmarks.gpu.timing import poisoned
 from benchmarks.peers.masked_head import masked_logits
 from leafbeam.errors import ArgumentError, LogitsError
-from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, reference
+from leafbeam.ops.head import HeadCosts, LegalCodes, Workload, reference, triton
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,7 @@ def test_every_kernel_equals_the_reference(path: str, shape: tuple[int, int, int
     hidden, weight, legal_codes = problem(*shape, density)
     normalize = "full" if path == "full" else "allowed"
     expected = reference.head(hidden, weight, legal_codes, normalize)
-    found = head_kernels.head(hidden, weight, legal_codes, normalize, path="dense" if path == "full" else path)  # type: ignore[arg-type]
+    found = triton.head(hidden, weight, legal_codes, normalize, path="dense" if path == "full" else path)  # type: ignore[arg-type]
     torch.testing.assert_close(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.lse_R, expected.lse_R, rtol=1e-5, atol=1e-4)
 
@@ -55,7 +54,7 @@ def test_a_slice_of_a_head_is_read_in_place() -> None:
     larger[60:140] = weight
     expected = reference.head(hidden, weight, legal_codes, "allowed").logit_C
     for path in ("gather", "tokens", "blocks"):
-        found = head_kernels.head(hidden, larger[60:140], legal_codes, "allowed", path=path)  # type: ignore[arg-type]
+        found = triton.head(hidden, larger[60:140], legal_codes, "allowed", path=path)  # type: ignore[arg-type]
         torch.testing.assert_close(found.logit_C, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -72,9 +71,9 @@ def test_the_study_logs_kernels_write_what_the_mask_allows(level: str, rows: int
 
 def test_the_choice_does_not_synchronise_the_device() -> None:
     hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
-    chosen = head_kernels.head(hidden, weight, legal_codes, "allowed", costs=HeadCosts(call=0.0))
+    chosen = triton.head(hidden, weight, legal_codes, "allowed", costs=HeadCosts(call=0.0))
     assert chosen.path == "gather"
-    assert head_kernels.head(hidden, weight, legal_codes, "full").path == "dense"
+    assert triton.head(hidden, weight, legal_codes, "full").path == "dense"
     everything = Workload.expected(rows=4, codes=100, hidden=8, legal=400)
     assert (everything.distinct, everything.blocked) == (100, 100)
     few = Workload.expected(rows=4, codes=100_000, hidden=8, legal=40)
@@ -86,21 +85,21 @@ def test_the_choice_does_not_synchronise_the_device() -> None:
 def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
     hidden, weight, legal_codes = problem(3, 129, 100, 0.03)
     with pytest.raises(LogitsError, match="do not fit"):
-        head_kernels.head(hidden[:, :9], weight, legal_codes, "allowed")
+        triton.head(hidden[:, :9], weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="float64"):
-        head_kernels.head(hidden.double(), weight, legal_codes, "allowed")
+        triton.head(hidden.double(), weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="one dtype"):
-        head_kernels.head(hidden.half(), weight, legal_codes, "allowed")
+        triton.head(hidden.half(), weight, legal_codes, "allowed")
     with pytest.raises(ArgumentError, match="contiguous"):
-        head_kernels.head(hidden, weight.T.contiguous().T, legal_codes, "allowed")
+        triton.head(hidden, weight.T.contiguous().T, legal_codes, "allowed")
     narrow = LegalCodes(indptr_R1=legal_codes.indptr_R1.int(), code_C=legal_codes.code_C, max_row=legal_codes.max_row)
     with pytest.raises(ArgumentError, match="int64"):
-        head_kernels.head(hidden, weight, narrow, "allowed")
+        triton.head(hidden, weight, narrow, "allowed")
     with pytest.raises(ArgumentError, match="always 'dense'"):
-        head_kernels.head(hidden, weight, legal_codes, "full", path="gather")
+        triton.head(hidden, weight, legal_codes, "full", path="gather")
     with pytest.raises(ArgumentError, match="path is"):
-        head_kernels.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
+        triton.head(hidden, weight, legal_codes, "allowed", path="magic")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="not on one"):
-        head_kernels.calibrate(weight)
+        triton.calibrate(weight)
     with pytest.raises(LogitsError, match="mask"):
         masked_logits(hidden, weight, torch.ones(2, 129, dtype=torch.bool), level="block")

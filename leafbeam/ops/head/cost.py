@@ -46,7 +46,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCosts:
-    """Nanoseconds per weight on one machine, measured by `cpu.calibrate`.
+    """Nanoseconds per weight on one machine, measured by `cpu.calibrate` or `triton.calibrate`.
 
     dense: of a dense product, at each measured number of rows. gather: of a dot product whose row picks its own codes. token:
     for each weight of a distinct code; shared: for each further product with it. call: fixed nanoseconds of a block's product

@@ -1,4 +1,4 @@
-"""Logits of legal codes on a GPU, in Triton: measured here, and not yet part of a search (`SequenceSearch` has the CPU's).
+"""Logits of legal codes on a GPU, in Triton.
 
 Sums are float32 for every dtype of the weight; D is a compile-time constant. Without a GPU it runs under Triton's interpreter
 (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
@@ -21,8 +21,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.ops.constrain.triton.ranges import first_at_least
 from leafbeam.ops.head.cost import BLOCK, HeadCosts, HeadPath, Workload, cheapest_path, measured_costs
 from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inputs, check_path
-
-__all__ = ["DEVICE_COSTS", "calibrate", "csr_kernel", "head", "product_kernel", "sums_kernel", "token_kernel"]
 
 # Estimated from bytes at 3.8 TB/s of bfloat16 weights; `calibrate` measures.
 DEVICE_COSTS = HeadCosts(
