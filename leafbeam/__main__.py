@@ -7,8 +7,6 @@ import sys
 from leafbeam.errors import MissingExtraError
 from leafbeam.extras import require
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line. Without typer and rich, one message and exit code 2."""

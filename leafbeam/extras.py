@@ -10,8 +10,6 @@ from typing import Any
 
 from leafbeam.errors import ArgumentError, MissingExtraError
 
-__all__ = ["EXTRAS", "lazy_exports", "optional_imports", "require", "require_device"]
-
 # The extra that installs each optional package, by the package's import name.
 EXTRAS = {
     "adbc_driver_postgresql": "postgres",

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 import numba
 from numba.core import event
 
-__all__ = ["njit"]
-
 log = logging.getLogger("leafbeam.jit")
 
 config: Any = numba.config  # has no types

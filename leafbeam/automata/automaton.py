@@ -22,8 +22,6 @@ from leafbeam.errors import AutomatonError, IndexFileError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.tensor_file import digest
 
-__all__ = ["Automaton"]
-
 Vocabulary = Sequence[bytes | None] | TokenTrie
 
 

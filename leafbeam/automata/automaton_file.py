@@ -4,8 +4,6 @@ The metadata's `leafbeam-automaton` entry is a JSON header: format version, voca
 the digest. Tensors: see `AutomatonArrays.tensors`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

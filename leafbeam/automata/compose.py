@@ -9,8 +9,6 @@ Shapes: X states of the byte automaton, the first S of which a token may end in;
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

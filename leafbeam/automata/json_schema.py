@@ -7,8 +7,6 @@ write an instance, the language has one form:
 * strings use the short escapes (\\n, \\t, \\\\ and the like) and never `\\u`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 A space may follow each comma and colon; strings are written without `\\u` escapes.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

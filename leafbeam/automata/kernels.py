@@ -7,8 +7,6 @@ of all of them.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import numpy as np
 
 from leafbeam.automata.arrays import TransitionTable

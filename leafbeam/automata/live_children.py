@@ -4,8 +4,6 @@ Shapes: X states, E edges, T states with a table row, C classes of bytes; P node
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -13,8 +13,6 @@ alternative matches at once, and by leftmost-first priority no search begins fur
 that this match spoils; our automaton begins behind it, and useless states are dropped.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 

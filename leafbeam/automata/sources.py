@@ -4,8 +4,6 @@ Shapes: S states, E entries of rows, V tokens, T bytes or tokens of all texts or
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

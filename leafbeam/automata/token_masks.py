@@ -10,8 +10,6 @@ M masks of W words; H bytes ahead.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

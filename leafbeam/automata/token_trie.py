@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from leafbeam.errors import AutomatonError
 from leafbeam.jit import njit
 
-__all__ = ["TokenNodes", "TokenSpelling", "TokenTrie"]
-
 
 class TokenSpelling(NamedTuple):
     """The bytes of the tokens: token v is bytes_T[token_indptr[v] : token_indptr[v + 1]].

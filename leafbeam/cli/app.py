@@ -11,8 +11,6 @@ from leafbeam.cli import demo, evaluate, index, serve, sids, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
-__all__ = ["app"]
-
 
 class Commands(TyperGroup):
     """A group of commands that reports a user's mistake in one message and exits with code 2."""

@@ -7,8 +7,6 @@ from leafbeam.cli.console import Bar, done, stdout
 from leafbeam.cli.run import RunDirectory
 from leafbeam.integrations.batch import BatchJob, PartitionResult, RequestTemplate, ServingFiles, recommend_users
 
-__all__ = ["recommend_table"]
-
 
 def recommend_table(
     paths: RunDirectory,

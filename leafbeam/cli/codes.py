@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, CodesError, DataError, ItemIdError
 from leafbeam.index.items import ids_from_arrow
 
-__all__ = ["CodesTable"]
-
 _BATCH = 1 << 17
 _SIZES_KEY = b"leafbeam.codebook_sizes"  # metadata that `fit-sids` writes
 _EXPECTED = "expected item_id, and the codes as a list column `codes` or as columns c0, c1, ... (or code_0, code_1, ...)"

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-__all__ = ["Bar", "done", "next_step", "stderr", "stdout"]
-
 PIPE_WIDTH = 120
 
 

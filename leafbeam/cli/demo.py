@@ -9,8 +9,6 @@ from leafbeam.cli.options import option
 from leafbeam.errors import DataError
 from leafbeam.extras import require
 
-__all__ = ["demo", "make_shop"]
-
 
 def make_shop(
     out: Annotated[Path, option("--out", "Directory for items.parquet, interactions.parquet, rules.toml.")],

@@ -11,8 +11,6 @@ from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     run: RunOption = DEFAULT_RUN,

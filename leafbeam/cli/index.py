@@ -18,8 +18,6 @@ from leafbeam.extras import require
 if TYPE_CHECKING:
     from leafbeam.index import Trie
 
-__all__ = ["build", "inspect"]
-
 EMPTY_RULES = """# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.
 # Columns: {columns}
 [rules]

@@ -13,8 +13,6 @@ from leafbeam.extras import require
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import MemoryEstimate
 
-__all__ = ["print_trie", "show_directory", "show_plan", "show_table", "show_trie"]
-
 
 def print_trie(path: Path) -> None:
     """An index as one JSON object."""

@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-__all__ = ["DEFAULT_RUN", "DeviceOption", "Format", "Order", "RunOption", "ScoringOption", "TimeUnit", "option", "split_names"]
-
 Format = Literal["tables", "amazon", "movielens"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]

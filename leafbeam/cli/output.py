@@ -15,8 +15,6 @@ from leafbeam.engine import Engine, ItemId, Request, Result
 from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie
 
-__all__ = ["history_of", "parse_ids", "show"]
-
 
 def parse_ids(text: str, trie: Trie) -> list[ItemId]:
     """The ids of a list with commas, in the index's own type (numbers or text)."""

@@ -4,8 +4,6 @@ import re
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["parse_bytes", "parse_plan", "parse_sizes"]
-
 _NUMBER = re.compile(r"(\d(?:_?\d){0,19})(?:(e|\^)(\d{1,2}))?")
 _PLAN = "expected N,V,L: items, codebook and levels, such as 10000000,2048,8, 1e7,2048x2048x8192 or 10^8,256,4"
 

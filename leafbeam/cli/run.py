@@ -6,8 +6,6 @@ from typing import Any
 
 from leafbeam.errors import CheckpointError, DataError
 
-__all__ = ["RunDirectory"]
-
 _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
 

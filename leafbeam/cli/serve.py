@@ -14,8 +14,6 @@ from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 
-__all__ = ["recommend", "serve"]
-
 TABLE = "A table of users"
 ENGINE_FILES = ("model", "trie", "catalog", "rules")
 RULES = "Rules"

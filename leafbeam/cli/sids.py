@@ -14,8 +14,6 @@ from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
 from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 
-__all__ = ["fit_sids"]
-
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
 # Counts of the log's report that are shown where they are not 0.

@@ -13,8 +13,6 @@ from leafbeam.errors import ArgumentError, DataError
 if TYPE_CHECKING:
     from leafbeam.train import InteractionLog
 
-__all__ = ["Source"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:

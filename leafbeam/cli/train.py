@@ -14,8 +14,6 @@ from leafbeam.cli.sources import Source
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 
-__all__ = ["train"]
-
 MODEL = "Model"
 Shape = Literal["decoder-only", "encoder-decoder"]
 

@@ -4,8 +4,6 @@ import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 
-__all__ = ["Category", "Department", "read_assortment"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:

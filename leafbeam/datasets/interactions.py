@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from leafbeam.datasets.assortment import Department
 from leafbeam.datasets.items import NUM_TIERS, ShopItems
 
-__all__ = ["generate_interactions"]
-
 RELATED, SAME, FAVOURITE = 0.58, 0.12, 0.24  # shares of moves; the others pick from the whole shop
 NEXT_SHARES = np.array([0.66, 0.24, 0.10])
 FAVOURITE_SHARES = np.array([0.5, 0.3, 0.2])

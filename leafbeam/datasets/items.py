@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from leafbeam.datasets.assortment import Category, Department
 from leafbeam.errors import ArgumentError
 
-__all__ = ["NUM_TIERS", "ShopItems", "generate_items"]
-
 NUM_TIERS = 3
 NEW_DAYS = 7
 MAX_AGE_DAYS = 1_100

@@ -13,8 +13,6 @@ from leafbeam.datasets.interactions import generate_interactions
 from leafbeam.datasets.items import generate_items
 from leafbeam.errors import ArgumentError
 
-__all__ = ["TODAY", "Shop", "make_shop"]
-
 TODAY = date(2026, 3, 1)
 
 

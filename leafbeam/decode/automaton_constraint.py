@@ -25,8 +25,6 @@ from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.head import HeadCosts, LegalCodes, cpu
 
-__all__ = ["AutomatonConstraint", "DeviceAutomata"]
-
 
 class AutomatonConstraint:
     """The sequences of a batch's automata. head, costs: as for `SequenceSearch.run`. device: None for the CPU."""

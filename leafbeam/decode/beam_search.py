@@ -3,8 +3,6 @@
 Shapes: S segments, B requests, K beams, V codes of a level, L levels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,8 +17,6 @@ from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
-
-__all__ = ["BeamSearch", "ItemSearch"]
 
 Requests = Sequence[tuple[RequestFilter, ...]]
 ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64]], Constraint]

@@ -12,8 +12,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
 from leafbeam.ops.constrain import Scoring
 
-__all__ = ["SearchConfig", "beams_of_levels", "check_scoring", "end_code_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:

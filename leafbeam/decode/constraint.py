@@ -5,8 +5,6 @@
 Shapes: S segments, B requests, K beams, V codes of a round, T rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,8 +17,6 @@ from leafbeam.decode.model_calls import JumpForward, ModelCalls
 from leafbeam.errors import LogitsError
 from leafbeam.ops.backend import is_jax, namespace_of, to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
-
-__all__ = ["Constraint", "Launch", "Trace", "TrieConstraint", "check_logits", "decode", "raise_first_bad", "raise_if_bad"]
 
 Launch = Callable[[int, Beams[Any], Any, int], tuple[Beams[Any], Any]]
 

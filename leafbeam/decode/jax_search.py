@@ -35,8 +35,6 @@ with optional_imports("JaxBeamSearch"):
 
 from leafbeam.ops.constrain.fixed_shape import jax as ops
 
-__all__ = ["JaxBatch", "JaxBeamSearch", "JaxResult", "JaxStepFn", "beam_search", "search"]
-
 Array = jax.Array
 JaxStepFn = Callable[[Any, Array | None, Array | None, int], tuple[Any, Array]]
 

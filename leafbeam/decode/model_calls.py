@@ -3,8 +3,6 @@
 Shapes: B requests, K beams, T codes of a chain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,8 +13,6 @@ from numpy.typing import NDArray
 from leafbeam.errors import LogitsError
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
-
-__all__ = ["JumpForward", "ModelCalls", "StepFn", "SuffixFn"]
 
 StepFn = Callable[[Any, Any], Any]
 SuffixFn = Callable[[Any, Any], Sequence[Any]]

@@ -3,8 +3,6 @@
 Shapes: S segments, B requests, K beams, L levels, n items found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +14,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.constrain import RequestFilter, request_filters
-
-__all__ = ["BatchFilters", "DenyLists", "SearchResult", "check_batch", "collect_items", "root_ranges"]
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None

@@ -3,8 +3,6 @@
 Shapes: B requests, K samples, V codes of a level, R = B x K rows, C children of all rows together.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,8 +19,6 @@ from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load, to_numpy
 from leafbeam.ops.constrain import Beams
-
-__all__ = ["Sampler"]
 
 
 class Sampler(ItemSearch):

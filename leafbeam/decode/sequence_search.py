@@ -3,8 +3,6 @@
 Shapes: B requests, K beams, V codes of the model, D hidden, T tokens of a sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +20,6 @@ from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu import automaton as automata
 from leafbeam.ops.head import HeadCosts
-
-__all__ = ["SequenceResult", "SequenceSearch"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

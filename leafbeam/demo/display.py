@@ -12,8 +12,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["ItemList", "item_facts", "item_title", "print_side_by_side"]
-
 TITLE_LINES = 2
 MIN_WIDTH = 34
 UNKNOWN_BRANDS = {"", "unknown"}

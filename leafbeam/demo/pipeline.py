@@ -20,8 +20,6 @@ from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
 from leafbeam.train.interaction_log import load_log
 
-__all__ = ["Demo"]
-
 MARKER = "demo.txt"  # a directory without this file is never deleted
 MARKER_TEXT = "made by `leafbeam demo`, which replaces everything in this directory\n"
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from leafbeam.errors import DemoError
 
-__all__ = ["Response", "Server", "run_command", "running_server"]
-
 COMMAND = (sys.executable, "-m", "leafbeam")
 ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 READY_SECONDS = 90.0

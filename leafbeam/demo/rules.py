@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-__all__ = ["Rule", "supported_rules", "write_rules"]
-
 NEW_DAYS = 7
 NEWEST_QUANTILE = 0.95
 

@@ -9,8 +9,6 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-__all__ = ["SqlChecker"]
-
 
 class SqlChecker:
     """A copy of the item table in an in-memory database, on which predicates are evaluated."""

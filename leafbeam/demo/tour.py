@@ -18,8 +18,6 @@ from leafbeam.demo.sql_checker import SqlChecker
 from leafbeam.errors import DemoError
 from leafbeam.train.interaction_log import InteractionLog
 
-__all__ = ["Tour"]
-
 NUM_ITEMS = 5
 MAX_HISTORY = 20
 MAX_CANDIDATES = 50

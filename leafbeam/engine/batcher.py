@@ -12,8 +12,6 @@ from typing import Generic, Literal, TypeVar
 from leafbeam.engine.capacity import BatchSize, Capacity
 from leafbeam.errors import ArgumentError, OverloadedError
 
-__all__ = ["Batch", "Batcher", "CloseReason", "QueueEntry", "RequestSize"]
-
 RequestT = TypeVar("RequestT")
 CloseReason = Literal["full", "quota", "slack", "idle", "ending"]
 _order = attrgetter("order")

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["BatchSize", "Capacity"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSize:

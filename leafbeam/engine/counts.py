@@ -4,8 +4,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["COUNTERS", "Counter", "Counts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Counter:

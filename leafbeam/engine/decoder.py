@@ -20,8 +20,6 @@ from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
 from leafbeam.ops.constrain import RequestFilter
 
-__all__ = ["BatchAbandoned", "BatchOutput", "Decoder", "Model", "ModelConfig", "ModelRounds", "is_out_of_memory"]
-
 
 class ModelRounds(Protocol):
     """The decode steps of one batch. A `suffix_fn` beside them scores forced suffixes in one pass."""

@@ -32,8 +32,6 @@ from leafbeam.errors import (
 from leafbeam.index import Trie, Version
 from leafbeam.model import PromptStore, Transformer, load_model
 
-__all__ = ["CatalogFiles", "Engine"]
-
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.errors import ArgumentError
 
-__all__ = ["LatencyFit", "LatencyModel"]
-
 _TERMS = ("batch", "tokens", "padding", "beam_rows", "tokens_longest", "beam_rows_longest")
 _MAX_SWEEPS = 40
 _DRIFTED = 0.3  # mean log error over about ten batches

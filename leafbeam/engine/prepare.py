@@ -16,8 +16,6 @@ from leafbeam.engine.settings import Settings
 from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError
 from leafbeam.index import Version
 
-__all__ = ["RequestPreparer"]
-
 
 class RequestPreparer:
     """Checks and prepares requests against the current version of an index and, with a catalog, its rules.

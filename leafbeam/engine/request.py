@@ -12,19 +12,6 @@ from leafbeam.engine.batcher import RequestSize
 from leafbeam.errors import ArgumentError, RequestError
 from leafbeam.index import Version, VersionFilter
 
-__all__ = [
-    "ItemId",
-    "Limits",
-    "PendingRequest",
-    "Request",
-    "Result",
-    "Scoring",
-    "Timings",
-    "UserId",
-    "is_valid_unicode",
-    "short_repr",
-]
-
 ItemId = int | str
 UserId = int | str
 Scoring = Literal["full", "allowed"]

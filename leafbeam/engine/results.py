@@ -9,8 +9,6 @@ from leafbeam.engine.decoder import BatchOutput
 from leafbeam.engine.request import PendingRequest, Result, Timings
 from leafbeam.index import Version
 
-__all__ = ["ResultWriter", "version_name"]
-
 log = logging.getLogger("leafbeam.engine")
 
 _INLINE_ITEMS = 64  # of all requests of a batch: below, handing over to another thread costs more than the work

@@ -16,8 +16,6 @@ from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import OverloadedError, UnavailableError
 
-__all__ = ["Load", "Scheduler"]
-
 log = logging.getLogger("leafbeam.engine")
 
 

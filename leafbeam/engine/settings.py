@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
 
-__all__ = ["Settings"]
-
 _MAY_BE_0 = ("wait_s", "prompt_store_mb")
 _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
 

@@ -10,8 +10,6 @@ from leafbeam.engine.request import ItemId, Request, Scoring
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
 
-__all__ = ["calibrate", "warm_up_requests"]
-
 _MAX_CALIBRATION_S = 1.0
 
 

@@ -10,8 +10,6 @@ from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.errors import UnavailableError
 
-__all__ = ["Worker"]
-
 log = logging.getLogger("leafbeam.engine")
 
 

@@ -21,7 +21,7 @@ _SLICE = 1 << 20
 
 ID_KINDS = {"i": "integers", "S": "strings"}  # by the `kind` of an id array's dtype
 
-ItemIds = Sequence[int] | Sequence[str] | NDArray[np.generic]
+ItemIds = Sequence[int | str] | NDArray[np.generic]  # ids of one kind
 
 
 def check_item_ids(item_ids: ItemIds, num_items: int) -> NDArray[np.generic]:

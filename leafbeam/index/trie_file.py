@@ -4,8 +4,6 @@ The metadata's `leafbeam` entry is a JSON header: format version, index version,
 Tensors: `level.{t}.codes`, `.firsts`, `.words`, `.before`; `items.order`, `.first`, `.ids` (int64, or uint8 rows of UTF-8).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
 from leafbeam.index.level import Level, code_dtype, packed_words
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
-
-__all__ = ["KIND", "TrieParts", "load", "save"]
 
 KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_digest=False)
 

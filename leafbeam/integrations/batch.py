@@ -21,17 +21,6 @@ from leafbeam.engine import CatalogFiles, Engine, ItemId, Limits, Request, Resul
 from leafbeam.errors import ArgumentError, DataError, RequestError
 from leafbeam.index import Trie
 
-__all__ = [
-    "BatchJob",
-    "JobPlan",
-    "Partition",
-    "PartitionResult",
-    "PartitionRunner",
-    "RequestTemplate",
-    "ServingFiles",
-    "recommend_users",
-]
-
 MANIFEST = "_manifest.json"
 _FORMAT = 1
 _NO_LIMIT = 1 << 40  # a history is cut to the newest items that the model can see, and the output says how many

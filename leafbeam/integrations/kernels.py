@@ -8,8 +8,6 @@ of a level, K tokens of a level, W tokens of the model.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -28,8 +26,6 @@ from leafbeam.ops.constrain.cpu.children import (
     first_at_least,
 )
 from leafbeam.ops.constrain.logsumexp import log_sum_exp
-
-__all__ = ["advance_rows", "mask_rows"]
 
 
 @njit(nogil=True, _nrt=False)

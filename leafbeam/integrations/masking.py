@@ -7,8 +7,6 @@
 Shapes: S segments, R rows, W tokens of the model, V codes of a level, K tokens of a level, C legal codes of all rows.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -21,8 +19,6 @@ from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.integrations.tokens import CodeTokens, LevelTokens
 from leafbeam.ops.constrain.logsumexp import CHUNK
-
-__all__ = ["END_SCORE", "Normalisation", "ScoreMasker", "check_end_token"]
 
 Normalisation = Literal["vocabulary", "full", "allowed"]
 

@@ -8,8 +8,6 @@ Shapes: S segments, B requests, R rows of a call (a request's rows together), T 
 generated), L levels, C children of all rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +21,6 @@ from leafbeam.integrations.kernels import advance_rows
 from leafbeam.integrations.tokens import CodeTokens, check_sequences
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
-
-__all__ = ["PrefixTracker"]
 
 
 class PrefixTracker:

@@ -16,8 +16,6 @@ with optional_imports("a batch job on a cluster", "ray"):
     import ray
     from ray.data import ActorPoolStrategy, DataContext
 
-__all__ = ["recommend_users_on_ray"]
-
 
 class _Worker:
     """An actor of the pool. It returns an error as a row, because Ray would keep only its text."""

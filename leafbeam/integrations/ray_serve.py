@@ -27,8 +27,6 @@ with optional_imports("a Ray Serve application", "ray"):
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message
 
-__all__ = ["DeploymentConfig", "Recommender", "application"]
-
 log = logging.getLogger("leafbeam.ray")
 
 _OWNERS = ("files", "settings")  # fields that hold the other classes' fields

@@ -16,8 +16,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Version
 from leafbeam.model.vocabulary import TokenTable, Vocabulary
 
-__all__ = ["CodeTokens", "CodeTokensLike", "LevelTokens", "check_sequences"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LevelTokens:

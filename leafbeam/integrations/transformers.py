@@ -6,8 +6,6 @@ Shapes: B requests, R rows of a call (B x beams, a request's rows together), T t
 generated, W tokens of the model, S segments, L levels, K sequences returned for a request, C children of a prefix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import get_args
@@ -26,8 +24,6 @@ from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain.cpu import step as cpu
-
-__all__ = ["CodeTokens", "TrieLogitsProcessor", "prefix_allowed_tokens_fn"]
 
 _MAX_PREFIXES = 4096  # cached, of all requests together
 

@@ -17,8 +17,6 @@ from leafbeam.model.qwen3 import RMSNorm
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
 
-__all__ = ["SidModel"]
-
 
 class SidModel(nn.Module, Generic[Config]):
     """A model whose head is one matrix over the vocabulary, of which a level's codes are rows."""

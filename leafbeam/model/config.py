@@ -6,8 +6,6 @@ from typing import Any, Literal, TypeVar, get_args
 
 from leafbeam.errors import ArgumentError, CheckpointError
 
-__all__ = ["EncoderDecoderConfig", "FeedForwardKind", "ModelConfig"]
-
 FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
 Config = TypeVar("Config")
 

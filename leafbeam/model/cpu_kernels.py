@@ -7,8 +7,6 @@ X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -17,19 +15,6 @@ from numba import types
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
-
-__all__ = [
-    "Heads",
-    "KVSlots",
-    "attend_codes",
-    "divide_by_weights",
-    "extend_ancestors",
-    "rms_norm",
-    "rotate_queries",
-    "silu_gate",
-    "softmax_weights",
-    "store_keys_values",
-]
 
 _FAST = {"reassoc", "contract", "nsz"}
 

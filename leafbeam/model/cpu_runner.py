@@ -31,8 +31,6 @@ from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
 
-__all__ = ["CpuRunner", "Tile", "score_bound"]
-
 Array = NDArray[Any]
 
 

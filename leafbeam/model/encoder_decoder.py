@@ -20,8 +20,6 @@ from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import TensorNames
 
-__all__ = ["EncoderDecoder"]
-
 
 class EncoderDecoder(SidModel[EncoderDecoderConfig]):
     """An encoder over the history and a decoder over the levels of one SID: TIGER with T5's layers, OneRec with experts.

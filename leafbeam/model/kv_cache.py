@@ -13,8 +13,6 @@ from leafbeam.model.config import ModelConfig
 from leafbeam.model.qwen3 import causal
 from leafbeam.ops.attention.reference import prefix_attention
 
-__all__ = ["BeamCache", "PromptCache", "search_bytes", "token_bytes"]
-
 
 def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
     """Bytes of the keys and values of one token, or one code of one beam, in all layers."""

@@ -18,8 +18,6 @@ from leafbeam.model.transformer import Transformer
 from leafbeam.model.vocabulary import AnyVocabulary, TokenTable, Vocabulary
 from leafbeam.model.weights import read_hf
 
-__all__ = ["AnyConfig", "AnyModel", "Qwen3Size", "load_model", "new_model", "qwen3_config", "qwen3_vocabulary", "tiger_config"]
-
 AnyConfig = ModelConfig | EncoderDecoderConfig
 AnyModel = Transformer | EncoderDecoder
 Qwen3Size = Literal["0.6B", "1.7B", "4B"]

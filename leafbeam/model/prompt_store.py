@@ -3,8 +3,6 @@
 Shapes: G key heads, E values of a head, T tokens.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
-
-__all__ = ["CachedPrompt", "PromptStore"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

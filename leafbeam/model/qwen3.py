@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
 
-__all__ = ["Attend", "Dropout", "Layer", "Qwen3", "RMSNorm", "Rotary", "causal", "linear", "make_dropout"]
-
 Dropout = Callable[[Tensor], Tensor]
 
 

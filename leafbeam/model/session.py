@@ -12,8 +12,6 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary
 
-__all__ = ["DecodeSession", "KVCache", "Runner", "check_prompts", "checked_lengths"]
-
 
 class KVCache(Protocol):
     """Keys and values that a search holds."""

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from leafbeam.model.config import EncoderDecoderConfig, FeedForwardKind
 from leafbeam.model.qwen3 import Attend, Dropout, RMSNorm, linear
 
-__all__ = ["AttendPrompt", "Experts", "RelativeBias", "T5Decoder", "T5Encoder", "attend_codes"]
-
 AttendPrompt = Callable[[int, Tensor], Tensor]  # (layer, query_BSHE) -> weighted values of the prompt, of the queries' shape
 
 

@@ -24,8 +24,6 @@ from leafbeam.model.weights import TensorNames
 from leafbeam.model.workspace import Workspace
 from leafbeam.ops.attention.reference import attend, causal_suffix_attention, extend_ancestors, merge, suffix_attention
 
-__all__ = ["StaticRunner", "StaticSession", "TorchRunner", "Transformer"]
-
 
 class Transformer(SidModel[ModelConfig]):
     """A decoder-only transformer over Semantic IDs: Qwen3's architecture and parameter names, any size.

@@ -16,8 +16,6 @@ from leafbeam.model.session import DecodeSession, checked_lengths
 from leafbeam.model.transformer import TorchRunner, Transformer
 from leafbeam.model.vocabulary import AnyVocabulary
 
-__all__ = ["GeneratedText", "TwoStage"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GeneratedText:

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError
 
-__all__ = ["AnyVocabulary", "TokenTable", "UserId", "Vocabulary", "vocabulary_from_dict"]
-
 Int64Array = npt.NDArray[np.int64]
 UserId = int | str | np.integer | None
 

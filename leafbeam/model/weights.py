@@ -16,8 +16,6 @@ from leafbeam.errors import CheckpointError
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
-__all__ = ["Config", "TensorNames", "read_config", "read_hf", "read_tensors", "write_checkpoint"]
-
 Config = TypeVar("Config", ModelConfig, EncoderDecoderConfig)
 
 _FORMAT = 1

@@ -16,8 +16,6 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
 
-__all__ = ["Chunk", "Workspace"]
-
 Array = NDArray[Any]
 
 

@@ -25,8 +25,6 @@ from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.schema import Health, Readiness, RecommendAnswer, RecommendBody
 
-__all__ = ["create_app"]
-
 _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
 _DECODER = msgspec.json.Decoder(RecommendBody)
 

@@ -13,8 +13,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["BoundedConnection", "ConnectionLimits", "descriptor_limit"]
-
 _RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
 
 

@@ -23,8 +23,6 @@ from leafbeam.errors import (
 )
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail
 
-__all__ = ["BodyError", "describe", "error_response", "http_error", "unexpected_error"]
-
 log = logging.getLogger("leafbeam.serve")
 
 

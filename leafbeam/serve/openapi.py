@@ -7,8 +7,6 @@ from typing import Any
 from leafbeam.engine import Limits
 from leafbeam.serve.schema import components
 
-__all__ = ["document_of", "page_of"]
-
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
 request names. If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
 

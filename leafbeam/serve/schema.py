@@ -9,8 +9,6 @@ from msgspec import Meta, Struct
 from leafbeam.catalog.expression import MAX_CHARACTERS
 from leafbeam.engine import ItemId, Limits, Request, Result
 
-__all__ = ["ErrorAnswer", "Health", "Readiness", "RecommendAnswer", "RecommendBody", "components"]
-
 # Bounded, because parsing an integer takes time quadratic in its digits.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Id = Int64 | str

@@ -26,8 +26,6 @@ from leafbeam.serve.app import create_app
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.metrics import Metrics
 
-__all__ = ["Server", "SighupReloader", "serve"]
-
 log = logging.getLogger("leafbeam.serve")
 
 # Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough

@@ -15,8 +15,6 @@ from leafbeam.semid.vectors import unit_rows
 from leafbeam.train.histories import Histories
 from leafbeam.train.metrics import MISS
 
-__all__ = ["SidSet", "neighbour_ranks", "popularity_ranks", "unconstrained_search"]
-
 StepFn = Callable[[Tensor | None, Tensor | None], Tensor]
 
 

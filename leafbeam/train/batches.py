@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.train.histories import Histories
 
-__all__ = ["Batches", "Epoch"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batches:

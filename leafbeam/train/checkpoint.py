@@ -20,8 +20,6 @@ from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe
 
-__all__ = ["Checkpoint", "TrainState", "fingerprint"]
-
 _FORMAT = 1
 
 

@@ -25,8 +25,6 @@ from leafbeam.train.report import EvaluationReport, UnconstrainedReport
 from leafbeam.train.split import Split
 from leafbeam.train.threads import torch_threads
 
-__all__ = ["EvaluationSet", "Part", "evaluate", "recall_on"]
-
 Part = Literal["valid", "test"]
 T = TypeVar("T")
 Progress = Callable[[int, int], None]

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["Histories"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Histories:

@@ -31,8 +31,6 @@ from leafbeam.train.tables import (
     whole_numbers,
 )
 
-__all__ = ["Columns", "InteractionLog", "LogReport", "load_log", "log_from_tables"]
-
 Duplicates = Literal["drop", "keep"]
 Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["MISS", "Estimate", "RankingMetrics"]
-
 MISS = -1
 """The rank of an item that is not in the list."""
 

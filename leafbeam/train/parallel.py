@@ -13,8 +13,6 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyModel, Transformer
 
-__all__ = ["DataParallel", "full_tensor", "shard_like"]
-
 Number = TypeVar("Number", bound=np.integer)
 
 

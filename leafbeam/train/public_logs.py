@@ -18,8 +18,6 @@ from leafbeam.errors import DataError
 from leafbeam.train.interaction_log import Columns, InteractionLog, log_from_tables
 from leafbeam.train.tables import SourceTable, TimeUnit, column, read_table
 
-__all__ = ["load_amazon", "load_movielens"]
-
 
 class _Format(NamedTuple):
     """The field names of one generation of the files."""

@@ -10,8 +10,6 @@ from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model import AnyConfig, EncoderDecoderConfig, ModelConfig, Vocabulary
 from leafbeam.semid.config import check_choice
 
-__all__ = ["Architecture", "Budget", "Precision", "PresetName", "Recipe", "preset"]
-
 Architecture = Literal["decoder-only", "encoder-decoder"]
 Precision = Literal["auto", "fp32", "bf16"]
 PresetName = Literal["tiny", "small", "base"]

@@ -9,8 +9,6 @@ from rich.table import Table
 from leafbeam.errors import DataError
 from leafbeam.train.metrics import Estimate, RankingMetrics
 
-__all__ = ["EvaluationReport", "UnconstrainedReport"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnconstrainedReport:

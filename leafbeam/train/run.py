@@ -23,8 +23,6 @@ from leafbeam.train.recipe import Recipe
 from leafbeam.train.split import Split
 from leafbeam.train.trainer import Progress, Trainer
 
-__all__ = ["codes_of_log", "train"]
-
 
 def train(
     log: InteractionLog,

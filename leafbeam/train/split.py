@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
 
-__all__ = ["Split", "SplitReport", "leave_one_out"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitReport:

@@ -21,18 +21,6 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
 
-__all__ = [
-    "SourceTable",
-    "TimeUnit",
-    "column",
-    "find_table",
-    "id_column",
-    "read_table",
-    "same_id_type",
-    "timestamps",
-    "whole_numbers",
-]
-
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
 _SUFFIXES = (".parquet", ".csv", ".csv.gz")

@@ -24,8 +24,6 @@ from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.threads import torch_threads
 
-__all__ = ["Progress", "TrainStats", "Trainer", "is_bf16_faster"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainStats:

@@ -17,8 +17,6 @@ from leafbeam.index import Version
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 
-__all__ = ["MAX_DENIED", "DeviceFilters", "DeviceIndex", "Requests"]
-
 _MIN_DELTA = 1 << 13  # elements of each of a delta's arrays at least, so that it may grow from nothing
 MAX_DENIED = 256  # of a request: space in every graph; a batch with more runs eagerly
 Requests = Sequence[tuple[RequestFilter, ...]]

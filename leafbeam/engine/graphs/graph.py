@@ -1,7 +1,5 @@
 """Decodes captured ahead, one graph for each bucket of batch size and prompt length (xGR, section 7)."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -25,8 +23,6 @@ from leafbeam.index import Version
 from leafbeam.model import Transformer
 from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.constrain import Scoring
-
-__all__ = ["CudaCapturer", "Graphs", "buckets_of", "graphs_for"]
 
 log = logging.getLogger("leafbeam.engine")
 

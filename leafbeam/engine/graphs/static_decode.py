@@ -3,8 +3,6 @@
 Shapes: S segments, B requests, T tokens of a prompt, K beams, V codes of a level, L levels, n requests of a batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +18,6 @@ from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requ
 from leafbeam.model import search_bytes
 from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.constrain import Beams, Scoring
-
-__all__ = ["Bucket", "FinalBeams", "StaticDecode"]
 
 # ((lo_SBK, hi_SBK), scores_BK, num_valid_B) of n requests on the host, best first: arguments of `collect_items`.
 FinalBeams = tuple[tuple[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32], NDArray[np.int64]]

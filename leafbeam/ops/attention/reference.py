@@ -10,8 +10,6 @@ R query heads per key head (H = G x R), E values of a head.
 import torch
 from torch import Tensor
 
-__all__ = ["attend", "causal_suffix_attention", "extend_ancestors", "merge", "prefix_attention", "suffix_attention"]
-
 
 def attend(
     query_BKHE: Tensor,

@@ -9,8 +9,6 @@ a head, Z splits of a prompt, M = K x R.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 from typing import Any
 
 import torch

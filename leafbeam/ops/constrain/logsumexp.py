@@ -12,8 +12,6 @@ float32 lanes; tests compare with float64.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -24,8 +22,6 @@ from numba.extending import intrinsic
 
 from leafbeam.index.bit_kernels import bits_float, float_bits
 from leafbeam.jit import njit
-
-__all__ = ["CHUNK", "chunk_maxima", "codes_above", "log_sum_exp", "sum_exp"]
 
 CHUNK = 64
 _LANES = 16  # a quarter of a chunk: two registers of AVX2, which is as much as hides the latency of its multiplications

@@ -3,8 +3,6 @@
 Shapes: S segments, B requests, K beams, V codes of the level, L levels, M leaves, C candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ the work itself.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -17,8 +17,6 @@ from leafbeam.index import Bitmap, Filter, Trie, Version, VersionFilter
 from leafbeam.index import bit_kernels as bits
 from leafbeam.index.items import ItemIds
 
-__all__ = ["Beams", "RequestFilter", "Scoring", "request_filters", "waiting"]
-
 Scoring = Literal["full", "allowed"]
 Array = TypeVar("Array")
 

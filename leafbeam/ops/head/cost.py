@@ -18,8 +18,6 @@ from typing import Literal
 
 from leafbeam.ops.head.types import Normalize
 
-__all__ = ["BLOCK", "HeadCosts", "HeadPath", "Workload", "cheapest_path", "measured_costs"]
-
 HeadPath = Literal["dense", "blocks", "gather", "tokens"]
 BLOCK = 64  # codes that are skipped or computed together
 

@@ -4,8 +4,6 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -7,8 +7,6 @@ Shapes: R rows, V codes, D hidden, C legal codes.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 Shapes: R rows, V codes, D hidden, C legal codes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

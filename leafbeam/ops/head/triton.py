@@ -8,8 +8,6 @@ Shapes: R rows, V codes, D hidden, C legal codes, N blocks of codes.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

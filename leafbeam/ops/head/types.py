@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, CodesError, LogitsError
 
-__all__ = ["HeadLogits", "LegalCodes", "Normalize", "check_inputs", "check_path"]
-
 Normalize = Literal["full", "allowed"]
 Array = TypeVar("Array")
 

@@ -12,8 +12,6 @@ Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

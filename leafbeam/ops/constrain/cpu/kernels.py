@@ -15,8 +15,6 @@ Shapes: S segments, B requests, K beams, V codes, C children of a row.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

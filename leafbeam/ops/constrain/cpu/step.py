@@ -4,8 +4,6 @@ Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied le
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

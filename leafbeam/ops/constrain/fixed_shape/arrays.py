@@ -6,8 +6,6 @@ runs the code that is already compiled.
 Shapes: B requests, M leaves, W words, G long ranges, E entries, F filters, H masks, D denied leaves of a request.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

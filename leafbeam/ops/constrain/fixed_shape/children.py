@@ -8,8 +8,6 @@
 Shapes: B requests, R rows (beams of all requests), W lanes, H words of 32 codes, D denied leaves, K selected beams.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from leafbeam.ops.constrain.fixed_shape.arrays import LevelArrays, LevelFilters

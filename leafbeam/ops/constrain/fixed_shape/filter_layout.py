@@ -10,8 +10,6 @@ Shapes: M leaves, B requests, W words, G long ranges, E their children (entries)
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -14,8 +14,6 @@ Shapes: S segments, B requests, K beams (P before the step), R = B x P rows, V c
 C candidates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Array operations that `fixed_shape` and `static` are written in; `namespaces.jax` and `namespaces.torch` complete them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`ArrayNamespace` in jax.numpy: numbers are int32, words uint32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache, partial

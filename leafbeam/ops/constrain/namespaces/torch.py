@@ -1,7 +1,5 @@
 """`ArrayNamespace` in torch: numbers and words are int64; stored words are int32, stored codes uint8, int16 or int32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ A beam is a node inside the step; `launch` and `step` take and return leaf range
 Shapes: B requests, K beams (P before the step), R = B x P rows, V codes, F the largest branch factor of the level.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -14,8 +14,6 @@ bytes of the vocabulary.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beam
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

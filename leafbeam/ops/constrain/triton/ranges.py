@@ -13,8 +13,6 @@ recognises the one that is written out here and makes it one instruction.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -6,8 +6,6 @@ Shapes: S segments, B requests, R rows of a request (its beams), V codes, K beam
 """
 
 # pyright: basic
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
