@@ -74,6 +74,7 @@ def test_the_tutorial_ends_with_answers_that_obey_its_rules(tmp_path: Path) -> N
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # the server, where a command before its end failed
     assert child.returncode == 0, output
+    assert "leaked" not in output
     outputs = output.split(NEXT)[1:]
 
     with (tmp_path / "cooking" / "recipes.csv").open(newline="") as file:

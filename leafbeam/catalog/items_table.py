@@ -2,6 +2,9 @@
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
+from __future__ import annotations
+
 import os
 import threading
 import time
@@ -67,7 +70,7 @@ class ItemsTable:
             part.unlink(missing_ok=True)
 
     @classmethod
-    def in_memory(cls, items: ItemSource) -> "ItemsTable":
+    def in_memory(cls, items: ItemSource) -> ItemsTable:
         """A table in memory. Raises DataError."""
         table = cls(None)
         assert table._open is not None

@@ -2,6 +2,9 @@
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Generator, Sequence

@@ -99,7 +99,10 @@ def fit_sids(
         f"{split.report.users_too_short:,} users too short to evaluate",
         since=began,
     )
-    if notes := [f"{count:,} {name.replace('_', ' ')}" for name in IRREGULAR if (count := getattr(log.report, name))]:
+    counts = {name: getattr(log.report, name) for name in IRREGULAR}
+    if counts["unlisted_items"] == log.num_items:  # there is no table of items
+        counts["unlisted_items"] = 0
+    if notes := [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
     began = time.perf_counter()
     own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
