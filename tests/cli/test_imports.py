@@ -40,6 +40,12 @@ def test_importing_leafbeam_loads_nothing_but_the_standard_library() -> None:
     assert loaded.strip() == "[]"
 
 
+def test_a_program_with_an_engine_ends_without_a_word() -> None:
+    code = "from leafbeam.engine import Engine; from leafbeam.serve import Server; import leafbeam.cli.output"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+
+
 def test_help_wrong_paths_and_wrong_options_load_no_heavy_module(tmp_path: Path) -> None:
     run = ["--run", str(tmp_path / "nothing")]
     commands = ("fit-sids", "train", "evaluate", "build", "recommend", "serve", "inspect", "make-shop", "demo")
