@@ -1,11 +1,9 @@
 """The DuckDB table of items: created, opened for short reads and writes, or kept open exclusively."""
 
-from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
-
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
-from __future__ import annotations
+from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
 
 import os
 import threading

@@ -3,12 +3,10 @@
 Shapes: M items of the table, R row numbers of DuckDB (all are below R; some may have no row), n items of one call.
 """
 
-from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
-
 # pyarrow and duckdb carry no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
-from __future__ import annotations
+from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
 
 import json
 import re

@@ -1,11 +1,9 @@
 """Sources of a table of items: Arrow, Parquet, CSV, PostgreSQL."""
 
-from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
-
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
-from __future__ import annotations
+from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
 
 import os
 import re
