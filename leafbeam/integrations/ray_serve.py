@@ -170,7 +170,8 @@ class Recommender:
             raise BodyError(describe(error)) from None
         with self._current() as served:
             future = await asyncio.to_thread(served.engine.submit, request)
-            return msgspec.to_builtins(RecommendAnswer.of(await asyncio.wrap_future(future)))
+            answer = RecommendAnswer.of(await asyncio.wrap_future(future))
+            return msgspec.json.decode(msgspec.json.encode(answer))
 
     async def status(self) -> dict[str, Any]:
         """The files served, and the error of later ones."""

@@ -4,6 +4,7 @@ import itertools
 import re
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from leafbeam.errors import AutomatonError
 from tests.automata.languages import LETTERS, distances, members, patterns, same, spelled, vocabularies
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(patterns, vocabularies, st.sampled_from([0.0, 1 / 64, 0.4, 1.0]))
 def test_every_short_sequence_is_in_the_language_iff_its_text_matches(

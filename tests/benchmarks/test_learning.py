@@ -63,6 +63,7 @@ def test_table_3_of_a_made_shop(shop: Path, tmp_path: Path):
     assert (tmp_path / "static-table-3.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
     (row,) = rows_of("tiger-table-1", "--data", shop, "--out", tmp_path)
     assert recall(row, "leafbeam") > 1.5 * recall(row, "popularity")
@@ -71,6 +72,7 @@ def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
     assert (tmp_path / "tiger-table-1.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_table_3_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():
@@ -81,6 +83,7 @@ def test_table_3_of_beauty():
     assert recall(row, "hybrid") > 0.9 * recall(row, "text")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_tiger_s_table_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():

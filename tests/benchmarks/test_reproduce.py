@@ -73,6 +73,7 @@ def test_every_method_is_in_the_line_up(line_up: tuple[Catalog, LineUp]) -> None
     assert line_up[1].left_out == {}
 
 
+@pytest.mark.slow
 def test_exact_methods_agree_and_the_others_are_measured(line_up: tuple[Catalog, LineUp]) -> None:
     catalog, methods = line_up
     sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)

@@ -52,6 +52,7 @@ def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
         assert measured["leafbeam_over_copies"] == (1 if lasting else None)
 
 
+@pytest.mark.slow
 def test_a_server_answers_load_from_a_second_process(run: LoadRun):
     rng = np.random.default_rng(2)
     with serving(run.path, "--beams", "20", "--threads", "1") as server:

@@ -209,6 +209,7 @@ def in_a_process(code: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_sharded_over_four_devices_equals_one_and_imports_no_torch() -> None:
     out = in_a_process(
         """

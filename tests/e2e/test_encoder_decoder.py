@@ -48,6 +48,7 @@ def test_words_that_cannot_be_meant_are_refused(run: Path):
     assert "only the architecture" in call("train", "--run", run, "--experts", "2", fails=True)
 
 
+@pytest.mark.slow
 def test_the_server_answers_with_it(run: Path):
     with running_server(run) as server:
         answer = server.request("/v1/recommend", {"history": ["P001", "P002"], "num_items": 5, "rules": ["in_stock"]})

@@ -152,6 +152,7 @@ def test_the_demos_tour_checks_its_answers_on_the_real_server(run: Path, server:
     assert shown.count("✓") >= 6
 
 
+@pytest.mark.slow
 def test_data_without_stock_gets_rules_that_it_can_answer(run: Path, tmp_path: Path):
     shop = pq.read_table(run / "items.parquet")
     prices = pa.array([str(price) for price in shop["price"].to_pylist()])

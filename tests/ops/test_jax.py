@@ -103,6 +103,7 @@ def compare(
         lo, hi, scores = truth.lo, truth.hi, truth.scores
 
 
+@pytest.mark.slow
 def test_inserts_deletes_filters_and_compactions_run_what_is_compiled() -> None:
     rng = np.random.default_rng(11)
     compiled = ops._XP.compiled(fixed_step.run)

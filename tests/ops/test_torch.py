@@ -56,6 +56,7 @@ def search(extend: Any, version: Version, arrays: Any, requests: Any, seed: int,
         lo, hi, scores = truth.lo, truth.hi, truth.scores
 
 
+@pytest.mark.slow
 def test_one_graph_a_level_without_breaks_serves_every_version_and_filter() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(ops.extend, fullgraph=True, backend="eager", dynamic=False)

@@ -173,6 +173,7 @@ def test_what_the_kernels_cannot_do_is_refused_before_a_launch() -> None:
         triton.step(arrays, 0, *two, np.zeros((2, 1, 2), np.float32), bound, num_beams=2, scoring="full")
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu_without_one() -> None:
     script = Path(__file__).parent.parent / "ops" / "compile_kernels.py"
     cache = Path(__file__).parents[2] / ".pytest_cache" / "triton"
