@@ -114,6 +114,9 @@ class ReadSession:
             self._set_now([rule])
             # Refuses aggregates and windows, which are valid in a column but not here.
             self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
+            kind = str(self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0").types[0])
+            if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
+                raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: write a comparison, such as {rule.where} > 0")
             if num_rows == end:
                 query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
                 if self._is_scan(query):
