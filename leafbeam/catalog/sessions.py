@@ -116,7 +116,7 @@ class ReadSession:
             self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
             kind = str(self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0").types[0])
             if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
-                raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: write a comparison, such as {rule.where} > 0")
+                raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {rule.where} > 0")
             if num_rows == end:
                 query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
                 if self._is_scan(query):

@@ -376,7 +376,7 @@ def test_all_access_goes_through_the_items_table(catalog, monkeypatch):
 @pytest.mark.parametrize(("where", "kind"), [("price", "DOUBLE"), ("stock", "BIGINT"), ("'true'", "VARCHAR"), ("1", "INTEGER")])
 def test_a_rule_that_is_neither_true_nor_false_is_refused(where: str, kind: str) -> None:
     """DuckDB takes every number but 0 as true: such a rule would select nearly everything."""
-    with pytest.raises(RuleError, match=f"rule 'x' is {kind}, not true or false: write a comparison"):
+    with pytest.raises(RuleError, match=f"rule 'x' is {kind}, not true or false: compare it"):
         Catalog.in_memory(items(), TRIE, {"x": where})
     with Catalog.in_memory(items(), TRIE, {"x": "NULL"}) as catalog:
         assert len(catalog.rules.filters["x"]) == 0
