@@ -129,7 +129,9 @@ class _Parser:
         elif not token:
             raise RequestError(f"the expression of rules ends where {expected} was expected")
         else:
-            raise RequestError(f"{expected} was expected at character {position}, not {token[:70]!r}")
+            words = sorted({"and", "or", "not"} & {word for word, _ in self._tokens})
+            hint = f"; {words[0]!r} is a rule's name here: write a & b, a | b or a - b" if words else ""
+            raise RequestError(f"{expected} was expected at character {position}, not {token[:70]!r}{hint}")
 
 
 def _normal(kind: _Kind, parts: list[Expression]) -> Expression:

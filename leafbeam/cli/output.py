@@ -21,10 +21,14 @@ def parse_ids(text: str, trie: Trie) -> list[ItemId]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if trie.item_ids.dtype.kind == "U":
         return list(words)
-    try:
-        return [int(word) for word in words]
-    except ValueError:
-        raise ItemIdError(f"{text!r}: the item ids of this index are whole numbers") from None
+    ids: list[ItemId] = []
+    for word in words:
+        try:
+            ids.append(int(word))
+        except ValueError:
+            example = f", such as {trie.item_ids[0]}" if len(trie.item_ids) else ""
+            raise ItemIdError(f"{word!r}: the item ids of this index are whole numbers{example}") from None
+    return ids
 
 
 def history_of(paths: RunDirectory, user: str) -> list[ItemId]:

@@ -84,8 +84,6 @@ def fit_sids(
     embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
     if not source.path.exists():
         raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")
-    from leafbeam.semid import fit_sids as fit
-    from leafbeam.semid import load_vectors, plot_report
     from leafbeam.train import leave_one_out
 
     console = stdout()
@@ -104,6 +102,9 @@ def fit_sids(
         counts["unlisted_items"] = 0
     if notes := [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
+    from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first
+    from leafbeam.semid import load_vectors, plot_report
+
     began = time.perf_counter()
     own_vectors = None if vectors is None else load_vectors(vectors, log.item_ids)
     with Bar("reading") as bar:

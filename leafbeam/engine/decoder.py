@@ -35,7 +35,11 @@ class ModelConfig(Protocol):
 
 
 class Model(Protocol):
-    """What an engine needs of a model; `Transformer` is one."""
+    """What an engine needs of a model; `Transformer` is one.
+
+    start: begins a search after prompts of `vocabulary.prompts`, padded on the right to lengths_B. It returns an object with
+    the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn`.
+    """
 
     @property
     def vocabulary(self) -> AnyVocabulary: ...

@@ -19,7 +19,7 @@ from leafbeam.engine.request import Limits, PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter, version_name
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
-from leafbeam.engine.warm_up import calibrate, warm_up_requests
+from leafbeam.engine.warm_up import calibrate, run_filtered, warm_up_requests
 from leafbeam.engine.worker import Worker
 from leafbeam.errors import (
     ArgumentError,
@@ -192,6 +192,7 @@ class Engine:
         if self._is_warm:
             return
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
+        run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
         if self.settings.predict:
             calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True

@@ -1,6 +1,7 @@
 """What an engine runs before its first request: every kind of search once, and batches that the latency model learns from."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import get_args
 
 from leafbeam.engine.capacity import BatchSize
@@ -14,11 +15,18 @@ _MAX_CALIBRATION_S = 1.0
 
 
 def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
-    """One request for each scoring, with one beam and with `num_beams`: after them every kernel is compiled."""
+    """One request for each scoring, with one beam and with `num_beams`."""
     item = _live_item(version)
     for scoring in get_args(Scoring):
         for beams in (1, num_beams):
             yield Request(history=item, deny_item_ids=item, num_items=1, num_beams=beams, scoring=scoring)
+
+
+def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, clock: Callable[[], float]) -> None:
+    """Search once under a filter: rules may be added later, and their first request should not wait for a compilation."""
+    item = _live_item(preparer.version)
+    pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams), clock())
+    decoder.run([replace(pending, item_filter=pending.version.filter(item_ids=item))])
 
 
 def calibrate(

@@ -144,8 +144,11 @@ def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
         fix = f"name it with {_OPTIONS[role]} (in Python Columns({role}=...))"
         if role == "timestamp":
             fix += "; rows that are in order already need no times with --order file (order='file')"
-        if source.is_csv and len(names) == 1 and (found := [mark for mark in ";\t|" if mark in names[0]]):
-            fix = f"the fields are separated by {found[0]!r}: pass it as --delimiter (delimiter={found[0]!r})"
+        if source.is_csv and len(names) == 1 and (found := [mark for mark in ";\t|," if mark in names[0]]):
+            fix = (
+                f"the fields are separated by {found[0]!r}: pass it as --delimiter (delimiter={found[0]!r}); "
+                "two CSV files need the same one"
+            )
         raise DataError(f"{source.source} has no column {name!r}; it has {', '.join(map(repr, names)) or 'none'}: {fix}")
     values = source.table[name]
     if pa.types.is_dictionary(values.type):

@@ -81,6 +81,7 @@ def test_minus_binds_before_and_before_or_and_a_name_may_hold_a_minus() -> None:
         ("a &", "ends where a rule's name"),
         ("& a", "a rule's name or an opening parenthesis was expected at character 0, not '&'"),
         ("a b", "&, |, - or the end was expected at character 2, not 'b'"),
+        ("a & not b", "at character 8, not 'b'; 'not' is a rule's name here: write a & b, a | b or a - b"),
         ("(a | b", "ends where a closing parenthesis was expected"),
         ("a)", "the end was expected at character 1, not '\\)'"),
         ("~a", "at character 0 it goes on with '~a'"),

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from leafbeam import Trie
 from leafbeam.cli import app
-from leafbeam.errors import DataError
+from leafbeam.cli.output import parse_ids
+from leafbeam.errors import DataError, ItemIdError
 
 COMMANDS = ("fit-sids", "train", "evaluate", "build", "recommend", "serve", "inspect", "make-shop", "demo")
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -48,6 +50,13 @@ def test_help_fits_on_one_screen(command: str):
     lines = shown.stdout.rstrip().splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) <= 40
+
+
+def test_an_id_of_the_wrong_type_is_named_beside_an_example():
+    index = Trie.build([[0], [1]], codebook_sizes=[2], item_ids=[12, 7])
+    assert parse_ids("12, 7", index) == [12, 7]
+    with pytest.raises(ItemIdError, match="'E12': the item ids of this index are whole numbers, such as 12"):
+        parse_ids("12,E12", index)
 
 
 def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(tmp_path: Path):

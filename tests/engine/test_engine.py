@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Settings
+from leafbeam.engine.decoder import Decoder
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
@@ -42,6 +43,15 @@ class Clock:
 
 def one(engine: Engine, **fields):
     return engine.recommend([Request(**fields)])[0]
+
+
+def test_the_warm_up_searches_under_a_filter_even_without_rules(shop, monkeypatch):
+    filters, run = [], Decoder.run
+    monkeypatch.setattr(Decoder, "run", lambda self, batch: filters.append(batch[0].item_filter) or run(self, batch))
+    for index in (shop.trie, Trie.build(np.empty((0, shop.trie.num_levels), int), codebook_sizes=shop.trie.codebook_sizes)):
+        filters.clear()
+        Engine(shop.model, index).warm_up()
+        assert any(item_filter is not None for item_filter in filters)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])

@@ -215,6 +215,9 @@ def test_csv_may_have_another_delimiter(tmp_path):
     assert load_log(tmp_path, delimiter=";").item_ids.tolist() == [8]
     with pytest.raises(DataError, match="separated by ';': pass it as --delimiter"):
         load_log(tmp_path)
+    (tmp_path / "items.csv").write_text("item_id,name\n8,tea\n")
+    with pytest.raises(DataError, match=r"items.csv .* separated by ',': .* two CSV files need the same one"):
+        load_log(tmp_path, delimiter=";")
     with pytest.raises(ArgumentError, match="one character"):
         load_log(tmp_path, delimiter="")
 
