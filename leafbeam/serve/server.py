@@ -160,7 +160,10 @@ class Server:
             return None
         report = self.engine.catalog.reload()
         self.metrics.observe_reload(report)
-        log.log(logging.INFO if report.ok else logging.ERROR, "rules reloaded\n%s", report)
+        if report.ok:
+            log.info("rules reloaded\n%s", report)
+        else:
+            log.error("not every rule could be reloaded\n%s", report)
         return report
 
     def _started(self) -> None:
