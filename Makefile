@@ -17,7 +17,7 @@ test: .venv/.dev
 test-all: .venv/.dev
 	$(BIN)/python -m pytest -n 2
 
-# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter): about an hour.
+# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter): about a quarter of an hour.
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full tests/parity
 
