@@ -3,7 +3,7 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
-from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
+from __future__ import annotations
 
 import os
 import threading

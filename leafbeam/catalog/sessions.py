@@ -6,7 +6,7 @@ Shapes: M items of the table, R row numbers of DuckDB (all are below R; some may
 # pyarrow and duckdb carry no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
-from __future__ import annotations  # DuckDB reports its types as leaked where annotations hold them at exit
+from __future__ import annotations
 
 import json
 import re
