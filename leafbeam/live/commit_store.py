@@ -82,6 +82,7 @@ class CommitStore:
         number = self.snapshot.number + 1
         snapshot = self.snapshot.apply([write_set], number)
         if self._directory is not None:
+            self._directory.check_lock()
             self._directory.log.append(write_set.encode())
         if self._recent_commits is not None:
             while self._recent_commits and self._recent_commits[-1][0] >= number:  # of an interrupted commit
@@ -118,6 +119,7 @@ class CommitStore:
                 self.check()
                 snapshot = self._catch_up(snapshot, next_base, self.snapshot.number)
                 if directory is not None and next_base is not None:
+                    directory.check_lock()
                     directory.stage_manifest(next_base)
                     self._failure = f"a switch to a new base in {directory.path} was interrupted: open the directory again"
                     directory.switch(next_base)

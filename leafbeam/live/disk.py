@@ -1,30 +1,81 @@
-"""The file operations of a durable live index, one function each; crash tests interrupt between any two of them.
+"""The storage of a durable live index, one function each operation; tests put a simulated disk in their place.
 
 Written data survives a killed process at once, a power cut only after `sync` of the file and, for a created, renamed or
-removed name, `sync_path` of its directory.
+removed name, `sync_path` of its directory. Every function raises OSError.
 """
 
+import errno
+import fcntl
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from leafbeam.index import Trie
 
 sync = os.fsync  # returns once everything written to the descriptor survives a power cut
 truncate = os.ftruncate
 rename = os.replace  # atomic
+names = os.listdir
 save = Trie.save
+load = Trie.load
 
 
 def create(path: Path) -> int:
-    """A descriptor of a new or emptied file, in append mode."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    """A descriptor of a new file in append mode; a file or link of that name is removed, never followed."""
+    remove(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+
+
+def open_own(path: Path, flags: int = 0) -> int:
+    """A descriptor in append mode of a regular file with one name, which this user or the directory's owner owns."""
+    expected = f"{path.name} is no regular file with one name that you or the directory's owner own: remove it, or copy it"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, expected if error.errno in (errno.ELOOP, errno.EISDIR) else error.strerror) from error
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, expected)
+    return descriptor
+
+
+def read(path: Path) -> BinaryIO:
+    """A regular file, to be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it would wait for the writer of a FIFO
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file against other writers. Raises BlockingIOError if one holds it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the path still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Append all of the data. Raises OSError, and then any part of the data may be in the file."""
+    """Append all of the data; after an OSError any part of it may be in the file."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def close(descriptor: int) -> None:
+    """Unlock and close: a forked child may hold a copy of the descriptor."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:

@@ -6,12 +6,13 @@ changes-{n}.log      the changes after n
 lock                 held by the one writer; contains its process id
 """
 
-import fcntl
 import json
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from leafbeam.errors import IndexFileError, LockedError, LogError
@@ -23,6 +24,7 @@ FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _LOCK = "lock"
 _FILES = ("base-*.leafbeam", "base-*.pleach", "changes-*.log", "*.part")
+_MAX_BYTES = 4096  # of a manifest; it has some 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,13 @@ class Manifest:
     base: str
     base_version: str
     log: str
+
+    def __post_init__(self) -> None:
+        number = self.number
+        if type(number) is not int or not 0 <= number < 2**63 or type(self.base_version) is not str:
+            raise ValueError(f"number {number!r} and base_version {self.base_version!r}: expected a count and text")
+        if self.base not in (f"base-{number}.leafbeam", f"base-{number}.pleach") or self.log != f"changes-{number}.log":
+            raise ValueError(f"base {self.base!r} and log {self.log!r}: expected the files of change {number}")
 
     @classmethod
     def of(cls, number: int, base_version: str) -> "Manifest":
@@ -56,7 +65,10 @@ class Manifest:
             raise LogError(damaged)
         if format_version != FORMAT_VERSION:
             raise LogError(f"{path} has format version {format_version}, not {FORMAT_VERSION}: upgrade leafbeam")
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except (ValueError, TypeError) as error:
+            raise LogError(f"{damaged} ({error})") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +102,14 @@ class Directory:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = [file.name for file in path.iterdir() if file.name != _LOCK and not any(map(file.match, _FILES))]
+            foreign = [name for name in disk.names(path) if name != _LOCK and not _is_ours(name)]
         except OSError as error:
             raise LogError(f"cannot make the directory {path}: {error.strerror}") from error
         if foreign and foreign != [_MANIFEST]:
             raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose a directory of its own")
         directory = cls(path, _take_lock(path))
         try:
-            if (path / _MANIFEST).exists():
+            if _MANIFEST in disk.names(path):
                 raise LogError(f"{path} holds a live index already: open it, or choose another directory")
             first = directory.write_base(trie, 0, sync=sync)
             directory.stage_manifest(first)
@@ -114,8 +126,12 @@ class Directory:
     @classmethod
     def open(cls, path: Path, *, read_only: bool) -> "tuple[Directory, Trie, LogContents]":
         """The current base and log. A writer takes the lock, and calls `resume` to write. Raises LogError, LockedError."""
-        if not (path / _MANIFEST).is_file():
-            raise LogError(f"{path} holds no live index (no {_MANIFEST}): make one with LiveIndex.create")
+        try:
+            disk.read(path / _MANIFEST).close()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise LogError(f"{path} holds no live index (no {_MANIFEST}): make one with LiveIndex.create") from error
+        except OSError as error:
+            raise LogError(f"cannot read {path / _MANIFEST}: {error.strerror}") from error
         directory = cls(path, None if read_only else _take_lock(path))
         try:
             return (directory, *directory._read())
@@ -126,26 +142,44 @@ class Directory:
     def resume(self, contents: LogContents, *, sync: bool) -> None:
         """Prepare for writing: truncate an incomplete record and remove files that a crash left. Raises LogError."""
         self._log = WriteAheadLog.resume(contents, sync=sync)
+        if self._read_manifest() != self.manifest:  # by a writer that held the log until then, and whose lock is gone
+            raise LockedError(f"{self.path} was compacted by another writer meanwhile: close it there, then open it again")
         self.gc()
+
+    def check_lock(self) -> None:
+        """Raise LockedError unless the lock file is the one that this writer holds: another writer may hold a new one."""
+        path = self.path / _LOCK
+        try:
+            is_held = self._lock is not None and disk.is_at(self._lock, path)
+        except OSError as error:
+            raise LogError(f"cannot read {path}: {error.strerror}") from error
+        if not is_held:
+            raise LockedError(
+                f"{path} was removed or replaced while this process held it: nothing was changed, and no more changes are "
+                f"accepted; leave that file alone, and open the directory again"
+            )
+
+    def _read_manifest(self) -> Manifest:
+        path = self.path / _MANIFEST
+        try:
+            with disk.read(path) as file:
+                return Manifest.decode(file.read(_MAX_BYTES), path)
+        except OSError as error:
+            raise LogError(f"cannot read {path}: {error.strerror}") from error
 
     def _read(self) -> tuple[Trie, LogContents]:
         """Manifest, base and log; read again if a writer replaced the files meanwhile."""
         before: Manifest | None = None
         while True:
-            manifest_path = self.path / _MANIFEST
+            manifest = self._read_manifest()
             try:
-                manifest = Manifest.decode(manifest_path.read_bytes(), manifest_path)
-            except OSError as error:
-                raise LogError(f"cannot read {manifest_path}: {error.strerror}") from error
-            base_path = self.path / manifest.base
-            try:
-                trie = Trie.load(base_path)
+                trie = disk.load(self.path / manifest.base)
                 contents = LogContents.read(self.path / manifest.log)
             except (FileNotFoundError, IndexFileError) as error:
-                if manifest == before or (isinstance(error, IndexFileError) and base_path.exists()):
+                if manifest == before or (isinstance(error, IndexFileError) and manifest.base in disk.names(self.path)):
                     raise LogError(
-                        f"{manifest_path} names {manifest.base} and {manifest.log}, but they cannot be read ({error}): restore "
-                        f"the directory from a copy"
+                        f"{self.path / _MANIFEST} names {manifest.base} and {manifest.log}, but they cannot be read ({error}): "
+                        f"restore the directory from a copy"
                     ) from error
                 before = manifest
                 continue
@@ -173,7 +207,7 @@ class Directory:
             disk.write(descriptor, next_base.manifest.encode())
             disk.sync(descriptor)
         finally:
-            os.close(descriptor)
+            disk.close(descriptor)
         disk.sync_path(self.path)
 
     def switch(self, next_base: NextBase) -> None:
@@ -189,10 +223,9 @@ class Directory:
         assert self.manifest is not None
         keep = {self.manifest.base, self.manifest.log}
         try:
-            for pattern in _FILES:
-                for path in self.path.glob(pattern):
-                    if path.name not in keep:
-                        disk.remove(path)
+            for name in disk.names(self.path):
+                if _is_ours(name) and name not in keep:
+                    disk.remove(self.path / name)
         except OSError as error:
             raise LogError(f"cannot remove unused files in {self.path}: {error.strerror}") from error
 
@@ -204,31 +237,43 @@ class Directory:
         finally:
             lock, self._lock = self._lock, None
             if lock is not None:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a forked child may hold a copy of the descriptor
-                os.close(lock)
+                disk.close(lock)
 
 
 def _take_lock(path: Path) -> int:
     """A descriptor that holds the writer's lock. Raises LockedError with the process id of the holder, LogError."""
-    try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise LogError(f"cannot write to {path}: {error.strerror}; open it with read_only=True to read it") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
-        os.close(descriptor)
-        who = "this process itself" if holder == str(os.getpid()) else f"process {holder}"
-        raise LockedError(
-            f"{path} is open for writing by {who}: one writer at a time; close it there, or open it here with read_only=True"
-        ) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise LogError(f"cannot write to {path}: {error.strerror}") from error
-    return descriptor
+    while True:
+        descriptor = -1
+        try:
+            descriptor = disk.open_own(path / _LOCK, os.O_CREAT)
+            disk.lock(descriptor)
+            if disk.is_at(descriptor, path / _LOCK):  # else replaced since it was opened
+                disk.truncate(descriptor, 0)
+                disk.write(descriptor, str(os.getpid()).encode())
+                return descriptor
+            disk.close(descriptor)
+        except BlockingIOError as error:
+            disk.close(descriptor)
+            raise LockedError(
+                f"{path} is open for writing by {_holder(path)}: one writer at a time; close it there, or open it here with "
+                f"read_only=True"
+            ) from error
+        except OSError as error:
+            if descriptor >= 0:
+                disk.close(descriptor)
+            raise LogError(f"cannot write to {path}: {error.strerror}; open it with read_only=True to read it") from error
+
+
+def _holder(path: Path) -> str:
+    """The process that holds the lock, in words."""
+    with suppress(OSError), disk.read(path / _LOCK) as file:
+        holder = file.read(20).decode("ascii", "replace")
+        return "this process itself" if holder == str(os.getpid()) else f"process {holder or 'unknown'}"
+    return "another process"
+
+
+def _is_ours(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _FILES)
 
 
 def _checksum(fields: Mapping[str, object]) -> int:

@@ -13,8 +13,9 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from leafbeam.errors import LogError
+from leafbeam.errors import LockedError, LogError
 from leafbeam.live import disk
 
 FORMAT_VERSION = 1
@@ -27,6 +28,7 @@ _CRC = struct.Struct("<I")
 _HEADER_SIZE = _HEADER.size + _CRC.size
 _RECORD_SIZE = _RECORD.size + _CRC.size
 _MAX_PAYLOAD = 2**32 - 1
+_CHUNK = 1 << 20  # bytes that are searched at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +58,25 @@ class LogContents:
 
     @classmethod
     def read(cls, path: Path) -> "LogContents":
-        """Read and check a whole log. Raises FileNotFoundError, or LogError with the offset of what is missing or damaged."""
+        """Read and check a whole log. Raises FileNotFoundError, or LogError with the offset of what is missing or damaged.
+
+        Memory: the payloads of its intact records, whatever the length of the file.
+        """
         try:
-            data = path.read_bytes()
+            with disk.read(path) as file:
+                return cls._read(path, file)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise LogError(f"cannot read the log {path}: {error.strerror}") from error
-        base_number, base_version = _read_header(path, data)
+
+    @classmethod
+    def _read(cls, path: Path, file: BinaryIO) -> "LogContents":
+        size = file.seek(0, os.SEEK_END)
+        base_number, base_version = _read_header(path, file)
         records: list[LogRecord] = []
         offset, number = _HEADER_SIZE, base_number
-        while (record := _record_at(data, offset)) is not None:
+        while (record := _record_at(file, offset, size)) is not None:
             number += 1
             if record.number != number:
                 raise LogError(
@@ -75,13 +85,13 @@ class LogContents:
                 )
             records.append(record)
             offset += _RECORD_SIZE + len(record.payload)
-        if (later := _first_record_after(data, offset)) is not None:
+        if (later := _first_record_after(file, offset, size)) is not None:
             raise LogError(
                 f"{path} is damaged at byte {offset:,}: record {number + 1:,} cannot be read, but record {later.number:,} at "
                 f"byte {later.offset:,} is intact, so a crash did not cause this; restore the directory from a copy, or drop "
                 f"all changes from there with: truncate -s {offset} {path}"
             )
-        left = len(data) - offset
+        left = size - offset
         return cls(
             path=path, base_number=base_number, base_version=base_version, records=records, end=offset, truncated_bytes=left
         )
@@ -108,10 +118,11 @@ class WriteAheadLog:
         header = _HEADER.pack(_MAGIC, FORMAT_VERSION, base_number, int(base_version, 16))
         descriptor = disk.create(path)
         try:
+            disk.lock(descriptor)
             disk.write(descriptor, header + _CRC.pack(zlib.crc32(header)))
             disk.sync(descriptor)
         except BaseException:
-            os.close(descriptor)
+            disk.close(descriptor)
             raise
         return cls(path, descriptor, number=base_number, end=_HEADER_SIZE, sync=sync)
 
@@ -120,13 +131,16 @@ class WriteAheadLog:
         """Open a log for appending behind its last intact record; truncates an incomplete one. Raises LogError."""
         descriptor = -1
         try:
-            descriptor = os.open(contents.path, os.O_RDWR | os.O_APPEND)
+            descriptor = disk.open_own(contents.path)
+            disk.lock(descriptor)  # so that a writer who finds no lock file does not append beside another
             if contents.truncated_bytes:
                 disk.truncate(descriptor, contents.end)
             disk.sync(descriptor)  # also what an earlier writer with sync=False left in the page cache
         except OSError as error:
             if descriptor >= 0:
-                os.close(descriptor)
+                disk.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise LockedError(f"{contents.path} is open for writing by another process: one writer at a time") from error
             raise LogError(f"cannot write to the log {contents.path}: {error.strerror}") from error
         return cls(contents.path, descriptor, number=contents.number, end=contents.end, sync=sync)
 
@@ -174,11 +188,13 @@ class WriteAheadLog:
             if not (self.sync or discard):
                 disk.sync(descriptor)
         finally:
-            os.close(descriptor)
+            disk.close(descriptor)
 
 
-def _read_header(path: Path, data: bytes) -> tuple[int, str]:
+def _read_header(path: Path, file: BinaryIO) -> tuple[int, str]:
     """(number before the first record, version of the base). Raises LogError."""
+    file.seek(0)
+    data = file.read(_HEADER_SIZE)
     if len(data) < _HEADER_SIZE or not data.startswith((_MAGIC, _OLD_MAGIC)):
         raise LogError(f"{path} is not the log of a live index, or its first {_HEADER_SIZE} bytes are damaged")
     _, format_version, base_number, base_version = _HEADER.unpack_from(data)
@@ -189,23 +205,32 @@ def _read_header(path: Path, data: bytes) -> tuple[int, str]:
     return base_number, f"{base_version:016x}"
 
 
-def _record_at(data: bytes, offset: int) -> LogRecord | None:
+def _record_at(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
     """The intact record at an offset, if there is one."""
-    body = offset + _RECORD_SIZE
-    if body > len(data):
+    file.seek(offset)
+    head = file.read(_RECORD_SIZE)
+    if len(head) < _RECORD_SIZE:
         return None
-    marker, length, number, payload_crc = _RECORD.unpack_from(data, offset)
-    if marker != _MARKER or body + length > len(data):
+    marker, length, number, payload_crc = _RECORD.unpack_from(head)
+    if marker != _MARKER or offset + _RECORD_SIZE + length > size:
         return None
-    if _CRC.unpack_from(data, offset + _RECORD.size)[0] != zlib.crc32(data[offset : offset + _RECORD.size]):
+    if _CRC.unpack_from(head, _RECORD.size)[0] != zlib.crc32(head[: _RECORD.size]):
         return None
-    payload = data[body : body + length]
-    return LogRecord(number=number, offset=offset, payload=payload) if zlib.crc32(payload) == payload_crc else None
+    payload = file.read(length)
+    is_intact = len(payload) == length and zlib.crc32(payload) == payload_crc
+    return LogRecord(number=number, offset=offset, payload=payload) if is_intact else None
 
 
-def _first_record_after(data: bytes, offset: int) -> LogRecord | None:
+def _first_record_after(file: BinaryIO, offset: int, size: int) -> LogRecord | None:
     """The first intact record behind an offset."""
-    while (offset := data.find(_MARKER, offset + 1)) >= 0:
-        if (record := _record_at(data, offset)) is not None:
-            return record
+    offset += 1
+    while offset < size:
+        file.seek(offset)
+        chunk, at = file.read(_CHUNK), -1
+        while (at := chunk.find(_MARKER, at + 1)) >= 0:
+            if (record := _record_at(file, offset + at, size)) is not None:
+                return record
+        if len(chunk) < _CHUNK:
+            break
+        offset += _CHUNK - len(_MARKER) + 1
     return None
