@@ -17,6 +17,7 @@ import duckdb
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
 from leafbeam.errors import DataError
+from leafbeam.files import replacing
 
 
 class ItemsTable:
@@ -55,19 +56,15 @@ class ItemsTable:
         target = Path(path)
         if target.exists() and not overwrite:
             raise DataError(f"{target} is already there: choose another name, or pass overwrite=True to replace it")
-        part = target.with_name(target.name + ".part")
-        part.unlink(missing_ok=True)
         try:
-            with duckdb.connect(str(part)) as connection:
-                copy_items(connection, items)
-                check_table(connection, str(target))
-            # A log that a dead writer left belongs to the replaced file.
-            target.with_name(target.name + ".wal").unlink(missing_ok=True)
-            os.replace(part, target)
+            with replacing(target) as part:
+                with duckdb.connect(str(part)) as connection:
+                    copy_items(connection, items)
+                    check_table(connection, str(target))
+                # A log that a dead writer left belongs to the replaced file.
+                target.with_name(target.name + ".wal").unlink(missing_ok=True)
         except (duckdb.Error, OSError) as error:
             raise DataError(f"cannot write {target}: {error}") from error
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def in_memory(cls, items: ItemSource) -> ItemsTable:

@@ -1,8 +1,6 @@
 """One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged."""
 
 import json
-import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import IndexFileError
+from leafbeam.files import replacing
 from leafbeam.index import bit_kernels as bits
 
 _DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "I32": np.int32, "U16": np.uint16, "U8": np.uint8}
@@ -58,16 +57,10 @@ def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) 
         offset = end
     head = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     head += b" " * (-len(head) % 8)
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for name in names:
-                file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for name in names:
+            file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
 def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.engine import CatalogFiles, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
 from leafbeam.errors import ArgumentError, DataError, RequestError
+from leafbeam.files import replacing
 from leafbeam.index import Trie
 
 MANIFEST = "_manifest.json"
@@ -303,12 +303,11 @@ def _compare(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under a hidden name, which readers of the directory skip, then rename."""
-    part = path.with_name(f".{path.name}.{uuid4().hex}.partial")
-    write(part)
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """Write and sync a file, then give it its name."""
+    with replacing(path) as part:
+        write(part)
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
 
 
 def _digest(paths: list[Path]) -> str:

@@ -1,7 +1,6 @@
 """Checkpoint directories: Hugging Face's model.safetensors and config.json, and leafbeam.json with the vocabulary."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
+from leafbeam.files import replacing
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
@@ -111,10 +111,9 @@ def write_checkpoint(
     specials = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
     own = {"format": _FORMAT, "vocabulary": vocabulary.to_dict(), "dropout": config.dropout}
 
-    partial = directory / f"{_SINGLE}.partial"
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, partial, metadata={"format": "pt"})  # transformers refuses files without it
-    os.replace(partial, directory / _SINGLE)
+    with replacing(directory / _SINGLE) as part:
+        save_file(on_cpu, part, metadata={"format": "pt"})  # transformers refuses files without it
     (directory / _INDEX).unlink(missing_ok=True)
     _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
     _write_json(directory / "leafbeam.json", own)
@@ -162,6 +161,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
