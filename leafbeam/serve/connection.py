@@ -66,6 +66,7 @@ class BoundedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(**uvicorn)
         self._limits, self._waiting, self._refused = limits, waiting, refused
+        self.ws_protocol_class = None  # an upgraded connection would have no bounds
         self._timer: asyncio.TimerHandle | None = None
         self._in_head = True  # between the start of a request, or of the connection, and the end of the headers
         self._unparsed_bytes = 0  # received of an incomplete head

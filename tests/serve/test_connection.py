@@ -188,6 +188,13 @@ def test_what_is_not_http_gets_the_json_of_every_failure() -> None:
         assert refused == ["not_http"]
 
 
+def test_an_upgrade_to_websockets_is_not_followed_because_it_has_no_bounds() -> None:
+    head = b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    with serving() as (port, _), connect(port) as client:
+        client.sendall(head + b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
 def test_limits_that_cannot_be_are_refused() -> None:
     for wrong in ({"max_header_bytes": 10}, {"header_s": 0}, {"max_connections": 0}):
         with pytest.raises(ArgumentError, match="expected max_header_bytes"):
