@@ -20,7 +20,8 @@ def main() -> None:
     # Idle OpenMP threads sleep: spinning ones are ten times slower where other programs want the cores too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("leafbeam.jit").setLevel(logging.INFO)
+    for name in ("leafbeam.index", "leafbeam.jit"):
+        logging.getLogger(name).setLevel(logging.INFO)
     app(prog_name="leafbeam")
 
 

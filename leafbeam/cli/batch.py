@@ -4,12 +4,11 @@ import time
 from pathlib import Path
 
 from leafbeam.cli.console import Bar, done, stdout
-from leafbeam.cli.run import RunDirectory
 from leafbeam.integrations.batch import BatchJob, PartitionResult, RequestTemplate, ServingFiles, recommend_users
 
 
 def recommend_table(
-    paths: RunDirectory,
+    files: ServingFiles,
     users: Path,
     out: Path,
     request: RequestTemplate,
@@ -20,7 +19,6 @@ def recommend_table(
     workers: int | None,
 ) -> None:
     """Recommend for every user of a table; partitions that an earlier call finished are kept."""
-    files = ServingFiles(model=str(paths.model), index=str(paths.trie), catalog=str(paths.catalog), rules=str(paths.rules))
     job = BatchJob(files=files, users=str(users), out=str(out), request=request, device=device)
     console = stdout()
     began = time.perf_counter()

@@ -28,6 +28,10 @@ def split_names(text: str) -> tuple[str, ...]:
 
 RunOption = Annotated[Path, option("--run", "Directory that keeps the files of all commands.")]
 DeviceOption = Annotated[str, option("--device", "Device of the model: cpu, cuda, cuda:1, ...")]
+NoVerifyOption = Annotated[
+    bool,
+    option("--no-verify", "Map the index unchecked: starts at once, but a damaged file gives wrong items or a crash."),
+]
 ScoringOption = Annotated[
     Literal["full", "allowed"],
     option("--scoring", "Normalise over the full codebook or the allowed codes.", metavar="full|allowed"),

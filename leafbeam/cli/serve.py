@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from leafbeam.cli.console import next_step, stdout
-from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, ScoringOption, option, split_names
+from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, NoVerifyOption, RunOption, ScoringOption, option, split_names
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
@@ -31,6 +31,7 @@ def recommend(
     num_beams: Annotated[int | None, option("--beams", "Beams of the search.", default="20")] = None,
     scoring: ScoringOption = "full",
     device: DeviceOption = "cpu",
+    no_verify: NoVerifyOption = False,
     users: Annotated[Path | None, option("--users", "Parquet file or directory, in place of --history.", TABLE)] = None,
     out: Annotated[Path | None, option("--out", "The directory to write Parquet into.", TABLE)] = None,
     user_column: Annotated[str, option("--user-column", "The column of user ids.", TABLE)] = "user_id",
@@ -62,7 +63,7 @@ def recommend(
     rule_names = split_names(rules)
     if users is not None and out is not None:
         from leafbeam.cli.batch import recommend_table
-        from leafbeam.integrations.batch import RequestTemplate
+        from leafbeam.integrations.batch import RequestTemplate, ServingFiles
 
         template = RequestTemplate(
             num_items=num_items,
@@ -73,7 +74,14 @@ def recommend(
             history_column=history_column,
             deny_history=deny_history,
         )
-        recommend_table(paths, users, out, template, device=device, on_ray=on_ray, address=ray_address, workers=workers)
+        files = ServingFiles(
+            model=str(paths.model),
+            index=str(paths.trie),
+            catalog=str(paths.catalog),
+            rules=str(paths.rules),
+            verify=not no_verify,
+        )
+        recommend_table(files, users, out, template, device=device, on_ray=on_ray, address=ray_address, workers=workers)
         return
     gc.disable()  # imports make a million lasting objects: looking through them takes a sixth of this command
     try:
@@ -82,7 +90,7 @@ def recommend(
     finally:
         gc.enable()
 
-    catalog_files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules)
+    catalog_files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules, verify=not no_verify)
     with closing(Engine.load(paths.model, catalog_files, device=device)) as engine:
         request = Request(
             history=tuple(output.history_of(paths, user) if user else output.parse_ids(history, engine.trie)),
@@ -102,6 +110,7 @@ def serve(
     host: Annotated[str, option("--host", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
     device: DeviceOption = "cpu",
+    no_verify: NoVerifyOption = False,
     workers: Annotated[int, option("--workers", "Threads that run batches over one copy of the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
@@ -177,6 +186,7 @@ def serve(
             catalog=paths.catalog,
             rules=[paths.rules, rules_from_text(rule or [])],
             refresh=refresh,
+            verify=not no_verify,
         ),
         host=host,
         port=port,

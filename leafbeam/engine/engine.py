@@ -40,13 +40,14 @@ class CatalogFiles:
     """What `Engine.load` opens, and closes again: an index file, and for rules the DuckDB file of the items.
 
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
-    of their own are evaluated again ("60s").
+    of their own are evaluated again ("60s"). verify: whether the index is checked and read into memory (`Trie.load`).
     """
 
     index: str | os.PathLike[str]
     catalog: str | os.PathLike[str] | None = None
     rules: RuleSource = None
     refresh: str | None = None
+    verify: bool = True
 
     def __post_init__(self) -> None:
         if (self.rules is not None or self.refresh is not None) and self.catalog is None:
@@ -54,7 +55,7 @@ class CatalogFiles:
 
     def open(self) -> Catalog | Trie:
         """The catalog, or the index alone without `catalog`. Raises IndexFileError, DataError, RuleError."""
-        trie = Trie.load(os.fspath(self.index))
+        trie = Trie.load(os.fspath(self.index), verify=self.verify)
         return trie if self.catalog is None else Catalog.open(self.catalog, trie, self.rules, refresh=self.refresh)
 
 

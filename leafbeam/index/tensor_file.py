@@ -63,14 +63,15 @@ def write(path: Path, kind: FileKind, header: dict[str, Any], tensors: Tensors) 
             file.write(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
 
 
-def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:
-    """(header, arrays), the arrays mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
+def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str, Any], Tensors]:
+    """(header, arrays), in memory or mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
-        size = path.stat().st_size
-        raw = np.memmap(path, np.uint8, "c") if size else np.empty(0, np.uint8)
+        is_empty = path.stat().st_size == 0  # a FIFO or a device too, which is not read
+        raw = np.empty(0, np.uint8) if is_empty else np.memmap(path, np.uint8, "c") if mapped else np.fromfile(path, np.uint8)
     except OSError as error:
         raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
+    size = len(raw)
     length = int(raw[:8].view(np.uint64)[0]) if size >= 8 else size
     if length > min(size - 8, 1 << 26):
         raise foreign
@@ -92,7 +93,8 @@ def read(path: Path, kind: FileKind) -> tuple[dict[str, Any], Tensors]:
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= len(body):
                 raise IndexFileError(f"{path} is truncated: {name} ends at byte {end:,} of {len(body):,}; save it again")
-            tensors[name] = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            flat = np.asarray(body[begin:end]).view(_DTYPES[entry["dtype"]])
+            tensors[name] = np.require(flat, requirements="A").reshape(entry["shape"])
         found = digest(tensors) if kind.has_digest else ""
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise foreign from error

@@ -29,12 +29,16 @@ Progress = Callable[["PartitionResult", int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingFiles:
-    """The files of an engine, made absolute: a model's directory, an index, and for rules a catalog and a TOML file."""
+    """The files of an engine, made absolute: a model's directory, an index, and for rules a catalog and a TOML file.
+
+    verify: see `CatalogFiles`.
+    """
 
     model: str
     index: str
     catalog: str | None = None
     rules: str | None = None
+    verify: bool = True
 
     def __post_init__(self) -> None:
         for name in ("model", "index", "catalog", "rules"):
@@ -45,7 +49,7 @@ class ServingFiles:
     @property
     def catalog_files(self) -> CatalogFiles:
         """All but the model."""
-        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules)
+        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules, verify=self.verify)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +212,7 @@ class BatchJob:
         return {
             "format": _FORMAT,
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
-            "index": Trie.load(self.files.index).version,
+            "index": Trie.load(self.files.index, verify=False).version,
             "rules_text": None if self.files.rules is None else _digest([Path(self.files.rules)]),
             "request": asdict(self.request) | {"rules": list(self.request.rules)},
             "partition_rows": self.partition_rows,

@@ -111,3 +111,17 @@ def test_arrays_that_point_outside_are_refused_though_the_digest_is_right(tmp_pa
     loaded.masks(states)
     loaded.step(np.repeat(states, np.diff(pointer)), codes)
     loaded.forced_bytes(0)
+
+
+def test_offsets_whose_differences_overflow_are_refused(tmp_path: Path) -> None:
+    from leafbeam.automata.automaton_file import KIND
+    from leafbeam.index.tensor_file import read, write
+
+    header, tensors = read(FIXTURE, KIND)
+    for name in ("dfa.first", "row_ptr", "token.start"):
+        array = tensors[name].copy()
+        limits = np.iinfo(array.dtype)
+        array[1:4] = limits.max, limits.min, -1  # differences of at least 0, modulo 2^32 or 2^64
+        write(tmp_path / "x", KIND, header, {**tensors, name: array})
+        with pytest.raises(IndexFileError, match="does not ascend"):
+            Automaton.load(tmp_path / "x")

@@ -56,3 +56,8 @@ def test_options_reach_the_engine_in_its_own_units(serve_with: Any):
     settings = received["settings"]
     assert (settings.slo_s, settings.wait_s) == (0.2, 0.005)
     assert (received["limits"].max_beams, received["limits"].max_items, received["max_body_bytes"]) == (64, 64, 2048)
+
+
+def test_the_index_is_verified_unless_told_otherwise(serve_with: Any):
+    assert serve_with()["files"][1].verify
+    assert not serve_with("--no-verify")["files"][1].verify

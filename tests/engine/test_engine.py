@@ -16,6 +16,7 @@ from leafbeam.engine.decoder import Decoder
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
+    IndexFileError,
     ItemIdError,
     LogitsError,
     OverloadedError,
@@ -468,3 +469,15 @@ def test_prompts_that_grow_reuse_their_cache_with_the_same_answers(shop, catalog
     assert 0 < store.nbytes <= 1 << 20
     with pytest.raises(ArgumentError, match="needs a float32 model on a CPU"):
         Engine(Transformer(shop.model.config, shop.model.vocabulary).double(), shop.trie, settings=Settings(prompt_store_mb=1))
+
+
+def test_a_damaged_index_is_refused_before_it_answers_unless_verification_is_off(shop, tmp_path):
+    path = tmp_path / "index.leafbeam"
+    shop.trie.save(path)
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex("é17".encode()) + 2] ^= 1  # an id, which the file's structure says nothing about
+    path.write_bytes(raw)
+    with pytest.raises(IndexFileError, match="arrays hash to"):
+        Engine.load(shop.model, path)
+    trusting = Engine.load(shop.model, CatalogFiles(index=path, verify=False))
+    assert set(trusting.trie.item_ids.tolist()) != set(shop.trie.item_ids.tolist())

@@ -1,8 +1,10 @@
 """The file format: what was saved is what is loaded, and nothing else is accepted."""
 
 import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 
 from leafbeam import Trie
 from leafbeam.errors import IndexFileError, LeafbeamError
+from leafbeam.index import integrity
+from leafbeam.index.integrity import fingerprint
+from leafbeam.index.tensor_file import read, write
 from leafbeam.index.trie import KIND
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "index-v1.pleach"
@@ -82,7 +87,7 @@ def test_the_file_is_what_safetensors_itself_would_write(tmp_path: Path, num_ite
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "its").read_bytes()
 
 
-def test_loading_reads_no_array(tmp_path: Path) -> None:
+def test_loading_without_verification_reads_no_array(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     seconds: dict[int, list[float]] = {100: [], 400_000: []}
     for size in seconds:
@@ -90,7 +95,7 @@ def test_loading_reads_no_array(tmp_path: Path) -> None:
     for _ in range(9):
         for size, took in seconds.items():
             begin = time.perf_counter()
-            Trie.load(tmp_path / f"{size}.leafbeam")
+            Trie.load(tmp_path / f"{size}.leafbeam", verify=False)
             took.append(time.perf_counter() - begin)
     assert min(seconds[400_000]) < 8 * min(seconds[100])  # reading and checking 7 MB would take 50 times as long
 
@@ -187,16 +192,113 @@ def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
             Trie.load(tmp_path / "x")
 
 
-def test_verify_finds_a_changed_array(tmp_path: Path) -> None:
-    Trie.load(FIXTURE).verify()
+def test_a_changed_array_is_refused_unless_verification_is_off(tmp_path: Path) -> None:
     raw = bytearray(FIXTURE.read_bytes())
+    path = tmp_path / "x"
     for offset in range(len(raw) - 1, 8 + int.from_bytes(raw[:8], "little"), -257):
         changed = raw.copy()
         changed[offset] ^= 1
-        (tmp_path / "x").write_bytes(bytes(changed))
-        loaded = Trie.load(tmp_path / "x")
-        with pytest.raises(IndexFileError, match="copy it again"):
-            loaded.verify()
+        path.write_bytes(bytes(changed))
+        with pytest.raises(IndexFileError, match=f"{path} is damaged.*arrays hash to.*copy it again"):
+            Trie.load(path)
+        with pytest.raises(IndexFileError, match="arrays hash to"):
+            Trie.load(path, verify=False).verify()
+
+
+def test_a_file_changed_in_place_after_loading_has_no_effect(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    expected = fixture_trie()
+    for new in (b"", bytes(5000), b"\xff" * 6000):
+        expected.save(path)
+        loaded = Trie.load(path)
+        path.write_bytes(new)  # in place: the same file, truncated and written
+        loaded.verify()
+        assert loaded.item_ids.tolist() == expected.item_ids.tolist()
+
+
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        for verify in (True, False):
+            with pytest.raises(IndexFileError):
+                Trie.load(path, verify=verify)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("levels", 1, "size"), -(2**31)),
+        (("levels", 1, "size"), 2**31 + 1),
+        (("levels", 1, "size"), 1e400),
+        (("levels", 1, "size"), "many"),
+        (("levels", 1, "size"), [[]]),
+        (("levels", 1, "num_nodes"), -(2**31)),
+        (("levels", 1, "num_nodes"), 10**300),
+        (("levels", 1, "width"), 64),
+        (("levels", 1, "width"), -1),
+        (("levels",), []),
+        (("levels",), {}),
+        (("levels",), [1, 2, 3]),
+        (("levels", 1), None),
+        (("num_leaves",), -(2**31)),
+        (("num_items",), 2**70),
+        (("num_leaves",), float("nan")),
+        (("end_code",), -1),
+        (("end_code",), 2**70),
+        (("ids",), ["utf-8"]),
+        (("ids",), "int64"),
+        (("version",), None),
+        (("version",), "\ud800"),
+    ],
+)
+def test_a_hostile_header_is_refused_by_name(tmp_path: Path, keys: tuple[str | int, ...], value: object) -> None:
+    header, tensors = read(FIXTURE, KIND)
+    *parents, last = keys
+    target: Any = header
+    for key in parents:
+        target = target[key]
+    target[last] = value
+    write(tmp_path / "x", KIND, header, tensors)
+    with pytest.raises(IndexFileError):
+        Trie.load(tmp_path / "x")
+
+
+def test_nested_brackets_and_other_bytes_in_a_header_are_refused_by_name(tmp_path: Path) -> None:
+    for head in (
+        b"[" * 100_000,
+        b'{"__metadata__":' * 50_000,
+        b'{"__metadata__":{"leafbeam":"' + b"[" * 100_000 + b'"}}',
+        b"\xff{}",
+    ):
+        (tmp_path / "x").write_bytes(len(head).to_bytes(8, "little") + head)
+        with pytest.raises(IndexFileError, match="not a leafbeam index"):
+            Trie.load(tmp_path / "x")
+
+
+def test_ids_that_are_not_utf8_are_refused_though_the_version_is_right(tmp_path: Path) -> None:
+    header, tensors = read(FIXTURE, KIND)
+    for first, second in ((b"\xff", b"\0"), (b"\xc3", b"\xa9")):  # no UTF-8; one character over two ids
+        ids = tensors["items.ids"].copy()
+        ids[0], ids[1] = ord(" "), ord(" ")
+        ids[0, -1:], ids[1, :1] = np.frombuffer(first, np.uint8), np.frombuffer(second, np.uint8)
+        changed = {**tensors, "items.ids": ids}
+        write(tmp_path / "x", KIND, header, changed)
+        trie = Trie.load(tmp_path / "x", verify=False)
+        version = fingerprint(trie.levels, trie.items)
+        write(tmp_path / "x", KIND, {**header, "version": version}, changed)
+        with pytest.raises(IndexFileError, match="not UTF-8 in rows 0 to 199"):
+            Trie.load(tmp_path / "x")
+
+
+def test_progress_is_logged_for_large_files_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "leafbeam.index")
+    Trie.load(FIXTURE)
+    assert caplog.messages == []
+    monkeypatch.setattr(integrity, "_REPORT", 1024)
+    Trie.load(FIXTURE)
+    assert len(caplog.messages) >= 2
 
 
 def test_the_format_version_is_what_the_fixture_proves() -> None:

@@ -133,6 +133,16 @@ def test_a_directory_with_mixed_or_missing_files_says_so(tmp_path: Path) -> None
     agree(LiveIndex.open(path, read_only=True), {key: START[key] for key in "abc"})
 
 
+def test_a_base_whose_arrays_changed_is_refused(tmp_path: Path) -> None:
+    started(tmp_path / "shop").close()
+    base = tmp_path / "shop" / "base-0.leafbeam"
+    raw = bytearray(base.read_bytes())
+    raw[-1] ^= 1
+    base.write_bytes(raw)
+    with pytest.raises(LogError, match=r"arrays hash to.*restore the directory from a copy"):
+        LiveIndex.open(tmp_path / "shop")
+
+
 def test_records_that_do_not_fit_their_base_are_refused(tmp_path: Path) -> None:
     from leafbeam.live.transaction import WriteSet
     from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
