@@ -13,21 +13,19 @@ from rich.table import Table
 
 from benchmarks.papers.drawing import new_figure
 from benchmarks.papers.learning import LearningRun, LearningTable, Row, as_dict, percent, pooled
-from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_ranks
+from benchmarks.studies.sasrec import SasRecRecipe, fit_sasrec, sasrec_scores
 from leafbeam.index import Trie
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train import (
     Budget,
-    EvaluationReport,
-    EvaluationSet,
     InteractionLog,
-    RankingMetrics,
     Recipe,
     evaluate,
     leave_one_out,
     load_log,
     train,
 )
+from leafbeam.train.baselines import ScoreFn, text_neighbours
 
 __all__ = ["TABLE", "published"]
 
@@ -71,6 +69,7 @@ _NAMES = {
     "text_neighbours": "nearest by text",
     "popularity": "most popular",
 }
+_ROW_NAMES = {"model": "leafbeam", "text": "text_neighbours"}  # of a report's rankings, where rows call them otherwise
 _SEEN = {"": "kept", "_unseen": "removed"}  # items of the user's history, by the end of a method's name
 _OURS = {f"{name}{end}": f"{words}, seen items {how}" for name, words in _NAMES.items() for end, how in _SEEN.items()}
 QUICK_USERS = 600
@@ -95,9 +94,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
 def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserConfig, Recipe, SasRecRecipe]:
     if run.quick:
         recipe = Recipe(budget=Budget(steps=300), seed=seed, hidden_size=64, intermediate_size=128, head_dim=16)
-        sasrec = SasRecRecipe(
-            loss="softmax", hidden=32, epochs=1, max_items=20, dropout=0.2, validation_users=300, remove_seen=True
-        )
+        sasrec = SasRecRecipe(hidden=32, epochs=1, max_items=20, dropout=0.2, validation_users=300)
         return (
             EmbeddingConfig(text_dims=48, behaviour_dims=24),
             QuantiserConfig(codebook_sizes=(64, 64)),
@@ -109,7 +106,7 @@ def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserCon
         EmbeddingConfig(),
         QuantiserConfig(),
         recipe,
-        SasRecRecipe(minutes=recipe.budget.minutes, seed=seed, remove_seen=True),
+        SasRecRecipe(seed=seed),
     )
 
 
@@ -133,35 +130,20 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         model = train(log, split, fitted.table, recipe, progress=training)
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
-        text_ND = text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed) if columns else None
-        sample = QUICK_USERS if run.quick else None
-
-        def ask(remove_seen: bool, unconstrained_users: int) -> EvaluationReport:
-            return evaluate(
-                model,
-                trie,
-                log,
-                split,
-                remove_seen=remove_seen,
-                sample=sample,
-                text_vectors_ND=text_ND,
-                unconstrained_users=unconstrained_users,
-                progress=lambda done, total: say("asking", done / total),
-            )
-
-        report, unseen = ask(False, 100 if run.quick else 2000), ask(True, 0)
         sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
-        eval_set = EvaluationSet.from_split(split, "test", sample=sample)
-        methods: dict[str, RankingMetrics] = {}
-        for end, found in zip(_SEEN, (report, unseen), strict=True):
-            by_sasrec = sasrec_ranks(sasrec, eval_set, remove_seen=found.seen == "removed")
-            methods |= {
-                f"leafbeam{end}": found.model,
-                f"sasrec{end}": RankingMetrics.from_ranks(by_sasrec),
-                f"popularity{end}": found.popularity,
-            }
-            if found.text_neighbours is not None:
-                methods[f"text_neighbours{end}"] = found.text_neighbours
+        baselines: dict[str, ScoreFn] = {"sasrec": sasrec_scores(sasrec)}
+        if columns:
+            baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed))
+        report = evaluate(
+            model,
+            trie,
+            log,
+            split,
+            sample=QUICK_USERS if run.quick else None,
+            baselines=baselines,
+            unconstrained_users=100 if run.quick else 2000,
+            progress=lambda done, total: say("evaluating", done / total),
+        )
     free = report.unconstrained
     return TABLE.row(
         {
@@ -178,7 +160,11 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             "note": run.note,
         },
         {
-            "methods": {name: as_dict(scores) for name, scores in methods.items()},
+            "methods": {
+                f"{_ROW_NAMES.get(name, name)}{end}": as_dict(getattr(ranking, how_seen))
+                for name, ranking in report.rankings.items()
+                for end, how_seen in _SEEN.items()
+            },
             "invalid": None if free is None else asdict(free.invalid),
             "split": asdict(split.report),
             "train": {**place, "parameters": sum(weight.numel() for weight in model.parameters())},
@@ -187,6 +173,11 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             "seconds": {**seconds, "sasrec": round(how["seconds"], 1)},
         },
     )
+
+
+def _loss_of(sasrec: dict[str, Any]) -> str:
+    """The loss in words; rows before 2026-11-23 have "loss" (one negative a target)."""
+    return f"{sasrec['loss']} loss" if "loss" in sasrec else f"softmax over {sasrec['negatives']:,} negatives"
 
 
 def _size(model: Any) -> int:
@@ -219,7 +210,7 @@ def _show(console: Console, rows: list[Row]) -> None:
         sasrec = at["sasrec"]
         console.print(
             f"leafbeam: {measured['train']['parameters']:,} parameters, {at['budget']} ({measured['train']['epochs']} epochs) "
-            f"on one thread. SASRec here: {sasrec['loss']} loss, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
+            f"on one thread. SASRec here: {_loss_of(sasrec)}, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
             f"{measured['sasrec_train']['epochs']:.0f} epochs in {measured['seconds']['sasrec']:.0f} s; "
             f"{sasrec['differs']}.{' ' + at['note'] if at['note'] else ''}"
         )

@@ -19,7 +19,6 @@ def evaluate(
         Literal["test", "valid"],
         option("--part", "Held-out item: the last, or the one before.", metavar="test|valid"),
     ] = "test",
-    remove_seen: Annotated[bool, option("--remove-seen", "Rank no item that the user already has.")] = False,
     num_beams: Annotated[int, option("--beams", "Beams of the search.")] = 20,
     scoring: ScoringOption = "full",
     unconstrained: Annotated[int, option("--unconstrained", "Users to search for without the index too; 0: none.")] = 2_000,
@@ -27,7 +26,8 @@ def evaluate(
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
-    The baselines are popularity and nearest text. Every figure has its standard error.
+    The baselines are popularity and nearest text. Lists with and without the items that a user already has are both
+    reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
     """
     if users is not None and users < 1:
         raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")
@@ -39,6 +39,7 @@ def evaluate(
     from leafbeam.semid import SidTable, text_columns, text_vectors
     from leafbeam.train import evaluate as measure
     from leafbeam.train import leave_one_out
+    from leafbeam.train.baselines import text_neighbours
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model)
@@ -56,16 +57,16 @@ def evaluate(
             part=part,
             num_beams=num_beams,
             scoring=scoring,
-            remove_seen=remove_seen,
             sample=users,
             seed=seed,
-            text_vectors_ND=text_vectors(log.items, columns, dims=256, seed=seed) if columns else None,
+            baselines={"text": text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))} if columns else None,
             unconstrained_users=unconstrained,
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {total:,} users"),
         )
     console.print(report.table())
     if not columns:
         console.print("The items have no text column, so there is no nearest-text baseline.")
+    console.print(str(report.verdict))
     paths.add_to_report("evaluate", json.loads(report.to_json()))
     done(console, f"written to {paths.report}", since=began)
     next_step(console, "leafbeam", "build", "--run", run)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from leafbeam.train.evaluation import EvaluationSet, Part, evaluate
     from leafbeam.train.histories import Histories
     from leafbeam.train.interaction_log import Columns, InteractionLog, LogReport, load_log, log_from_tables
-    from leafbeam.train.metrics import RankingMetrics
+    from leafbeam.train.metrics import Ranking, RankingMetrics
     from leafbeam.train.parallel import DataParallel
     from leafbeam.train.public_logs import load_amazon, load_movielens
     from leafbeam.train.recipe import Architecture, Budget, PresetName, Recipe, preset
@@ -29,6 +29,7 @@ __all__ = [
     "LogReport",
     "Part",
     "PresetName",
+    "Ranking",
     "RankingMetrics",
     "Recipe",
     "Split",

@@ -1,4 +1,4 @@
-"""Baselines: rankings by popularity and by nearest neighbours of the last item, and beam search without a constraint.
+"""Baselines: scores by popularity and by text, the ranks that scores give, and beam search without a constraint.
 
 Shapes: U users, B users of a batch, N items, D dimensions, K beams, L levels, V codes of a level, M SIDs.
 """
@@ -13,55 +13,57 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.semid.vectors import unit_rows
 from leafbeam.train.histories import Histories
-from leafbeam.train.metrics import MISS
+from leafbeam.train.metrics import MISS, Ranks
 
 StepFn = Callable[[Tensor | None, Tensor | None], Tensor]
 
-
-def popularity_ranks(
-    train: Histories, targets_U: NDArray[np.integer], *, num_items: int, seen: Histories | None = None
-) -> NDArray[np.int64]:
-    """The rank of each user's target among all items by their training interactions, then by row; MISS if in `seen`."""
-    counts_N = np.bincount(train.items_E, minlength=num_items)
-    rank_N = np.empty(num_items, np.int64)
-    rank_N[np.argsort(-counts_N, kind="stable")] = np.arange(num_items)
-    ranks_U = rank_N[targets_U]
-    if seen is None:
-        return ranks_U
-    user_P, item_P = np.unique(np.stack(seen.pairs(np.arange(len(seen)))), axis=1)
-    ranks_U = ranks_U - np.bincount(user_P, rank_N[item_P] < ranks_U[user_P], len(ranks_U)).astype(np.int64)
-    ranks_U[user_P[item_P == targets_U[user_P]]] = MISS
-    return ranks_U
+ScoreFn = Callable[[Histories], NDArray[np.float32]]
+"""Scores (B, N) of all items after each of B histories, in a new array; -inf where an item may not be listed."""
 
 
-def neighbour_ranks(
-    vectors_ND: NDArray[np.floating],
-    last_U: NDArray[np.integer],
-    targets_U: NDArray[np.integer],
-    *,
-    seen: Histories | None = None,
-    batch_users: int = 512,
-) -> NDArray[np.int64]:
-    """The rank of each user's target among all items by their cosine to the user's last item, then by row. Cost: U * N * D.
+def rank_targets(scores: ScoreFn, histories: Histories, targets_U: NDArray[np.integer], *, num_items: int) -> Ranks:
+    """The rank of each user's target among all items by score; items of equal score rank before it.
 
-    A target equal to the last item, or in the user's history in `seen`, is a MISS. A zero vector has cosine 0 to everything.
+    A target that scores -inf is a MISS, as is one in the user's history where seen items are removed. Cost: U * N.
+    """
+    users = len(targets_U)
+    ranks = Ranks(kept=np.full(users, MISS, np.int64), removed=np.full(users, MISS, np.int64))
+    size = max(1, 2**23 // num_items)
+    for first in range(0, users, size):
+        batch_B = np.arange(first, min(first + size, users))
+        rows_B, target_B = np.arange(len(batch_B)), targets_U[batch_B]
+        scores_BN = scores(histories.select(batch_B))
+        for ranks_U in (ranks.kept, ranks.removed):
+            if ranks_U is ranks.removed:
+                scores_BN[histories.pairs(batch_B)] = -np.inf
+            target_B1 = scores_BN[rows_B, target_B][:, None]
+            before_B = (scores_BN >= target_B1).sum(axis=1) - 1
+            ranks_U[batch_B] = np.where(target_B1[:, 0] == -np.inf, MISS, before_B)
+    return ranks
+
+
+def popularity(train: Histories, num_items: int) -> ScoreFn:
+    """Scores items by their training interactions."""
+    counts_N = np.bincount(train.items_E, minlength=num_items).astype(np.float32)
+    return lambda histories: np.tile(counts_N, (len(histories), 1))
+
+
+def text_neighbours(vectors_ND: NDArray[np.floating]) -> ScoreFn:
+    """Scores items by the cosine of their vectors to the last item's, which is not listed. Cost: N * D a user.
+
+    A zero vector has cosine 0 to everything. Raises ArgumentError for vectors that are not finite.
     """
     if vectors_ND.ndim != 2 or not np.isfinite(vectors_ND).all():
         raise ArgumentError(f"vectors must be finite and of shape (N, D), got shape {vectors_ND.shape}")
     units_ND = unit_rows(vectors_ND.astype(np.float32))
-    rows_N = np.arange(len(units_ND))
-    ranks_U = np.full(len(targets_U), MISS, np.int64)
-    for first in range(0, len(targets_U), batch_users):
-        last_B, target_B = last_U[first : first + batch_users], targets_U[first : first + batch_users]
-        users_B = np.arange(len(last_B))
+
+    def scores(histories: Histories) -> NDArray[np.float32]:
+        last_B = histories.items_E[histories.indptr_U1[1:] - 1]
         cosine_BN = units_ND[last_B] @ units_ND.T
-        cosine_BN[users_B, last_B] = -np.inf
-        if seen is not None:
-            cosine_BN[seen.pairs(first + users_B)] = -np.inf
-        target_B1 = cosine_BN[users_B, target_B][:, None]
-        before_BN = (cosine_BN > target_B1) | ((cosine_BN == target_B1) & (rows_N < target_B[:, None]))
-        ranks_U[first : first + len(last_B)] = np.where(target_B1[:, 0] == -np.inf, MISS, before_BN.sum(axis=1))
-    return ranks_U
+        cosine_BN[np.arange(len(last_B)), last_B] = -np.inf
+        return cosine_BN
+
+    return scores
 
 
 @torch.inference_mode()

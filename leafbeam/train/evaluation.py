@@ -4,7 +4,7 @@ Shapes: U users, B users of a batch, K beams, L levels, N items, D dimensions.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -17,11 +17,11 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession
 from leafbeam.semid.config import check_choice
-from leafbeam.train.baselines import SidSet, neighbour_ranks, popularity_ranks, unconstrained_search
+from leafbeam.train.baselines import ScoreFn, SidSet, popularity, rank_targets, unconstrained_search
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
-from leafbeam.train.metrics import MISS, Estimate, RankingMetrics
-from leafbeam.train.report import EvaluationReport, UnconstrainedReport
+from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
+from leafbeam.train.report import EvaluationReport, UnconstrainedReport, Verdict
 from leafbeam.train.split import Split
 from leafbeam.train.threads import torch_threads
 
@@ -70,10 +70,9 @@ def evaluate(
     num_beams: int = 20,
     scoring: Literal["full", "allowed"] = "full",
     max_items: int | None = None,
-    remove_seen: bool = False,
     sample: int | None = None,
     seed: int = 0,
-    text_vectors_ND: NDArray[np.floating] | None = None,
+    baselines: Mapping[str, ScoreFn] | None = None,
     unconstrained_users: int = 2000,
     batch_users: int = 128,
     threads: int = 1,
@@ -81,14 +80,14 @@ def evaluate(
 ) -> EvaluationReport:
     """Rank the whole catalog for each user by constrained beam search, and report the rank of the held-out item.
 
-    One ranking a user, from the last `max_items` items (None: as in training) before the held-out item; every item of `trie`
-    may be returned, and an item beyond the `num_beams` best SIDs is a miss. Popularity is counted in the training part.
+    Two rankings a user, from the last `max_items` items (None: as in training) before the held-out item: one that may list
+    items of the history, and one that may not. Every other item of `trie` may be listed, and an item beyond the `num_beams`
+    best SIDs is a miss. Items of equal score rank before the held-out one.
 
-    remove_seen: items of a user's history are excluded, for the model and the baselines; a repeated item is then a miss. The
-    unconstrained search keeps them. (Published figures of SASRec and S3-Rec remove seen items.)
-    sample: number of users, drawn by `seed`; None: all. text_vectors_ND: one row for each item of the log, for the nearest
-    neighbours. unconstrained_users: how many are also searched without the trie, to measure invalid SIDs and time. threads: of
-    the model. progress: called with (users done, all users).
+    sample: number of users, drawn by `seed`; None: all. baselines: other methods by name, each a function from histories to
+    scores of all items of the log; popularity in the training part is always among them. unconstrained_users: how many are
+    also searched without the trie, to measure invalid SIDs and time. threads: of the model. progress: called with (users done,
+    all users).
 
     Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
     """
@@ -102,7 +101,7 @@ def evaluate(
         raise ArgumentError(f"{num_beams=}, {batch_users=}, {max_items=}, {threads=}: at least 1 each")
     eval_set = EvaluationSet.from_split(split, part, sample=sample, seed=seed)
     search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
-    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, remove_seen)
+    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items)
     users = len(eval_set.users)
     compared_U = np.zeros(users, np.bool_)
     compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
@@ -115,10 +114,10 @@ def evaluate(
                 done += len(batch)
                 if progress is not None:
                     progress(done, users)
-    last_U = eval_set.histories.items_E[eval_set.histories.indptr_U1[1:] - 1]
-    targets_U, seen = eval_set.targets_U, eval_set.histories if remove_seen else None
-    neighbours = None if text_vectors_ND is None else neighbour_ranks(text_vectors_ND, last_U, targets_U, seen=seen)
-    popularity = popularity_ranks(split.train, targets_U, num_items=log.num_items, seen=seen)
+    scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
+    ranks = {"model": evaluator.ranks}
+    for name, scores in scorers.items():
+        ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
     return EvaluationReport(
         part=part,
         users=users,
@@ -126,27 +125,33 @@ def evaluate(
         num_beams=num_beams,
         scoring=scoring,
         max_items=max_items,
-        seen="removed" if remove_seen else "kept",
         trie_version=trie.version,
-        model=RankingMetrics.from_ranks(evaluator.ranks_U),
-        popularity=RankingMetrics.from_ranks(popularity),
-        text_neighbours=None if neighbours is None else RankingMetrics.from_ranks(neighbours),
+        rankings={name: Ranking.from_ranks(named) for name, named in ranks.items()},
+        verdict=Verdict.from_ranks(ranks),
         unconstrained=evaluator.comparison(compared_U) if compared_U.any() else None,
         seconds=time.perf_counter() - start,
     )
 
 
 def recall_on(
-    trie: Trie, log: InteractionLog, split: Split, *, max_items: int, sample: int, num_beams: int = 20, seed: int = 0
+    trie: Trie,
+    log: InteractionLog,
+    split: Split,
+    *,
+    max_items: int,
+    sample: int,
+    num_beams: int = 20,
+    seed: int = 0,
+    seen: Seen = "removed",
 ) -> Callable[[AnyModel], float]:
     """A function that returns a model's Recall@10 on the validation items of a sample of users (`Trainer.validate`)."""
     eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
 
     def recall(model: AnyModel) -> float:
-        evaluator = _Evaluator(model, trie, log, eval_set, BeamSearch(trie, num_beams=num_beams), max_items)
+        evaluator = _Evaluator(model, trie, log, eval_set, BeamSearch(trie, num_beams=num_beams), max_items, (seen,))
         for batch in eval_set.batches(max_items, 128):
             evaluator.run_batch(batch, compare=False)
-        return RankingMetrics.from_ranks(evaluator.ranks_U).recall_10.mean
+        return RankingMetrics.from_ranks(getattr(evaluator.ranks, seen)).recall_10.mean
 
     return recall
 
@@ -162,15 +167,16 @@ class _Evaluator:
         eval_set: EvaluationSet,
         search: BeamSearch,
         max_items: int,
-        remove_seen: bool = False,
+        seen: tuple[Seen, ...] = SEEN,
     ) -> None:
         self._model, self._eval_set, self._item_ids = model.eval(), eval_set, log.item_ids
-        self._search, self._max_items, self._remove_seen = search, max_items, remove_seen
+        self._search, self._max_items, self._seen = search, max_items, seen
         self._user_ids = log.user_ids[eval_set.users] if model.vocabulary.num_users else None
         self._codes_NL = trie.codes_of(log.item_ids)
         self._sids = SidSet(trie.codes_of(trie.item_ids), trie.codebook_sizes)
         users = len(eval_set.users)
-        self.ranks_U, self._unconstrained_ranks_U = (np.full(users, MISS, np.int64) for _ in range(2))
+        kept_U, removed_U, self._unconstrained_ranks_U = (np.full(users, MISS, np.int64) for _ in range(3))
+        self.ranks = Ranks(kept=kept_U, removed=removed_U)
         self._invalid_U = np.zeros(users)
         self._seconds: dict[str, float] = {}
         self._unconstrained_first = False
@@ -183,18 +189,21 @@ class _Evaluator:
         prompts = self._model.vocabulary.prompts(codes, users)
         tokens_BT, lengths_B = (torch.as_tensor(array, device=self._model.device) for array in prompts)
         if not compare:
-            self._record(indices, self._constrained(self._model.start(tokens_BT, lengths_B), indices))
+            session = self._model.start(tokens_BT, lengths_B)
+            for seen in self._seen:
+                self._record(indices, seen, self._constrained(session, indices, seen))
             return
         if not self._seconds:  # the first call of each search compiles or loads kernels: it is not timed
             session = self._model.start(tokens_BT[:1], lengths_B[:1])
-            self._constrained(session, indices[:1])
+            self._constrained(session, indices[:1], "kept")
             self._unconstrained(session)
         session = self._timed("prompt", lambda: self._model.start(tokens_BT, lengths_B))
         for unconstrained in (self._unconstrained_first, not self._unconstrained_first):
             if unconstrained:
                 self._record_unconstrained(indices, self._timed("unconstrained", lambda: self._unconstrained(session)))
             else:
-                self._record(indices, self._timed("constrained", lambda: self._constrained(session, indices)))
+                self._record(indices, "kept", self._timed("constrained", lambda: self._constrained(session, indices, "kept")))
+        self._record(indices, "removed", self._constrained(session, indices, "removed"))
         self._unconstrained_first = not self._unconstrained_first
 
     def _timed(self, name: str, search: Callable[[], T]) -> T:
@@ -203,20 +212,23 @@ class _Evaluator:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
         return result
 
-    def _constrained(self, session: DecodeSession, indices: NDArray[np.int64]) -> SearchResult:
+    def _constrained(self, session: DecodeSession, indices: NDArray[np.int64], seen: Seen) -> SearchResult:
         histories = self._eval_set.histories
-        seen = [self._item_ids[histories[index]] for index in indices.tolist()] if self._remove_seen else None
-        return self._search.run(session.step_fn, batch_size=len(indices), deny=seen)
+        denied = [self._item_ids[histories[index]] for index in indices.tolist()] if seen == "removed" else None
+        return self._search.run(session.step_fn, batch_size=len(indices), deny=denied)
 
     def _unconstrained(self, session: DecodeSession) -> NDArray[np.int64]:
         num_levels = self._codes_NL.shape[1]
         codes_BKL, _ = unconstrained_search(session.step_fn, num_levels=num_levels, num_beams=self._search.num_items)
         return codes_BKL.cpu().numpy()
 
-    def _record(self, indices: NDArray[np.int64], result: SearchResult) -> None:
+    def _record(self, indices: NDArray[np.int64], seen: Seen, result: SearchResult) -> None:
+        ranks_U = self.ranks.kept if seen == "kept" else self.ranks.removed
         for row, index in enumerate(indices.tolist()):
             hits = np.flatnonzero(result.item_ids[row] == self._item_ids[self._eval_set.targets_U[index]])
-            self.ranks_U[index] = hits[0] if len(hits) else MISS
+            if len(hits):
+                scores = np.asarray(result.scores[row])
+                ranks_U[index] = (scores >= scores[hits[0]]).sum() - 1
         live_BK = np.asarray(result.scores) > -np.inf
         if not self._sids.contains(np.asarray(result.codes)[live_BK]).all():
             raise AssertionError("the constrained search returned a SID that is not in the index")
@@ -233,7 +245,7 @@ class _Evaluator:
             users=int(compared_U.sum()),
             invalid=Estimate.from_values(self._invalid_U[compared_U]),
             scores=RankingMetrics.from_ranks(self._unconstrained_ranks_U[compared_U]),
-            constrained=RankingMetrics.from_ranks(self.ranks_U[compared_U]),
+            constrained=RankingMetrics.from_ranks(self.ranks.kept[compared_U]),
             prompt_s=self._seconds["prompt"],
             constrained_s=self._seconds["constrained"],
             unconstrained_s=self._seconds["unconstrained"],

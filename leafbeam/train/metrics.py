@@ -5,7 +5,7 @@ Shapes: U users.
 
 from dataclasses import dataclass, fields
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from leafbeam.errors import ArgumentError
 
 MISS = -1
 """The rank of an item that is not in the list."""
+
+Seen = Literal["kept", "removed"]
+"""Whether the items of a user's history may be in the list."""
+
+SEEN: tuple[Seen, ...] = ("kept", "removed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,3 +78,29 @@ class RankingMetrics:
         """The inverse of `dataclasses.asdict`."""
         estimates = {name: Estimate(**value) for name, value in content.items() if name != "users"}
         return cls(users=content["users"], **estimates)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Ranks:
+    """The rank of each user's item, 0 first, MISS where it is not listed: in lists that keep seen items, and without them."""
+
+    kept: NDArray[np.int64]
+    removed: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """The metrics of one method: with the items of a user's history kept in the lists, and removed from them."""
+
+    kept: RankingMetrics
+    removed: RankingMetrics
+
+    @classmethod
+    def from_ranks(cls, ranks: Ranks) -> "Ranking":
+        """Both metrics of the same users."""
+        return cls(kept=RankingMetrics.from_ranks(ranks.kept), removed=RankingMetrics.from_ranks(ranks.removed))
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "Ranking":
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**{seen: RankingMetrics.from_dict(metrics) for seen, metrics in content.items()})

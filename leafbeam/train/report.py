@@ -1,13 +1,30 @@
 """The report of an evaluation, as JSON and as a table."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from leafbeam.errors import DataError
-from leafbeam.train.metrics import Estimate, RankingMetrics
+from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
+
+SERVED = ("model", "fused")
+"""The rankings that a server of the run returns."""
+
+LABELS = {
+    "model": "leafbeam",
+    "fused": "leafbeam and memory",
+    "popularity": "most popular",
+    "text": "nearest by text",
+    "transitions": "transitions from the last item",
+    "graph": "transition graph",
+    "graph_text": "transition graph and text",
+    "sasrec": "SASRec",
+}
+"""What tables call a ranking; another name stands for itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +46,48 @@ class UnconstrainedReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The best ranking by Recall@10, and its lead over the best of the other kind: served, or a baseline.
+
+    seen: whether the lists compared keep seen items; the choice that gives the higher Recall@10. lead: mean difference of the
+    same users' hits, with its standard error.
+    """
+
+    best: str
+    other: str
+    seen: Seen
+    lead: Estimate
+
+    @classmethod
+    def from_ranks(cls, ranks: Mapping[str, Ranks]) -> "Verdict":
+        """From the ranks of at least one served ranking and one baseline, on the same users."""
+
+        def hits(name: str, seen: Seen) -> "np.ndarray[Any, np.dtype[np.float64]]":
+            ranks_U = getattr(ranks[name], seen)
+            return ((ranks_U >= 0) & (ranks_U < 10)).astype(np.float64)
+
+        seen = max(SEEN, key=lambda seen: max(hits(name, seen).mean() for name in ranks))
+        best = max(ranks, key=lambda name: hits(name, seen).mean())
+        others = [name for name in ranks if (name in SERVED) != (best in SERVED)]
+        other = max(others, key=lambda name: hits(name, seen).mean())
+        return cls(best=best, other=other, seen=seen, lead=Estimate.from_values(hits(best, seen) - hits(other, seen)))
+
+    def __str__(self) -> str:
+        errors = self.lead.mean / self.lead.error if self.lead.error else 0.0
+        best, other = (LABELS.get(name, name) for name in (self.best, self.other))
+        lead = f"With seen items {self.seen}, {best} has the best Recall@10, {errors:.1f} standard errors above {other}"
+        if errors <= 2:
+            return f"{lead}: no clear difference. Evaluate more users, or train longer: leafbeam train --resume --minutes 30."
+        if self.best in SERVED:
+            return f"{lead}: serve {best}."
+        if self.best == "text":
+            return f"{lead}: the log is small beside its texts. Train longer (leafbeam train --resume --minutes 30)."
+        return f"{lead}: the model has not learnt enough. Train longer: leafbeam train --resume --minutes 30."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """Metrics of a model and of baselines on one part of a split, with the settings. seen: whether seen items were kept."""
+    """Metrics of a model and of baselines on one part of a split, with the settings. rankings: by method, "model" first."""
 
     part: str
     users: int
@@ -39,12 +96,10 @@ class EvaluationReport:
     scoring: str
     max_items: int
     trie_version: str
-    model: RankingMetrics
-    popularity: RankingMetrics
-    text_neighbours: RankingMetrics | None
+    rankings: Mapping[str, Ranking]
+    verdict: Verdict
     unconstrained: UnconstrainedReport | None
     seconds: float
-    seen: Literal["kept", "removed"] = "kept"
 
     def to_json(self) -> str:
         """One line; `from_json` reads it."""
@@ -52,11 +107,13 @@ class EvaluationReport:
 
     @classmethod
     def from_json(cls, text: str) -> "EvaluationReport":
-        """The inverse of `to_json`. Raises DataError for anything else."""
+        """The inverse of `to_json`. Raises DataError for anything else, and for reports of versions before 0.2."""
         try:
             content: dict[str, Any] = json.loads(text)
-            for name in ("model", "popularity", "text_neighbours"):
-                content[name] = content[name] and RankingMetrics.from_dict(content[name])
+            if "popularity" in content:
+                raise DataError("this report is of an older leafbeam, without named rankings: run `leafbeam evaluate` again")
+            content["rankings"] = {name: Ranking.from_dict(found) for name, found in content["rankings"].items()}
+            content["verdict"] = Verdict(**(content["verdict"] | {"lead": Estimate(**content["verdict"]["lead"])}))
             if (free := content["unconstrained"]) is not None:
                 free |= {name: RankingMetrics.from_dict(free[name]) for name in ("scores", "constrained")}
                 content["unconstrained"] = UnconstrainedReport(**(free | {"invalid": Estimate(**free["invalid"])}))
@@ -65,30 +122,30 @@ class EvaluationReport:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
     def table(self) -> Table:
-        """The metrics with their standard errors, one row for the model and one for each baseline, for rich."""
-        rows = {"leafbeam": self.model, "most popular": self.popularity}
-        if self.text_neighbours is not None:
-            rows["nearest by text"] = self.text_neighbours
+        """The metrics with their standard errors, one row for each ranking, seen items kept and removed, for rich."""
+        rows = {(LABELS.get(name, name), how): getattr(found, how) for how in SEEN for name, found in self.rankings.items()}
         if (free := self.unconstrained) is not None and free.users < self.users:
-            rows |= {f"leafbeam, {free.users:,} users": free.constrained, "unconstrained, the same users": free.scores}
+            rows[f"leafbeam, {free.users:,} users", "kept"] = free.constrained
+            rows["unconstrained, the same users", "kept"] = free.scores
         elif free is not None:
-            rows["unconstrained"] = free.scores
+            rows["unconstrained", "kept"] = free.scores
         table = Table(title=f"{self.users:,} users, {self.items:,} items, {self.num_beams} beams", caption=self.caption)
-        for name in ("", *self.model.estimates):
-            table.add_column(name, justify="right" if name else "left")
-        for name, metrics in rows.items():
-            table.add_row(name, *(str(estimate) for estimate in metrics.estimates.values()))
+        table.add_column("")
+        for name in ("seen items", *self.rankings["model"].kept.estimates):
+            table.add_column(name, justify="right")
+        for (name, how), metrics in rows.items():
+            table.add_row(name, how, *(str(estimate) for estimate in metrics.estimates.values()))
         return table
 
     @property
     def caption(self) -> str:
-        """Invalid items, treatment of seen items, and times, in a few sentences."""
+        """Invalid items and times, in a few sentences."""
         if self.unconstrained is None:
-            return f"Invalid items: 0 constrained. Seen items are {self.seen}."
+            return "Invalid items: 0 constrained."
         free = self.unconstrained
         speed = free.unconstrained_s / max(free.constrained_s, 1e-9)
         return (
             f"Invalid items: 0 constrained, {free.invalid.mean:.2%} ± {free.invalid.error:.2%} unconstrained. "
-            f"Seen items are {self.seen}. Decoding for {free.users:,} users: {free.constrained_s:.1f} s constrained, "
+            f"Decoding for {free.users:,} users: {free.constrained_s:.1f} s constrained, "
             f"{free.unconstrained_s:.1f} s unconstrained ({speed:.2f}x as fast); prompts {free.prompt_s:.1f} s."
         )

@@ -1,59 +1,57 @@
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 from leafbeam.train import Histories, RankingMetrics
-from leafbeam.train.baselines import neighbour_ranks, popularity_ranks
+from leafbeam.train.baselines import ScoreFn, popularity, rank_targets, text_neighbours
 from leafbeam.train.metrics import MISS, Estimate
 
 
-def test_popularity_ranks_by_training_count_then_by_row():
-    train = Histories(indptr_U1=np.array([0, 3, 6]), items_E=np.array([2, 2, 4, 4, 1, 2]), times_E=np.arange(6))
+def histories_of(*items: list[int]) -> Histories:
+    flat = np.concatenate(items).astype(np.int32)
+    return Histories(indptr_U1=np.cumsum([0, *map(len, items)]), items_E=flat, times_E=np.arange(len(flat)))
+
+
+def kept_ranks(scores: ScoreFn, last: list[int], targets: list[int], num_items: int) -> list[int]:
+    histories = histories_of(*([item] for item in last))
+    return rank_targets(scores, histories, np.array(targets), num_items=num_items).kept.tolist()
+
+
+def test_popularity_ranks_by_training_count_and_a_target_after_those_of_its_count():
+    scores = popularity(histories_of([2, 2, 4], [4, 1, 2]), 5)
     # counts: item 2 three times, 4 twice, 1 once, 0 and 3 never
-    assert popularity_ranks(train, np.arange(5), num_items=5).tolist() == [3, 2, 0, 4, 1]
+    assert kept_ranks(scores, [0] * 5, list(range(5)), 5) == [4, 2, 0, 4, 1]
 
 
-def test_nearest_neighbours_rank_by_cosine_to_the_last_item_without_it():
+def test_text_neighbours_rank_by_cosine_to_the_last_item_without_it():
     vectors = np.array([[1, 0], [10, 1], [0, 2], [1, 1], [0, 0], [-1, 0]], np.float64)
-    last, targets = np.array([0, 0, 0, 0, 0, 2]), np.array([1, 3, 2, 4, 5, 3])
-    # cosine to item 0: item 1 .995, item 3 .707, items 2 and 4 zero (row order), item 5 -1
-    assert neighbour_ranks(vectors, last, targets, batch_users=4).tolist() == [0, 1, 2, 3, 4, 0]
-    assert neighbour_ranks(vectors, np.array([1]), np.array([1])).tolist() == [MISS]
+    # cosine to item 0: item 1 .995, item 3 .707, items 2 and 4 zero, item 5 -1
+    assert kept_ranks(text_neighbours(vectors), [0, 0, 0, 0, 0, 2], [1, 3, 2, 4, 5, 3], 6) == [0, 1, 3, 3, 4, 0]
+    assert kept_ranks(text_neighbours(vectors), [1], [1], 6) == [MISS]
 
 
-def test_nearest_neighbours_equal_a_full_sort_of_random_vectors():
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((50, 6)).astype(np.float32)
-    vectors[10] = vectors[11]
-    last, targets = rng.integers(0, 50, 300), rng.integers(0, 50, 300)
-    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    for rank, item, target in zip(neighbour_ranks(vectors, last, targets, batch_users=7), last, targets, strict=True):
-        cosine = units @ units[item]
-        order = [row for row in sorted(range(50), key=lambda row: (-round(float(cosine[row]), 5), row)) if row != item]
-        assert rank == (MISS if item == target else order.index(target))
-
-
-def test_removed_seen_items_are_not_ranked_by_a_baseline():
+def test_ranks_of_both_lists_equal_a_full_sort():
     rng = np.random.default_rng(2)
-    vectors = rng.standard_normal((20, 4)).astype(np.float32)
-    lengths = rng.integers(1, 9, 60)
-    ptr = np.concatenate([[0], np.cumsum(lengths)])
-    seen = Histories(indptr_U1=ptr, items_E=rng.integers(0, 20, ptr[-1]), times_E=np.arange(ptr[-1]))
-    last, targets = seen.items_E[ptr[1:] - 1], rng.integers(0, 20, 60)
-    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    nearest = neighbour_ranks(vectors, last, targets, seen=seen, batch_users=7)
-    popular = popularity_ranks(seen, targets, num_items=20, seen=seen)
-    counts = np.bincount(seen.items_E, minlength=20)
+    histories = histories_of(*(rng.integers(0, 20, length).tolist() for length in rng.integers(1, 9, 60)))
+    targets = rng.integers(0, 20, 60)
+    table = rng.integers(0, 12, (20, 20)).astype(np.float32)  # many ties
+    table[:, 7] = -np.inf
+
+    def scores(chosen: Histories) -> NDArray[np.float32]:
+        return table[chosen.items_E[chosen.indptr_U1[1:] - 1]]
+
+    ranks = rank_targets(scores, histories, targets, num_items=20)
     for user, target in enumerate(targets):
-        items = set(seen[user].tolist())
-        for ranks, score in ((nearest, units @ units[last[user]]), (popular, counts.astype(float))):
-            order = [row for row in sorted(range(20), key=lambda row: (-round(float(score[row]), 5), row)) if row not in items]
-            assert ranks[user] == (MISS if target in items else order.index(target))
+        score, seen = table[histories[user][-1]], set(histories[user].tolist())
+        for rank, others in ((ranks.kept[user], range(20)), (ranks.removed[user], set(range(20)) - seen)):
+            listed = target in others and target != 7
+            assert rank == (sum(score[item] >= score[target] for item in others if item != target) if listed else MISS)
 
 
 def test_vectors_that_are_not_finite_are_refused():
     with pytest.raises(ArgumentError, match="finite"):
-        neighbour_ranks(np.array([[1.0, np.nan]]), np.array([0]), np.array([0]))
+        text_neighbours(np.array([[1.0, np.nan]]))
 
 
 def test_ranking_metrics_equal_the_formulas():

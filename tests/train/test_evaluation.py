@@ -26,9 +26,10 @@ from leafbeam.train import (
     log_from_tables,
     train,
 )
-from leafbeam.train.baselines import SidSet, unconstrained_search
+from leafbeam.train.baselines import SidSet, text_neighbours, unconstrained_search
 from leafbeam.train.evaluation import recall_on
-from leafbeam.train.metrics import MISS
+from leafbeam.train.metrics import MISS, Estimate, Ranks
+from leafbeam.train.report import Verdict
 
 SIZES = (4, 5, 3)
 TINY = Recipe(
@@ -117,11 +118,11 @@ def test_the_scores_equal_a_brute_force_ranking_of_every_item(shop: tuple[Intera
         free_ranks.append([tuple(every[row]) for row in order].index(tuple(sids.codes[target])))
         invalid.append(np.mean([tuple(every[row].tolist()) not in exists for row in order]))
     report = evaluate(model, trie, log, split, part=part, num_beams=60, max_items=4, unconstrained_users=10**6, batch_users=7)
-    assert report.model == RankingMetrics.from_ranks(np.array(ranks))
+    assert report.rankings["model"].kept == RankingMetrics.from_ranks(np.array(ranks))
     assert report.users == len(ranks)
     assert report.unconstrained is not None
     assert report.unconstrained.scores == RankingMetrics.from_ranks(np.array(free_ranks))
-    assert report.unconstrained.constrained == report.model
+    assert report.unconstrained.constrained == report.rankings["model"].kept
     assert report.unconstrained.invalid.mean == pytest.approx(np.mean(invalid))
 
 
@@ -131,11 +132,15 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     log, split, sids, trie = shop
     model = train(log, split, sids, dataclasses.replace(TINY, validations=1, validation_users=20))
     report = evaluate(model, trie, log, split, num_beams=10, max_items=6)
-    assert report.model.recall_1.mean > 0.6
-    assert report.model.ndcg_5.mean >= report.model.recall_1.mean
-    assert report.popularity.recall_1.mean < 0.3
-    assert report.text_neighbours is None
+    ranking, popular = report.rankings["model"].removed, report.rankings["popularity"].removed
+    assert ranking.recall_1.mean > 0.6
+    assert ranking.ndcg_5.mean >= ranking.recall_1.mean
+    assert popular.recall_1.mean < 0.3
+    assert set(report.rankings) == {"model", "popularity"}
     assert recall_on(trie, log, split, max_items=6, sample=30)(model) > 0.6
+    assert (report.verdict.best, report.verdict.other, report.verdict.seen) == ("model", "popularity", "removed")
+    assert report.verdict.lead.mean == pytest.approx(ranking.recall_10.mean - popular.recall_10.mean)
+    assert str(report.verdict).endswith("serve leafbeam.")
 
 
 def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionLog, Split, SidTable, Trie]):
@@ -148,17 +153,34 @@ def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionL
         above = set(np.flatnonzero(scores > scores[target]).tolist()) - set(history.tolist())
         ranks.append(MISS if target in history else len(above))
     vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
-    settings = {"num_beams": 60, "max_items": 4, "unconstrained_users": 5, "text_vectors_ND": vectors}
-    report = evaluate(model, trie, log, split, **settings, remove_seen=True, batch_users=7)
-    kept = evaluate(model, trie, log, split, **settings)
-    assert report.model == RankingMetrics.from_ranks(np.array(ranks)) != kept.model
-    assert (report.seen, kept.seen) == ("removed", "kept")
-    assert "removed" in report.caption
-    assert report.text_neighbours != kept.text_neighbours
-    assert report.popularity != kept.popularity
-    before = json.loads(kept.to_json())
-    del before["seen"]  # a report from before there was a choice
-    assert EvaluationReport.from_json(json.dumps(before)) == kept
+    settings = {"num_beams": 60, "max_items": 4, "unconstrained_users": 5, "baselines": {"text": text_neighbours(vectors)}}
+    rankings = evaluate(model, trie, log, split, **settings, batch_users=7).rankings
+    assert rankings["model"].removed == RankingMetrics.from_ranks(np.array(ranks))
+    assert list(rankings) == ["model", "popularity", "text"]
+    assert all(ranking.removed != ranking.kept for ranking in rankings.values())
+
+
+def test_the_rank_of_an_item_on_a_shared_sid_counts_the_others(shop: tuple[InteractionLog, Split, SidTable, Trie]):
+    log, split, sids, _ = shop
+    shared = dataclasses.replace(sids, codes=sids.codes[np.arange(log.num_items) // 3 * 3])
+    report = evaluate(model_of(), trie_of(shared), log, split, num_beams=60, max_items=4, unconstrained_users=0)
+    assert report.rankings["model"].kept.recall_1.mean == 0
+    assert report.rankings["model"].kept.recall_10.mean > 0
+
+
+def test_the_verdict_compares_what_is_served_with_the_best_baseline_on_the_same_users():
+    def ranks(kept: list[int], removed: list[int]) -> Ranks:
+        return Ranks(kept=np.array(kept * 20), removed=np.array(removed * 20))
+
+    model, graph = ranks([0, 11, 11, 11], [0, 0, 11, 11]), ranks([0, 11, 11, 11], [0, 0, 9, 9])
+    worse = ranks([MISS] * 4, [MISS] * 4)
+    verdict = Verdict.from_ranks({"model": model, "popularity": worse, "graph": graph})
+    assert (verdict.best, verdict.other, verdict.seen) == ("graph", "model", "removed")
+    assert verdict.lead == Estimate.from_values(np.array([0.0, 0.0, 1.0, 1.0] * 20))
+    assert "transition graph has the best Recall@10, 8.9 standard errors above leafbeam" in str(verdict)
+    verdict = Verdict.from_ranks({"model": model, "popularity": worse, "fused": graph})
+    assert (verdict.best, verdict.other) == ("fused", "popularity")
+    assert "no clear difference" in str(Verdict.from_ranks({"model": model, "graph": model}))
 
 
 def test_every_user_is_ranked_once_whatever_the_batches(shop: tuple[InteractionLog, Split, SidTable, Trie]):
@@ -169,7 +191,7 @@ def test_every_user_is_ranked_once_whatever_the_batches(shop: tuple[InteractionL
     small = evaluate(
         model_of(), trie, log, split, **settings, batch_users=3, unconstrained_users=20, progress=lambda *at: seen.append(at)
     )
-    assert small.model == whole.model
+    assert small.rankings == whole.rankings
     assert whole.unconstrained is None
     assert seen[-1] == (whole.users, whole.users)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -217,18 +239,22 @@ def test_a_split_with_nothing_held_out_is_refused():
 
 def test_a_report_survives_json_and_prints_every_figure(shop: tuple[InteractionLog, Split, SidTable, Trie]):
     log, split, _, trie = shop
-    vectors = np.random.default_rng(0).standard_normal((log.num_items, 4))
-    report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, text_vectors_ND=vectors)
+    text = text_neighbours(np.random.default_rng(0).standard_normal((log.num_items, 4)))
+    report = evaluate(model_of(), trie, log, split, num_beams=8, unconstrained_users=10, baselines={"text": text})
     assert EvaluationReport.from_json(report.to_json()) == report
-    assert json.loads(report.to_json())["model"]["recall_10"]["mean"] == report.model.recall_10.mean
+    recall = json.loads(report.to_json())["rankings"]["model"]["removed"]["recall_10"]["mean"]
+    assert recall == report.rankings["model"].removed.recall_10.mean
     with pytest.raises(DataError, match="not a report"):
         EvaluationReport.from_json('{"model": 1}')
+    with pytest.raises(DataError, match=r"older leafbeam.*run `leafbeam evaluate` again"):
+        EvaluationReport.from_json('{"part": "test", "model": {}, "popularity": {}, "text_neighbours": null}')
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.table())
     text = console.export_text()
-    assert report.text_neighbours is not None
     assert report.unconstrained is not None
-    for scores in (report.model, report.popularity, report.text_neighbours, report.unconstrained.scores):
+    both = [metrics for ranking in report.rankings.values() for metrics in (ranking.kept, ranking.removed)]
+    assert len(both) == 6
+    for scores in (*both, report.unconstrained.scores):
         for estimate in scores.estimates.values():
             assert str(estimate) in text
     assert f"{report.unconstrained.invalid.mean:.2%}" in text
