@@ -22,12 +22,15 @@
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
 
+    CatalogInUseWarning          items are changed while another process has the catalog open; a UserWarning
+
 Each message says what was expected, what came and how to fix it. Bugs of leafbeam are `AssertionError`s.
 """
 
 __all__ = [
     "ArgumentError",
     "AutomatonError",
+    "CatalogInUseWarning",
     "CheckpointError",
     "CodesError",
     "DataError",
@@ -120,6 +123,10 @@ class RuleError(LeafbeamError, ValueError):
 
 class UnknownRuleError(RuleError):
     """A request names a rule that the catalog does not have."""
+
+
+class CatalogInUseWarning(UserWarning):
+    """Items were changed in a catalog that another process has open."""
 
 
 class RequestError(LeafbeamError, ValueError):

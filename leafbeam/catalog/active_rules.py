@@ -71,7 +71,7 @@ class ActiveRules:
             earlier_bits = _bits_of(old, earlier)
             changed_ids = concat_ids([earlier, changed_ids])
             no_bits = np.empty(0, np.bool_)
-            bits = {name: np.concatenate([earlier_bits[name], bits.get(name, no_bits)]) for name in old.filters}
+            bits = {name: np.concatenate([before, bits.get(name, no_bits)]) for name, before in earlier_bits.items()}
         by_segment = advance_filters(old.filters.by_segment, old.version, version, changed_ids, bits, ready)
         self.rules = replace(old, filters=RuleFilters(version, by_segment))
 
@@ -109,7 +109,7 @@ class ActiveRules:
 
 def _bits_of(rules: RuleSet, ids_n: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
     """Whether each rule selects each of the live items, (n,) by rule."""
-    bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters}
+    bits = {name: np.zeros(len(ids_n), np.bool_) for name in rules.filters.by_segment}
     segment_n, row_n = rules.version.locate(ids_n)
     for number, segment in enumerate(rules.version.segments):
         in_segment = np.flatnonzero(segment_n == number)

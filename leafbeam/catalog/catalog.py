@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,16 +19,18 @@ from leafbeam.catalog.evaluator import Evaluation, Evaluator
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.refresh import BackgroundWorker, Schedule
-from leafbeam.catalog.rule_config import LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
+from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule, RuleSource, RuleStatus, parse_duration, read_rules
 from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reuse_equal
 from leafbeam.catalog.sources import ItemSource
+from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
-from leafbeam.errors import LeafbeamError, RuleError, UnknownRuleError
+from leafbeam.errors import CatalogInUseWarning, LeafbeamError, RuleError, UnknownRuleError
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
 from leafbeam.live.transaction import Codes
 
+_CLOSE_S = 5.0
 log = logging.getLogger("leafbeam.catalog")
 
 
@@ -102,6 +105,7 @@ class Catalog:
         refresh: str | None = None,
         exclusive: bool = False,
         wait_s: float = 5.0,
+        rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
     ) -> "Catalog":
@@ -109,13 +113,14 @@ class Catalog:
 
         index: a trie, whose changes are kept in memory only, or a LiveIndex, which can be durable. refresh: evaluation interval
         of rules that have none of their own ("60s"); None: at `reload` only. exclusive: keep the file open and lock other
-        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file.
+        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. rule_timeout_s: an
+        evaluation of a rule that takes longer is interrupted, and is an error of that rule.
         clock, background: for tests; without the background thread, call `refresh_due`.
 
         Cost: a look-up of the table's ids in the index, and a scan of its columns for each rule. Raises DataError (the file or
         its ids), RuleError (naming rule and predicate).
         """
-        table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive)
+        table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, rule_timeout_s=rule_timeout_s)
         return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
 
     @classmethod
@@ -126,11 +131,13 @@ class Catalog:
         rules: RuleSource = None,
         *,
         refresh: str | None = None,
+        rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
     ) -> "Catalog":
         """`open` with a table in memory, filled from a source. Raises DataError, RuleError."""
-        return cls(ItemsTable.in_memory(items), index, rules, refresh=refresh, clock=clock, background=background)
+        table = ItemsTable.in_memory(items, rule_timeout_s=rule_timeout_s)
+        return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
 
     @property
     def rules(self) -> RuleSet:
@@ -240,7 +247,7 @@ class Catalog:
 
         Attributes are committed first, then the index's log; then both become visible. After a crash or an error between the
         two, the table has attributes of items that the index does not have, which no rule reads. Cost: that of LiveIndex, 5 ms
-        for rows of new items, and about 1 ms a rule.
+        for rows of new items, and about 1 ms a rule. Warns with CatalogInUseWarning if another process has the file open.
 
         >>> with catalog.transaction() as transaction:
         ...     transaction.delete(["a"]); transaction.insert([[0, 0]], ["d"], [{"price": 3.5}])
@@ -250,17 +257,18 @@ class Catalog:
             with self.index.transaction() as inner:
                 transaction = CatalogTransaction(inner)
                 yield transaction
+                self._warn_if_shared()
                 changed_ids = transaction.changed_ids()
                 matches = self._evaluator.write(transaction.tables(), changed_ids, list(rules.definitions.values()))
             no_match = np.zeros(len(changed_ids), np.bool_)
-            self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters})
+            self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters.by_segment})
             for name, error in matches.errors.items():
                 self._record_evaluation(name, error)
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> int:
         """Add items; the next `rules` and `version()` have them. Returns the version's number.
 
-        codes: (n, L). attributes: n rows in the order of the ids; None: the rows that the table has for them already, if any.
+        codes: (n, L). attributes: n rows in the order of the ids; None: the rows that the table has already, else NULLs.
         Raises CodesError, ItemIdError (an id is live already, or occurs twice), DataError (attributes), LogError.
         """
         with self.transaction() as transaction:
@@ -291,10 +299,14 @@ class Catalog:
     def purge(self) -> int:
         """Delete the table's rows of items that the index does not have; returns how many. The next evaluation joins again."""
         with self._evaluation_lock, self._active.write_lock:
+            self._warn_if_shared()
             return self._evaluator.purge(self.version())
 
     def close(self) -> None:
-        """End the background thread and close an exclusive file. Rule sets that are referenced stay valid."""
+        """Stop evaluations and the background thread, and close the file. Rule sets that are referenced stay valid."""
+        self._table.stop()
+        if self._evaluation_lock.acquire(timeout=_CLOSE_S):  # the end of Python aborts while a thread is inside DuckDB
+            self._evaluation_lock.release()
         if self._refresher is not None:
             self._refresher.close()
         self._table.close()
@@ -309,6 +321,14 @@ class Catalog:
 
     def __repr__(self) -> str:
         return f"Catalog({self._table.name!r}, {len(self.version()):,} items, {len(self.rules.filters)} rules)"
+
+    def _warn_if_shared(self) -> None:
+        if self._table.is_shared():
+            message = (
+                f"another process has {self._table.name} open: it sees changed rows after its next reload, and inserted or "
+                "deleted items only once it opens the same index again; to hide an item there, delete its row"
+            )
+            warnings.warn(message, CatalogInUseWarning, stacklevel=4)
 
     def _load(self, *, first: bool) -> LoadReport:
         """Evaluate all rules. The first load raises the first error, a later one keeps the last good filters."""
@@ -329,6 +349,7 @@ class Catalog:
                 not_in_catalog=rules.version.num_items - evaluation.num_known,
                 rules=(),
                 seconds=time.perf_counter() - started,
+                examples=evaluation.examples,
             )
             return self._install(evaluation, definitions, record, began, kept=[*definitions, *evaluation.errors], load=report)
 
@@ -361,9 +382,11 @@ class Catalog:
             now = self.rules
             current = now.filters.by_segment
             changed_ids = self._active.live_ids(record)
-            matches = self._evaluator.evaluate_rows(changed_ids, [definitions[name] for name in evaluation.filters])
+            matches = self._evaluator.evaluate_rows(
+                changed_ids, [definitions[name] for name in evaluation.filters if name != LISTED]
+            )
             evaluated = advance_filters(evaluation.filters, evaluation.version, now.version, changed_ids, matches.bits)
-            by_segment = {name: current[name] for name in kept if name in current}
+            by_segment = {name: current[name] for name in (LISTED, *kept) if name in current}
             by_segment |= {name: reuse_equal(found, current.get(name)) for name, found in evaluated.items()}
             is_new = {name for name, found in by_segment.items() if found is not current.get(name)}
             generation = now.generation + (load is not None or bool(is_new) or by_segment.keys() != current.keys())
@@ -372,9 +395,10 @@ class Catalog:
             errors = {**evaluation.errors, **matches.errors}
             statuses = {} if load is not None else {status.name: status for status in now.report.rules}
             for name in {**evaluation.seconds, **errors}:
-                self._record_evaluation(name, errors.get(name), at=began, seconds=evaluation.seconds.get(name, 0.0))
+                seconds = evaluation.seconds.get(name, 0.0)
+                self._record_evaluation(name, errors.get(name), at=began, seconds=seconds, quiet=load is not None)
                 statuses[name] = self._status_of(name, filters, definitions)
-            known = definitions.keys() | by_segment.keys()
+            known = definitions.keys() | filters.keys()
             self._evaluations = {name: last for name, last in self._evaluations.items() if name in known}
             known |= errors.keys()
             report = replace(load or now.report, rules=tuple(status for name, status in statuses.items() if name in known))
@@ -402,14 +426,16 @@ class Catalog:
             refresh=definitions[name].refresh if name in definitions else None,
         )
 
-    def _record_evaluation(self, name: str, error: RuleError | None, *, at: float | None = None, seconds: float = 0.0) -> None:
-        """Keep the result of an evaluation, and log when a rule begins to fail or succeeds again."""
+    def _record_evaluation(
+        self, name: str, error: RuleError | None, *, at: float | None = None, seconds: float = 0.0, quiet: bool = False
+    ) -> None:
+        """Keep the result of an evaluation; unless quiet, log when a rule begins to fail or succeeds again."""
         before = self._evaluations.get(name, _LastEvaluation())
         if error is None:
             self._evaluations[name] = _LastEvaluation(succeeded_at=at, seconds=seconds)
-            if before.error is not None:
+            if before.error is not None and not quiet:
                 log.info("rule %s can be evaluated again", name)
             return
         self._evaluations[name] = replace(before, error=str(error))
-        if before.error is None:
+        if before.error is None and not quiet:
             log.warning("%s\nrule %s keeps its last good filter until it can be evaluated again", error, name)

@@ -13,17 +13,20 @@ from numpy.typing import NDArray
 
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.row_map import RowMap
-from leafbeam.catalog.rule_config import Rule
+from leafbeam.catalog.rule_config import LISTED, Rule
 from leafbeam.catalog.rule_set import SegmentFilters
 from leafbeam.catalog.sessions import ReadSession, RowMatches
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
-from leafbeam.index.items import ids_from_arrow
+from leafbeam.index.items import decode_ids, ids_from_arrow
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Filters of a version or errors, and seconds, by rule; if counted, the table's rows and the live items with a row."""
+    """Filters of a version or errors, and seconds, by rule.
+
+    num_items, num_known, examples: if counted, the table's rows, the live items with a row, and ids of a few without an item.
+    """
 
     version: Version
     filters: dict[str, SegmentFilters] = field(default_factory=dict[str, SegmentFilters])
@@ -31,6 +34,7 @@ class Evaluation:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     num_items: int | None = None
     num_known: int | None = None
+    examples: tuple[int | str, ...] = ()
 
 
 class Evaluator:
@@ -45,7 +49,7 @@ class Evaluator:
         self._map: RowMap | None = None
 
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
-        """Evaluate rules over the whole table; count: its items too. Raises DataError if the table cannot be read at all.
+        """Evaluate rules over the whole table; count: LISTED and the counts too. Raises DataError if it cannot be read at all.
 
         Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the base is a new one.
         """
@@ -53,8 +57,9 @@ class Evaluator:
         with self.table.reading() as session:
             row_map = self._row_map(session, version)
             if count:
-                known = version.filter_of(row_map.filters(np.ones(row_map.end, np.uint8), version))
-                result = replace(result, num_items=row_map.num_rows, num_known=len(known))
+                listed = result.filters[LISTED] = row_map.filters(np.ones(row_map.end, np.uint8), version)
+                counts = {"num_items": row_map.num_rows, "num_known": len(version.filter_of(listed))}
+                result = replace(result, **counts, examples=row_map.unknown_to(version))
             for rule in rules:
                 began = time.perf_counter()
                 try:
@@ -79,9 +84,13 @@ class Evaluator:
             rows_n, row_map = self._rows(session, ids_n, None if counter is None else counter - 1)
             existing_n = rows_n >= 0
             end = session.end() if row_map is None else row_map.end
+            has_row_n = existing_n.copy()
             for table in tables:
                 positions = [position[key] for key in ids_from_arrow(table["item_id"]).tolist()]
                 session.put(table, rows_n[positions])
+                has_row_n[positions] = True
+            if not has_row_n.all():
+                session.put(pa.table({"item_id": pa.array(decode_ids(ids_n[~has_row_n]))}), rows_n[~has_row_n])
             session.connection.commit()
             if existing_n.any() and tables:  # an updated row may have another number
                 rows_n[existing_n] = session.rows_of(ids_n[existing_n])
@@ -100,8 +109,8 @@ class Evaluator:
 
     def evaluate_rows(self, ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
         """Evaluate rules for some items; no rule selects an item without a row."""
-        if not len(ids_n) or not rules:
-            return RowMatches(bits={rule.name: np.zeros(len(ids_n), np.bool_) for rule in rules}, errors={})
+        if not len(ids_n):
+            return RowMatches.none(rules, np.zeros(0, np.bool_))
         with self.table.reading() as session:
             rows_n, _ = self._rows(session, ids_n, session.change_counter)
             return session.evaluate_rows(rules, rows_n)

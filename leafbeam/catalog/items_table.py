@@ -9,15 +9,19 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
 
 from leafbeam.catalog.sessions import ReadSession, WriteSession, check_table
 from leafbeam.catalog.sources import ItemSource, copy_items
+from leafbeam.catalog.time_limit import DEFAULT_S, TimeLimit
+from leafbeam.catalog.use_lock import UseLock
 from leafbeam.errors import DataError
 from leafbeam.files import replacing
+
+_CLOSE_S = 5.0
 
 
 class ItemsTable:
@@ -28,10 +32,18 @@ class ItemsTable:
     DataError.
 
     exclusive: keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file, and
-    reads do not wait for each other. A table in memory is always exclusive.
+    reads do not wait for each other. A table in memory is always exclusive. rule_timeout_s: the limit of one evaluation.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, wait_s: float = 5.0, exclusive: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        wait_s: float = 5.0,
+        exclusive: bool = False,
+        rule_timeout_s: float = DEFAULT_S,
+    ) -> None:
+        self._limit = TimeLimit(rule_timeout_s)
         self.path = None if path is None else Path(path)
         self.wait_s = wait_s
         self.name = "the catalog in memory" if path is None else str(path)
@@ -43,6 +55,10 @@ class ItemsTable:
             self._open = duckdb.connect(":memory:")
         elif exclusive:
             self._open = self._connect(read_only=False)
+        self._use_lock: UseLock | None = None
+        if self.path is not None and self.path.is_file():
+            with suppress(OSError):  # a directory that this process may not write
+                self._use_lock = UseLock(self.path)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], items: ItemSource, *, overwrite: bool = False) -> None:
@@ -67,9 +83,9 @@ class ItemsTable:
             raise DataError(f"cannot write {target}: {error}") from error
 
     @classmethod
-    def in_memory(cls, items: ItemSource) -> ItemsTable:
+    def in_memory(cls, items: ItemSource, *, rule_timeout_s: float = DEFAULT_S) -> ItemsTable:
         """A table in memory. Raises DataError."""
-        table = cls(None)
+        table = cls(None, rule_timeout_s=rule_timeout_s)
         assert table._open is not None
         with table._translated():
             copy_items(table._open, items)
@@ -80,10 +96,10 @@ class ItemsTable:
         """One consistent view of the table. Raises DataError."""
         if self._open is None:
             with self._lock, self._translated(), self._connect(read_only=True) as connection:
-                yield ReadSession(connection, self.name)
+                yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
-                yield ReadSession(connection, self.name, begin=self._begin)
+                yield ReadSession(connection, self.name, limit=self._limit, begin=self._begin)
 
     @contextmanager
     def writing(self) -> Generator[WriteSession]:
@@ -93,7 +109,8 @@ class ItemsTable:
             self._num_changes += 1
             with connection:
                 connection.begin()
-                yield WriteSession(connection, self.name, change_counter=None if self._open is None else self._num_changes)
+                counter = None if self._open is None else self._num_changes
+                yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
     def refill(self, items: ItemSource) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
@@ -103,11 +120,28 @@ class ItemsTable:
             session.check()
             session.connection.commit()
 
+    def is_shared(self) -> bool:
+        """Whether another process, or another catalog of this one, has the file open. Cost: two system calls."""
+        return self._use_lock is not None and self._use_lock.is_shared()
+
+    def stop(self) -> None:
+        """Interrupt running evaluations of rules, and refuse new ones."""
+        self._limit.stop()
+
     def close(self) -> None:
-        """Close an exclusive file."""
-        with self._lock:
-            if self._open is not None:
+        """Stop evaluations, and close an exclusive file once no session uses it; after 5 s it stays open."""
+        self.stop()
+        if self._use_lock is not None:
+            self._use_lock.close()
+        give_up = time.monotonic() + _CLOSE_S
+        while self._open is not None:
+            try:
                 self._open.close()
+                break
+            except duckdb.Error:  # a session still uses it
+                if time.monotonic() >= give_up:
+                    break
+                time.sleep(0.01)
 
     def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
         """Fix what a session on an exclusive table sees; returns the number of changes up to then."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from leafbeam.catalog.rule_config import Rule
 
 _MIN_SLEEP_S, _MAX_SLEEP_S = 0.001, 60.0
+_CLOSE_S = 5.0
 
 
 class Schedule:
@@ -75,13 +76,13 @@ class BackgroundWorker:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread after the current call of `work`."""
+        """End the thread after the current call of `work`, and wait up to 5 s for that."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while True:

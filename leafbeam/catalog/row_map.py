@@ -7,6 +7,7 @@ Shapes: M rows of the table, R mapped row numbers, N items of the trie, D items 
 # pyright: reportUnknownParameterType=false
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,12 @@ class RowMap:
         known = rows >= 0
         found[known] |= self._with_row.ordinals.has(self.trie.items.ordinal_N[rows[known]])
         return found
+
+    def unknown_to(self, version: Version, count: int = 3) -> tuple[int | str, ...]:
+        """Up to `count` ids of rows whose item the version does not have, looked for among the first thousands."""
+        appended = as_id_array(list(islice((key for part in self.appended for key in part), 1000)))
+        candidates = [ids[~version.knows(ids)] for ids in (appended, self.unindexed_ids[:1000]) if len(ids)]
+        return tuple(key for ids in candidates for key in decode_ids(ids).tolist())[:count]
 
     def filters(self, matches: NDArray[np.uint8], version: Version) -> tuple[Filter, ...]:
         """A filter for each segment, deleted items included, of the items whose row matches. matches: by row number."""

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.errors import RuleError
+from leafbeam.files import read_text
 
 # A TOML file, a mapping, or several of them, of which a later one replaces the rules that it names.
 _OneSource = str | os.PathLike[str] | Mapping[str, object]
 RuleSource = _OneSource | Sequence[_OneSource] | None
 
+# Beside the rules' filters stands, under this name, which no rule can have, the set of items that have a row in the table.
+LISTED = ""
+
+_MAX_SHOWN = 20
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
@@ -83,8 +88,8 @@ class RuleStatus:
 class LoadReport:
     """Result of loading a catalog. `str(report)` is one readable paragraph; `ok` is false if anything failed.
 
-    not_in_index: items of the table that are never recommended. not_in_catalog: items of the index that no rule selects.
-    error: why the whole load failed, in which case nothing was changed.
+    not_in_index: rows whose item has no Semantic ID in the index; examples: a few of their ids. not_in_catalog: items of the
+    index without a row. Neither are recommended. error: why the whole load failed, in which case nothing was changed.
     """
 
     num_items: int
@@ -92,6 +97,7 @@ class LoadReport:
     not_in_catalog: int
     rules: tuple[RuleStatus, ...]
     seconds: float
+    examples: tuple[int | str, ...] = ()
     error: str | None = None
 
     @property
@@ -106,15 +112,22 @@ class LoadReport:
     def __str__(self) -> str:
         lines = [f"catalog: {self.num_items:,} items, {len(self.rules)} rules, loaded in {self.seconds:.2f} s"]
         if self.error is not None:
-            lines = [f"catalog: nothing was changed, because the load failed: {self.error}"]
+            return f"catalog: nothing was changed, because the load failed: {self.error}"
         if self.not_in_index:
-            lines.append(f"  {self.not_in_index:,} items of the table are not in the index: they are never recommended")
+            such_as = f" (such as {', '.join(map(repr, self.examples))})" if self.examples else ""
+            lines.append(
+                f"  {self.not_in_index:,} items of the table are not in the index{such_as}: they are not recommended until "
+                "they have a Semantic ID there"
+            )
         if self.not_in_catalog:
-            lines.append(f"  {self.not_in_catalog:,} items of the index are not in the table: no rule selects them")
-        for rule in self.rules:
+            lines.append(f"  {self.not_in_catalog:,} items of the index are not in the table: they are not recommended")
+        for rule in sorted(self.rules, key=lambda rule: rule.error is None)[:_MAX_SHOWN]:
             what = f"{rule.num_items:,} items" if rule.error is None or rule.kept else "not available"
             why = "" if rule.error is None else f"{' as before' if rule.kept else ''}: {rule.error}"
             lines.append(f"  rule {rule.name}: {what}{why}")
+        if len(self.rules) > _MAX_SHOWN:
+            failed = sum(rule.error is not None for rule in self.rules)
+            lines.append(f"  and {len(self.rules) - _MAX_SHOWN:,} more rules; {failed:,} of all could not be evaluated")
         return "\n".join(lines)
 
 
@@ -164,10 +177,12 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
         return {name: value for part in source for name, value in _definitions(part).items()}
     path = Path(source)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"cannot read the rules of {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, or an integer of thousands of digits
         raise RuleError(f"{path} is not a TOML file: {error}") from error
     rules = document.pop("rules", None)
     if not isinstance(rules, dict) or document:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from leafbeam.catalog.expression import Expression
 from leafbeam.catalog.remap import old_rows_of, remap, with_bits
-from leafbeam.catalog.rule_config import LoadReport, Rule
+from leafbeam.catalog.rule_config import LISTED, LoadReport, Rule
 from leafbeam.errors import UnknownRuleError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds, as_id_array
@@ -19,7 +19,10 @@ SegmentFilters = tuple[Filter, ...]
 
 
 class RuleFilters(Mapping[str, VersionFilter]):
-    """The filter of each rule for one version, made when it is first used. by_segment: the same, deleted items included."""
+    """The filter of each rule for one version, made when it is first used.
+
+    by_segment: the same with deleted items and items without a row, and under LISTED the items that have a row.
+    """
 
     def __init__(self, version: Version, by_segment: Mapping[str, SegmentFilters]) -> None:
         self.version = version
@@ -27,16 +30,27 @@ class RuleFilters(Mapping[str, VersionFilter]):
         self._made: dict[str, VersionFilter] = {}
 
     def __getitem__(self, name: str) -> VersionFilter:
+        if name == LISTED:
+            raise KeyError(name)
         made = self._made.get(name)
         if made is None:  # two threads may both make it; they make the same
-            made = self._made.setdefault(name, self.version.filter_of(self.by_segment[name]))
+            made, listed = self.version.filter_of(self.by_segment[name]), self.listed
+            made = self._made.setdefault(name, made if listed is None else made & listed)
         return made
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.by_segment)
+        return (name for name in self.by_segment if name != LISTED)
 
     def __len__(self) -> int:
-        return len(self.by_segment)
+        return len(self.by_segment) - (LISTED in self.by_segment)
+
+    @cached_property
+    def listed(self) -> VersionFilter | None:
+        """The live items that have a row in the table; None if all have one."""
+        if LISTED not in self.by_segment:
+            return None
+        listed = self.version.filter_of(self.by_segment[LISTED])
+        return None if len(listed) == self.version.num_items else listed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -61,7 +75,7 @@ class RuleSet:
         return self.filters.version
 
     def filter(self, rules: str | Iterable[str] | Expression = (), *, deny: ItemIds = ()) -> VersionFilter | None:
-        """Items that the rules allow, less the denied ones; None (no restriction) if neither is given.
+        """Items with a row that the rules allow, less the denied ones; None if that is every live item.
 
         rules: names, all of which hold, or an expression such as "(fresh | promo) & in_stock - adult" (see Expression).
         deny: ids to exclude; ids that the index does not have are ignored.
@@ -69,7 +83,7 @@ class RuleSet:
         Cost: one look-up if the expression is cached, else a pass over the bitmaps for each operator, a millisecond or two at
         10^7 items. Raises UnknownRuleError, RequestError (invalid expression), ItemIdError (invalid ids).
         """
-        expression, allowed = Expression.of(rules), None
+        expression, allowed = Expression.of(rules), self.filters.listed
         if expression is not None:
             for name in sorted(expression.names):
                 if name not in self.filters:

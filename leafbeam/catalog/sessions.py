@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from leafbeam.catalog.rule_config import Rule
+from leafbeam.catalog.rule_config import LISTED, Rule
 from leafbeam.catalog.sources import check_columns, quoted
+from leafbeam.catalog.time_limit import TimeLimit
 from leafbeam.errors import DataError, ItemIdError, RuleError
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 
@@ -34,10 +35,15 @@ _SCAN = ("PROJECTION", "SEQ_SCAN")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMatches:
-    """Rules evaluated for n rows: bits (n,) by rule, all 0 for a rule that failed, and errors by rule."""
+    """Rules evaluated for n rows: bits (n,) by rule, all 0 for a rule that failed, LISTED if it exists; errors by rule."""
 
     bits: dict[str, NDArray[np.bool_]]
     errors: dict[str, RuleError]
+
+    @classmethod
+    def none(cls, rules: Sequence[Rule], known_n: NDArray[np.bool_]) -> RowMatches:
+        """No rule selects any of the rows. known_n: which of them exist."""
+        return cls(bits={LISTED: known_n, **{rule.name: np.zeros(len(known_n), np.bool_) for rule in rules}}, errors={})
 
 
 class ReadSession:
@@ -45,6 +51,7 @@ class ReadSession:
 
     Predicates come from configuration and are the only text that becomes SQL. Times without a time zone are UTC.
 
+    limit: of each evaluation of rules.
     begin: starts a transaction on a connection whose table may change meanwhile and returns its `change_counter`; None if no
     other thread can change the table. change_counter: how many changes this session sees; None if it is unknown.
     """
@@ -54,10 +61,12 @@ class ReadSession:
         connection: duckdb.DuckDBPyConnection,
         name: str,
         *,
+        limit: TimeLimit,
         begin: Callable[[duckdb.DuckDBPyConnection], int] | None = None,
     ) -> None:
         self.name = name
         self.connection = connection
+        self._limit = limit
         self._begin = begin
         self._now_is_utc: bool | None = False
         connection.execute("SET TimeZone = 'UTC'")
@@ -107,24 +116,11 @@ class ReadSession:
         """1 for each row number below `end` whose row satisfies the predicate, 0 for false, NULL and missing rows.
 
         num_rows: rows below `end`. Cost: 1.5 ns a row if the predicate reads only the row itself and no row was ever deleted,
-        three times that otherwise. Raises RuleError.
+        three times that otherwise. Raises RuleError, also at the time limit.
         """
         try:
-            predicate = _predicate(rule)
-            self._set_now([rule])
-            # Refuses aggregates and windows, which are valid in a column but not here.
-            self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
-            kind = str(self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0").types[0])
-            if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
-                raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {rule.where} > 0")
-            if num_rows == end:
-                query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
-                if self._is_scan(query):
-                    return _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
-            rows = _int64(self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"])
-            matches_R = np.zeros(end, np.uint8)
-            matches_R[rows[rows < end]] = 1
-            return matches_R
+            with self._limit.enforce(self.connection):
+                return self._evaluate(rule, num_rows, end)
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
@@ -132,13 +128,14 @@ class ReadSession:
 
     def evaluate_rows(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> RowMatches:
         """Evaluate rules for the rows with these numbers, milliseconds if they are adjacent; no rule selects -1, no row."""
-        matches = RowMatches(bits={rule.name: np.zeros(len(rows_n), np.bool_) for rule in rules}, errors={})
         known_n = rows_n >= 0
+        matches = RowMatches.none(rules, known_n)
         if not rules or not known_n.any():
             return matches
         try:
-            for rule, bits in zip(rules, self._evaluate_together(rules, rows_n[known_n]), strict=True):
-                matches.bits[rule.name][known_n] = bits
+            with self._limit.enforce(self.connection):
+                for rule, bits in zip(rules, self._evaluate_together(rules, rows_n[known_n]), strict=True):
+                    matches.bits[rule.name][known_n] = bits
         except duckdb.IOException:
             raise
         except duckdb.Error as error:
@@ -168,6 +165,23 @@ class ReadSession:
         except (duckdb.Error, pa.ArrowException, OverflowError) as error:
             raise ItemIdError(f"these ids cannot be looked up in {self.name}: {error}") from error
 
+    def _evaluate(self, rule: Rule, num_rows: int, end: int) -> NDArray[np.uint8]:
+        predicate = _predicate(rule)
+        self._set_now([rule])
+        # Refuses aggregates and windows, which are valid in a column but not here.
+        self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
+        kind = str(self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0").types[0])
+        if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
+            raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {_cut(rule.where)} > 0")
+        if num_rows == end:
+            query = f"SELECT coalesce(({predicate})::BOOLEAN, false)::UTINYINT AS matches FROM items"
+            if self._is_scan(query):
+                return _uint8(self.connection.sql(query).to_arrow_table()["matches"])[:end]
+        rows = _int64(self.connection.sql(f"SELECT rowid FROM items WHERE ({predicate})").to_arrow_table()["rowid"])
+        matches_R = np.zeros(end, np.uint8)
+        matches_R[rows[rows < end]] = 1
+        return matches_R
+
     def _evaluate_together(self, rules: Sequence[Rule], rows_n: NDArray[np.int64]) -> list[NDArray[np.bool_]]:
         columns = ", ".join(
             f"coalesce(({_predicate(rule)})::BOOLEAN, false)::UTINYINT AS c{number}" for number, rule in enumerate(rules)
@@ -195,7 +209,14 @@ class ReadSession:
 
     def _rule_error(self, rule: Rule, error: duckdb.Error) -> RuleError:
         self._restart()
-        return RuleError(f"rule {rule.name!r} cannot be evaluated: {rule.where}\nDuckDB says: {error}")
+        if isinstance(error, duckdb.InterruptException):
+            if self._limit.stopped:
+                raise DataError("the catalog is closed: no rule is evaluated any more") from error
+            return RuleError(
+                f"rule {rule.name!r} took longer than {self._limit.seconds:g} s and was stopped: simplify it, or raise the "
+                f"limit (--rule-timeout, rule_timeout_s): {_cut(rule.where)}"
+            )
+        return RuleError(f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}")
 
     def _set_now(self, rules: Sequence[Rule]) -> None:
         """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference."""
@@ -220,8 +241,10 @@ class ReadSession:
 class WriteSession(ReadSession):
     """One transaction on the table; without `connection.commit()` nothing changes. change_counter: this change included."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, name: str, *, change_counter: int | None) -> None:
-        super().__init__(connection, name)
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, name: str, *, limit: TimeLimit, change_counter: int | None
+    ) -> None:
+        super().__init__(connection, name, limit=limit)
         self.change_counter = change_counter
 
     def end(self) -> int:
@@ -295,6 +318,11 @@ def _predicate(rule: Rule) -> str:
     """The rule's SQL if it is a single expression; otherwise duckdb raises (several statements, unbalanced parentheses)."""
     duckdb.SQLExpression(rule.where)
     return f"\n{rule.where}\n"  # on a line of its own, so that a comment at its end does not hide the parenthesis behind it
+
+
+def _cut(text: str, length: int = 1000) -> str:
+    """A text for an error message."""
+    return text if len(text) <= length else text[:length] + "..."
 
 
 def _int64(column: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.errors import CheckpointError, DataError
-from leafbeam.files import replacing
+from leafbeam.files import read_text, replacing
 
 _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
@@ -53,9 +53,9 @@ class RunDirectory:
         if not self.report.exists():
             return {}
         try:  # JSON has no NaN; old reports may hold one, which is read as null
-            report = json.loads(self.report.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        except ValueError as error:
-            raise DataError(f"{self.report} is not JSON ({error}): delete it and run the steps again") from error
+            report = json.loads(read_text(self.report), parse_constant=lambda _: None)
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{self.report} cannot be read as JSON ({error}): delete it and run the steps again") from error
         if not isinstance(report, dict):
             raise DataError(f"{self.report} holds no JSON object: delete it and run the steps again")
         return report

@@ -120,6 +120,7 @@ def serve(
     refresh: Annotated[
         str | None, option("--refresh", "Interval of rules that name none.", RULES, default="at SIGHUP", metavar="60s")
     ] = None,
+    rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation of a rule, at most.", RULES)] = 60.0,
     threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="cores / workers")] = None,
     max_batch: Annotated[int, option("--max-batch", "Maximum requests in one batch.", BATCHES)] = 16,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", "Its maximum prompt tokens.", BATCHES)] = 32_768,
@@ -186,6 +187,7 @@ def serve(
             catalog=paths.catalog,
             rules=[paths.rules, rules_from_text(rule or [])],
             refresh=refresh,
+            rule_timeout_s=rule_timeout,
             verify=not no_verify,
         ),
         host=host,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from leafbeam.cli.options import Format, Order, TimeUnit
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.files import read_text
 
 if TYPE_CHECKING:
     from leafbeam.train import InteractionLog
@@ -92,12 +93,12 @@ class Source:
     def load(cls, path: Path) -> Source:
         """Read what `save` wrote, now or in version 0.1. Raises DataError for anything else."""
         try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            fields: dict[str, Any] = json.loads(read_text(path))
             renamed = {"data": "path", "format": "kind", "metadata": "items"}  # of version 0.1
             fields = {renamed.get(name, name): value for name, value in fields.items()}
             fields["path"] = Path(fields["path"])
             fields["items"] = None if fields["items"] is None else Path(fields["items"])
             fields["text_columns"] = None if fields.get("text_columns") is None else tuple(fields["text_columns"])
             return cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{path} cannot be read ({error}): run `leafbeam fit-sids --data ...` again") from error

@@ -40,13 +40,15 @@ class CatalogFiles:
     """What `Engine.load` opens, and closes again: an index file, and for rules the DuckDB file of the items.
 
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
-    of their own are evaluated again ("60s"). verify: whether the index is checked and read into memory (`Trie.load`).
+    of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. verify: whether the index
+    is checked and read into memory (`Trie.load`).
     """
 
     index: str | os.PathLike[str]
     catalog: str | os.PathLike[str] | None = None
     rules: RuleSource = None
     refresh: str | None = None
+    rule_timeout_s: float = 60.0
     verify: bool = True
 
     def __post_init__(self) -> None:
@@ -56,7 +58,9 @@ class CatalogFiles:
     def open(self) -> Catalog | Trie:
         """The catalog, or the index alone without `catalog`. Raises IndexFileError, DataError, RuleError."""
         trie = Trie.load(os.fspath(self.index), verify=self.verify)
-        return trie if self.catalog is None else Catalog.open(self.catalog, trie, self.rules, refresh=self.refresh)
+        if self.catalog is None:
+            return trie
+        return Catalog.open(self.catalog, trie, self.rules, refresh=self.refresh, rule_timeout_s=self.rule_timeout_s)
 
 
 class Engine:

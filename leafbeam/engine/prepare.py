@@ -69,7 +69,7 @@ class RequestPreparer:
         expression = Expression.of(request.rules, request.filter)
         if rules is None and expression is not None:
             raise UnknownRuleError(f"unknown rule {min(expression.names)[:80]!r}; this engine has no catalog, so no rules")
-        item_filter = None if rules is None or expression is None else rules.filter(expression)
+        item_filter = None if rules is None else rules.filter(expression or ())
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         newest = slice(max(0, len(history) - self._max_items), None)

@@ -9,8 +9,8 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
+from leafbeam.files import open_regular
 from leafbeam.index import Trie
 
 sync = os.fsync  # returns once everything written to the descriptor survives a power cut
@@ -19,6 +19,7 @@ rename = os.replace  # atomic
 names = os.listdir
 save = Trie.save
 load = Trie.load
+read = open_regular  # a regular file, to be read
 
 
 def create(path: Path) -> int:
@@ -39,15 +40,6 @@ def open_own(path: Path, flags: int = 0) -> int:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, expected)
     return descriptor
-
-
-def read(path: Path) -> BinaryIO:
-    """A regular file, to be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or it would wait for the writer of a FIFO
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def lock(descriptor: int) -> None:

@@ -26,7 +26,7 @@ from leafbeam.engine import CatalogFiles
 from leafbeam.serve import serve
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
 model, index, catalog, rules = sys.argv[1:]
-serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules), port=0, grace_s=20)
+serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules, rule_timeout_s=3600), port=0, grace_s=20)
 """
 
 
@@ -132,6 +132,21 @@ def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(sho
         log = (shop.directory / "log").read_text()
         assert "Traceback" not in log
         assert "leaked" not in log
+
+
+def test_sigterm_ends_a_server_whose_reload_does_not_end(shop):
+    endless = "price IN (WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n FROM t)"
+    with process(shop) as (server, url):
+        shop.files[3].write_text(f'[rules]\ncheap = "{endless}"\n')
+        server.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        answer = httpx.post(url + "/v1/recommend", json={"rules": ["cheap"], "num_items": 100}, timeout=20).json()
+        assert set(answer["item_ids"]) == shop.allowed(["cheap"], [])
+        log = (shop.directory / "log").read_text()
+        assert "reloaded" not in log
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+        assert "leaked" not in (shop.directory / "log").read_text()
 
 
 def ask_until_closed(url: str, outcomes: list[object]) -> None:
