@@ -1,5 +1,6 @@
 """Files: written so that they appear only once they are complete, and read only if they are regular ones."""
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -34,7 +35,7 @@ def open_regular(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -43,5 +44,5 @@ def read_text(path: Path) -> str:
     with open_regular(path) as file:
         data = file.read(_MAX_TEXT_BYTES + 1)
     if len(data) > _MAX_TEXT_BYTES:
-        raise OSError(f"{path} is larger than {_MAX_TEXT_BYTES >> 20} MiB")
+        raise OSError(errno.EFBIG, f"{path.name} is larger than {_MAX_TEXT_BYTES >> 20} MiB")
     return data.decode("utf-8")
