@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full check-prose fuzz docs bench reproduce figures gpu clean
+.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce figures gpu clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -21,9 +21,7 @@ test-all: .venv/.dev
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full tests/parity
 
-# Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
-fuzz: .venv/.dev
-	$(BIN)/python -m tests.fuzz $(TARGET) --cases $(or $(CASES),1000000)
+.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce figures gpu clean
 
 check: .venv/.dev check-prose
 	$(BIN)/ruff check .

@@ -44,7 +44,7 @@ def old_rows_of(trie: Trie, version: Version) -> NDArray[np.int64]:
     done, first = 0, 0
     for segment in version.segments:
         old = segment.trie
-        if old.num_items <= 2 * trie.num_items and done < trie.num_items and old.items.kind == trie.items.kind:
+        if 0 < old.num_items <= 2 * trie.num_items and done < trie.num_items and old.items.kind == trie.items.kind:
             begin, old_ids_O = done, old.items.ids_N
             dtype = max(ids_N.dtype, old_ids_O.dtype, key=lambda dtype: dtype.itemsize)
             done = _match(_as_matrix(ids_N, dtype), _as_matrix(old_ids_O, dtype), begin, first, old_row_N)

@@ -128,14 +128,12 @@ class CommitStore:
         except BaseException:
             if next_base is not None:
                 next_base.log.close(discard=True)
-            if directory is not None and self._failure is None:
-                with suppress(LogError):  # the next compaction, or the next open, removes the files
-                    directory.gc()
             raise
         finally:
             self._recent_commits = None
-        if directory is not None:
-            directory.gc()
+            if directory is not None and self._failure is None:
+                with suppress(LogError):  # the next compaction, or the next open, removes the files
+                    directory.gc()
         return True
 
     def close(self) -> None:

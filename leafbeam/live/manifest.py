@@ -112,9 +112,10 @@ class Directory:
             if _MANIFEST in disk.names(path):
                 raise LogError(f"{path} holds a live index already: open it, or choose another directory")
             first = directory.write_base(trie, 0, sync=sync)
+            directory._log = first.log  # closed with the directory from here on
             directory.stage_manifest(first)
-            directory.switch(first)
             disk.sync_path(path.parent)
+            directory.switch(first)
             directory.gc()
         except BaseException as error:
             directory.close(discard=True)
@@ -144,6 +145,10 @@ class Directory:
         self._log = WriteAheadLog.resume(contents, sync=sync)
         if self._read_manifest() != self.manifest:  # by a writer that held the log until then, and whose lock is gone
             raise LockedError(f"{self.path} was compacted by another writer meanwhile: close it there, then open it again")
+        try:
+            disk.sync_path(self.path)  # a writer that was killed may have renamed the manifest and not synced its name
+        except OSError as error:
+            raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
         self.gc()
 
     def check_lock(self) -> None:
@@ -215,7 +220,7 @@ class Directory:
         disk.rename(self.path / f"{_MANIFEST}.part", self.path / _MANIFEST)
         disk.sync_path(self.path)
         before, self._log, self.manifest = self._log, next_base.log, next_base.manifest
-        if before is not None:
+        if before is not None and before is not next_base.log:
             before.close(discard=True)
 
     def gc(self) -> None:
