@@ -26,7 +26,7 @@ def evaluate(
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
-    The baselines are popularity and nearest text. Lists with and without the items that a user already has are both
+    The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already has are both
     reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
     """
     if users is not None and users < 1:
@@ -37,14 +37,19 @@ def evaluate(
     from leafbeam.index import Trie
     from leafbeam.model import load_model
     from leafbeam.semid import SidTable, text_columns, text_vectors
+    from leafbeam.semid.embedding import texts
     from leafbeam.train import evaluate as measure
     from leafbeam.train import leave_one_out
-    from leafbeam.train.baselines import text_neighbours
+    from leafbeam.train.baselines import text_neighbours, transition_baselines
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model)
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
+    split = leave_one_out(log)
+    baselines = transition_baselines(log.item_ids, split.train, texts(log.items, columns) if columns else None)
+    if columns:
+        baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))
 
     console = stdout()
     began = time.perf_counter()
@@ -53,13 +58,13 @@ def evaluate(
             model,
             Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids),
             log,
-            leave_one_out(log),
+            split,
             part=part,
             num_beams=num_beams,
             scoring=scoring,
             sample=users,
             seed=seed,
-            baselines={"text": text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))} if columns else None,
+            baselines=baselines,
             unconstrained_users=unconstrained,
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {total:,} users"),
         )

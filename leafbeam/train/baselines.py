@@ -1,9 +1,10 @@
-"""Baselines: scores by popularity and by text, the ranks that scores give, and beam search without a constraint.
+"""Baselines: scores by popularity, text and item memory, the ranks that scores give, and beam search without a constraint.
 
 Shapes: U users, B users of a batch, N items, D dimensions, K beams, L levels, V codes of a level, M SIDs.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
+from leafbeam.retrieve import ItemMemory, MemoryConfig
 from leafbeam.semid.vectors import unit_rows
 from leafbeam.train.histories import Histories
 from leafbeam.train.metrics import MISS, Ranks
@@ -64,6 +66,31 @@ def text_neighbours(vectors_ND: NDArray[np.floating]) -> ScoreFn:
         return cosine_BN
 
     return scores
+
+
+def memory_scores(memory: ItemMemory) -> ScoreFn:
+    """Scores items by an item memory whose rows are those of the log; -inf where it does not find one. Cost: N a user."""
+
+    def scores(histories: Histories) -> NDArray[np.float32]:
+        rows = [memory.newest(histories[user].astype(np.int64)) for user in range(len(histories))]
+        total_BN = np.stack([memory.total(memory.scores(rows_h)) for rows_h in rows])
+        total_BN[total_BN <= 0] = -np.inf
+        return total_BN
+
+    return scores
+
+
+def transition_baselines(
+    item_ids: NDArray[np.generic], train: Histories, texts: Sequence[str] | None
+) -> dict[str, ScoreFn]:
+    """The last item's transitions, the transition graph, and the graph with texts if there are any: item memories of `train`.
+
+    (An Embarrassingly Simple Graph Heuristic, arXiv 2605.07125.)
+    """
+    fit = partial(ItemMemory.fit, item_ids, train.indptr_U1, train.items_E)
+    last = MemoryConfig(distances=1, reverse=0.0, history=1)
+    found = {"transitions": memory_scores(fit(config=last)), "graph": memory_scores(fit())}
+    return found if texts is None else {**found, "graph_text": memory_scores(fit(texts=texts))}
 
 
 @torch.inference_mode()

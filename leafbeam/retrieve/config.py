@@ -1,0 +1,41 @@
+"""How an item memory counts and scores."""
+
+from dataclasses import dataclass
+
+from leafbeam.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryConfig:
+    """How transitions are counted, and how a history's items add up. The defaults suit every log that was measured.
+
+    distances: two items of a history count as a pair up to this many positions apart. distance_decay: the count of a pair, for
+    each position further. reverse: the count of the pair in the other direction. half_life_days: the count halves for each so
+    many days before the newest interaction; None: all count alike. max_entries: the transitions that are kept of each item.
+    history: the newest items of a history that are scored. history_decay: the weight of each older one. text_weight: of the
+    cosine of two texts, where the largest transition of an item weighs 1.
+
+    Raises ArgumentError for a value out of range.
+    """
+
+    distances: int = 3
+    distance_decay: float = 0.6
+    reverse: float = 0.5
+    half_life_days: float | None = None
+    max_entries: int = 40
+    history: int = 5
+    history_decay: float = 0.6
+    text_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("distances", "max_entries", "history"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name} must be an integer of at least 1, not {value!r}")
+        for name in ("distance_decay", "reverse", "history_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ArgumentError(f"{name} must be from 0 to 1, not {getattr(self, name)!r}")
+        if not 0 <= self.text_weight < float("inf"):
+            raise ArgumentError(f"text_weight must be 0 or more, not {self.text_weight!r}")
+        if self.half_life_days is not None and not 0 < self.half_life_days < float("inf"):
+            raise ArgumentError(f"half_life_days must be above 0, or None, not {self.half_life_days!r}")

@@ -1,0 +1,295 @@
+"""ItemMemory: which items follow which, and which have similar texts.
+
+Shapes: N items, h items of a history, k items of a result, W words of 64 bits.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError, IndexFileError
+from leafbeam.index import tensor_file
+from leafbeam.index.items import ItemIds, ItemTable, as_id_array, check_item_ids, check_unique, decode_ids
+from leafbeam.retrieve import kernels
+from leafbeam.retrieve.config import MemoryConfig
+from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
+from leafbeam.retrieve.transitions import Transitions, count_transitions
+
+_KIND = tensor_file.FileKind(key="leafbeam.memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
+_WORDS = NUM_BITS // 64
+
+
+class MemoryScores(NamedTuple):
+    """The two parts of the scores of all items, 0 where an item is not allowed, and the allowed items."""
+
+    transition_N: NDArray[np.float32]
+    text_N: NDArray[np.float32]
+    allowed_N: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """The part of a score that gave most: "transition" or "text", and from which item of the history."""
+
+    channel: str
+    item_id: int | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryResult:
+    """Items, best first, with their scores, and the largest part of each score."""
+
+    item_ids: tuple[int | str, ...]
+    scores: tuple[float, ...]
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _State:
+    """The items at one moment. An insert replaces it, so that a search sees one state."""
+
+    items: ItemTable
+    transitions: Transitions
+    bits_NW: NDArray[np.uint64]
+
+
+class ItemMemory:
+    """Transitions between items and the similarity of their texts, scored for a history over allowed items.
+
+    score(item) = sum over the newest items of the history, each older one at `history_decay`:
+        log(1 + count(pair)) / the largest of its row + text_weight * cosine(texts), but for the item itself
+
+    Nothing is trained. A count covers the two orders of a pair and up to `distances` positions. Items that may not be returned
+    cost nothing and never displace others. An item is found if its score is above 0.
+
+    >>> memory = ItemMemory.fit(["a", "b", "c"], np.array([0, 2, 4]), np.array([0, 1, 0, 1]), texts=["red", "blue", "red"])
+    >>> memory.search(["a"]).item_ids
+    ('b', 'c')
+    """
+
+    def __init__(self, state: _State, encoder: TextEncoder | None, config: MemoryConfig) -> None:
+        self.config, self.encoder = config, encoder
+        self._state = state
+
+    @classmethod
+    def fit(
+        cls,
+        item_ids: ItemIds,
+        indptr_U1: NDArray[np.integer],
+        items_E: NDArray[np.integer],
+        *,
+        times_E: NDArray[np.integer] | None = None,
+        texts: Sequence[str] | None = None,
+        config: MemoryConfig | None = None,
+    ) -> "ItemMemory":
+        """Count the transitions of histories and encode the items' texts.
+
+        indptr_U1, items_E: history u is `items_E[indptr_U1[u]:indptr_U1[u + 1]]`, rows of `item_ids`, oldest first. Sort and
+        deduplicate events before (`load_log` does); a history of one item counts for nothing. texts: one an item, "" if none.
+        Cost: a sort of 6 pairs an interaction, and 50 microseconds a text: two seconds for Amazon Beauty.
+        Raises ItemIdError, ArgumentError.
+        """
+        config = config or MemoryConfig()
+        ids = check_item_ids(as_id_array(item_ids), len(item_ids))
+        check_unique(ids)
+        if texts is not None and len(texts) != len(ids):
+            raise ArgumentError(f"{len(texts):,} texts for {len(ids):,} items: expected one an item, '' where there is none")
+        encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
+        no_bits = np.zeros((len(ids), _WORDS), np.uint64)
+        state = _State(
+            items=_table(ids),
+            transitions=count_transitions(indptr_U1, items_E, len(ids), config, times_E),
+            bits_NW=no_bits if encoder is None or texts is None else encoder.encode(texts),
+        )
+        return cls(state, encoder, config)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, atomically. About 170 bytes an item on Amazon Beauty."""
+        state, encoder = self._state, self.encoder
+        ids = state.items.ids_N
+        tensors: tensor_file.Tensors = {
+            "ids": ids if ids.dtype.kind == "i" else ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize),
+            "indptr": state.transitions.indptr_N1,
+            "items": state.transitions.items_C,
+            "levels": state.transitions.levels_C,
+            "bits": state.bits_NW,
+        }
+        if encoder is not None:
+            tensors |= {"term_hashes": encoder.hashes_T, "term_idf": encoder.idf_T}
+        header = {"format_version": 1, "step": state.transitions.step, "config": asdict(self.config)}
+        tensor_file.write(Path(path), _KIND, header, tensors)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "ItemMemory":
+        """Map a file into memory. Raises IndexFileError where it is missing, damaged or not an item memory."""
+        header, tensors = tensor_file.read(Path(path), _KIND)
+        try:
+            ids = tensors["ids"]
+            if ids.ndim == 2:
+                ids = ids.view(f"S{ids.shape[1]}").reshape(-1)
+            elif ids.dtype != np.int64:
+                raise ValueError(f"ids are {ids.dtype}")
+            indptr = tensor_file.expect(tensors, "indptr", np.uint32, len(ids) + 1)
+            entries = int(indptr[-1])
+            transitions = Transitions(
+                indptr_N1=indptr,
+                items_C=tensor_file.expect(tensors, "items", np.uint32, entries),
+                levels_C=tensor_file.expect(tensors, "levels", np.uint8, entries),
+                step=float(header["step"]),
+            )
+            bits_NW = tensors["bits"]
+            hashes_T = tensors.get("term_hashes")
+            encoder = None
+            if hashes_T is not None:
+                hashes_T = tensor_file.expect(tensors, "term_hashes", np.uint32, len(hashes_T))
+                idf_T = tensor_file.expect(tensors, "term_idf", np.uint8, len(hashes_T))
+                encoder = TextEncoder(hashes_T=hashes_T, idf_T=idf_T)
+            config = MemoryConfig(**header["config"])
+            if bits_NW.dtype != np.uint64 or bits_NW.shape != (len(ids), _WORDS):
+                raise ValueError(f"bits are {bits_NW.dtype} {bits_NW.shape}")
+            if (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
+                raise ValueError("transitions to items that it does not have")
+        except (KeyError, TypeError, ValueError) as error:
+            raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
+        return cls(_State(items=_table(ids), transitions=transitions, bits_NW=bits_NW), encoder, config)
+
+    @property
+    def num_items(self) -> int:
+        return self._state.items.num_items
+
+    @property
+    def item_ids(self) -> NDArray[np.generic]:
+        """The ids of all items, int64 or str, in the order of their rows."""
+        return decode_ids(self._state.items.ids_N)
+
+    @property
+    def bits_NW(self) -> NDArray[np.uint64]:
+        """The texts of all items, 256 bits each."""
+        return self._state.bits_NW
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that `save` writes."""
+        state, encoder = self._state, self.encoder
+        arrays = [*state.transitions[:3], state.bits_NW, state.items.ids_N]
+        arrays += [] if encoder is None else [encoder.hashes_T, encoder.idf_T]
+        return sum(array.nbytes for array in arrays)
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __repr__(self) -> str:
+        return f"ItemMemory({self.num_items:,} items, {self.nbytes / max(1, self.num_items):.0f} bytes an item)"
+
+    def rows_of(self, item_ids: ItemIds) -> NDArray[np.int64]:
+        """The row of each id, -1 where it is unknown."""
+        return self._state.items.rows_of(item_ids)
+
+    def search(
+        self,
+        history: ItemIds,
+        *,
+        num_items: int = 10,
+        allowed_N: NDArray[np.bool_] | None = None,
+        deny: ItemIds = (),
+    ) -> MemoryResult:
+        """The `num_items` best allowed items after a history, oldest item first; of equal scores the first row wins.
+
+        allowed_N: which items may be returned, in the order of `item_ids` (see `BoundMemory.allowed` for a filter of an
+        index). deny: items that may not, such as those that the user has. Unknown ids are ignored. Fewer items are returned
+        where fewer are found. Cost: about 100 microseconds for 12,000 items; linear in the allowed items.
+        """
+        if num_items < 1:
+            raise ArgumentError(f"num_items must be at least 1, not {num_items!r}")
+        rows_h = self.newest(self.rows_of(history))
+        allowed_N = np.ones(self.num_items, np.bool_) if allowed_N is None else allowed_N.copy()
+        if allowed_N.shape != (self.num_items,):
+            raise ArgumentError(f"allowed_N has shape {allowed_N.shape}: expected ({self.num_items:,},), one an item")
+        denied = self.rows_of(deny)
+        allowed_N[denied[denied >= 0]] = False
+        scores = self.scores(rows_h, allowed_N)
+        total_N = self.total(scores)
+        best_k = top_rows(total_N, num_items, minimum=0.0)
+        return MemoryResult(
+            item_ids=tuple(self._state.items.ids_of(best_k).tolist()),
+            scores=tuple(total_N[best_k].tolist()),
+            reasons=tuple(self.reasons(rows_h, best_k)),
+        )
+
+    def newest(self, rows_n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The known rows of a history that are scored, newest first."""
+        return rows_n[rows_n >= 0][: -self.config.history - 1 : -1]
+
+    def scores(self, rows_h: NDArray[np.int64], allowed_N: NDArray[np.bool_] | None = None) -> MemoryScores:
+        """Both parts of the score of every allowed item; None: of all. rows_h: newest first, as of `newest`."""
+        state = self._state
+        if allowed_N is None:
+            allowed_N = np.ones(state.items.num_items, np.bool_)
+        elif len(allowed_N) < state.items.num_items:  # marked before items were inserted
+            allowed_N = np.pad(allowed_N, (0, state.items.num_items - len(allowed_N)))
+        transition_N, text_N = np.zeros(len(allowed_N), np.float32), np.zeros(len(allowed_N), np.float32)
+        for row, weight in zip(rows_h.tolist(), self._weights(rows_h).tolist(), strict=True):
+            items, values = self._row(state, row)
+            transition_N[items] += np.float32(weight) * values
+        transition_N[~allowed_N] = 0
+        if self.encoder is not None:
+            bits_hW = state.bits_NW[rows_h]
+            has_text_h = bits_hW.any(axis=1)
+            texts = bits_hW[has_text_h], rows_h[has_text_h], self._weights(rows_h)[has_text_h]
+            kernels.text_scores(state.bits_NW, *texts, COSINE, allowed_N, text_N)
+        return MemoryScores(transition_N, text_N, allowed_N)
+
+    def total(self, scores: MemoryScores) -> NDArray[np.float32]:
+        """The score of each item; -inf where it is not allowed."""
+        total_N = scores.transition_N + np.float32(self.config.text_weight) * scores.text_N
+        total_N[~scores.allowed_N] = -np.inf
+        return total_N
+
+    def reasons(self, rows_h: NDArray[np.int64], rows_k: NDArray[np.int64]) -> list[Reason]:
+        """The largest part of the score of each of some items."""
+        if len(rows_k) == 0:
+            return []
+        state, weights_h = self._state, self._weights(rows_h)
+        parts_chk = np.zeros((2, len(rows_h), len(rows_k)), np.float32)
+        for at, row in enumerate(rows_h.tolist()):
+            following = dict(zip(*(values.tolist() for values in self._row(state, row)), strict=True))
+            parts_chk[0, at] = [following.get(item, 0.0) for item in rows_k.tolist()]
+        bits_hW, bits_kW = state.bits_NW[rows_h], state.bits_NW[rows_k]
+        different_hk = np.bitwise_count(bits_hW[:, None] ^ bits_kW[None]).sum(axis=2)
+        compared_hk = bits_hW.any(axis=1)[:, None] & bits_kW.any(axis=1)[None] & (rows_h[:, None] != rows_k[None])
+        parts_chk[1] = np.where(compared_hk, self.config.text_weight * COSINE[different_hk], 0)
+        parts_chk *= weights_h[:, None]
+        largest_k: NDArray[np.int64] = np.argmax(parts_chk.reshape(-1, len(rows_k)), axis=0)
+        ids: list[int | str] = state.items.ids_of(rows_h).tolist()
+        places: list[tuple[int, int]] = [divmod(at, len(ids)) for at in largest_k.tolist()]
+        return [Reason(channel=("transition", "text")[channel], item_id=ids[at]) for channel, at in places]
+
+    def _weights(self, rows_h: NDArray[np.int64]) -> NDArray[np.float32]:
+        return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)
+
+    def _row(self, state: _State, item: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """The transitions of an item, divided by the largest."""
+        indptr = state.transitions.indptr_N1
+        begin, end = int(indptr[item]), int(indptr[item + 1])
+        levels = state.transitions.levels_C[begin:end]
+        return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(levels[0] if len(levels) else 1)
+
+
+def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:
+    """The rows of the `num_items` largest scores above `minimum`, largest first, of equal ones the smaller row."""
+    found = np.flatnonzero(scores_N > minimum)
+    if len(found) > num_items:
+        values = scores_N[found]
+        least = np.partition(values, len(found) - num_items)[len(found) - num_items]
+        above, equal = found[values > least], found[values == least]
+        found = np.concatenate([above, equal[: num_items - len(above)]])
+    return found[np.lexsort((found, -scores_N[found]))]
+
+
+def _table(ids: NDArray[np.generic]) -> ItemTable:
+    return ItemTable(ids=ids, order_N=np.arange(len(ids), dtype=np.uint32), leaf_indptr=None)

@@ -1,0 +1,88 @@
+"""Counts of item pairs in histories, as one sorted row of transitions an item.
+
+Shapes: U users, E interactions, N items, C entries of all rows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError
+from leafbeam.retrieve.config import MemoryConfig
+
+_DAY = 86_400_000_000  # microseconds
+
+
+class Transitions(NamedTuple):
+    """Row i is `items_C[indptr_N1[i]:indptr_N1[i + 1]]`, the largest count first.
+
+    levels_C: uint8, log(1 + count) in units of `step`, at least 1.
+    """
+
+    indptr_N1: NDArray[np.uint32]
+    items_C: NDArray[np.uint32]
+    levels_C: NDArray[np.uint8]
+    step: float
+
+    @classmethod
+    def of_counts(
+        cls,
+        rows_C: NDArray[np.int64],
+        items_C: NDArray[np.int64],
+        counts_C: NDArray[np.floating],
+        num_items: int,
+        max_entries: int,
+    ) -> "Transitions":
+        """The largest `max_entries` counts of each row; of equal counts, those of the smaller item rows."""
+        order = np.lexsort((items_C, -counts_C, rows_C))
+        rows_C = rows_C[order]
+        starts_N = np.searchsorted(rows_C, np.arange(num_items))
+        kept = np.arange(len(rows_C)) - starts_N[rows_C] < max_entries
+        rows_C, items_C, logs_C = rows_C[kept], items_C[order][kept], np.log1p(counts_C[order][kept])
+        step = max(float(logs_C.max(initial=0)), 1e-6) / 255
+        return cls(
+            indptr_N1=np.searchsorted(rows_C, np.arange(num_items + 1)).astype(np.uint32),
+            items_C=items_C.astype(np.uint32),
+            levels_C=np.maximum(np.rint(logs_C / step), 1).astype(np.uint8),
+            step=step,
+        )
+
+    def row(self, item: int) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+        """The items that follow an item, and their counts."""
+        entries = slice(int(self.indptr_N1[item]), int(self.indptr_N1[item + 1]))
+        return self.items_C[entries], np.expm1(self.levels_C[entries] * self.step)
+
+
+def count_transitions(
+    indptr_U1: NDArray[np.integer],
+    items_E: NDArray[np.integer],
+    num_items: int,
+    config: MemoryConfig,
+    times_E: NDArray[np.integer] | None = None,
+) -> Transitions:
+    """Count the pairs of each history, oldest item first. times_E: microseconds, for `config.half_life_days`.
+
+    Cost: one sort of at most 2 * distances * E pairs. Raises ArgumentError for item rows out of range.
+    """
+    if len(items_E) and not 0 <= int(items_E.min()) <= int(items_E.max()) < num_items:
+        raise ArgumentError(f"item rows from {items_E.min()} to {items_E.max()}: expected rows of the {num_items:,} items")
+    if config.half_life_days is not None and times_E is None:
+        raise ArgumentError("half_life_days needs the times of the interactions: pass times_E, or None for no decay")
+    items_E = items_E.astype(np.int64)
+    users_E = np.repeat(np.arange(len(indptr_U1) - 1), np.diff(indptr_U1))
+    keys: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    counts: list[NDArray[np.float64]] = [np.empty(0)]
+    for distance in range(1, config.distances + 1):
+        pairs = np.flatnonzero(users_E[distance:] == users_E[:-distance])
+        before, after = items_E[pairs], items_E[pairs + distance]
+        count = np.full(len(pairs), config.distance_decay ** (distance - 1))
+        if times_E is not None and config.half_life_days is not None:
+            age = (int(times_E.max(initial=0)) - times_E[pairs + distance]) / (_DAY * config.half_life_days)
+            count *= 0.5**age
+        keys += [before * num_items + after, after * num_items + before]
+        counts += [count, config.reverse * count]
+    key_C, entry = np.unique(np.concatenate(keys), return_inverse=True)
+    count_C = np.bincount(entry, np.concatenate(counts), len(key_C)).astype(np.float64)
+    key_C, count_C = key_C[count_C > 0], count_C[count_C > 0]
+    return Transitions.of_counts(key_C // num_items, key_C % num_items, count_C, num_items, config.max_entries)

@@ -1,0 +1,192 @@
+"""An item memory equals the formula of its docstring, in plain Python, and finds allowed items alone."""
+
+from math import log
+
+import numpy as np
+import pytest
+
+from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError, ItemIdError
+from leafbeam.index import Trie
+from leafbeam.retrieve import BoundMemory, ItemMemory, MemoryConfig
+from leafbeam.retrieve.text import COSINE
+
+RNG = np.random.default_rng(0)
+WORDS = ["red", "green", "blue", "shoe", "boot", "tea", "cup", "lamp", "soap", "brush"]
+
+
+def random_memory(
+    num_items: int = 30, *, texts: bool = True, **settings: object
+) -> tuple[ItemMemory, list[list[int]]]:
+    rng = np.random.default_rng(num_items)
+    histories = [rng.integers(0, num_items, rng.integers(1, 9)).tolist() for _ in range(60)]
+    indptr = np.cumsum([0, *map(len, histories)])
+    words = [" ".join(rng.choice(WORDS, rng.integers(0, 5))) for _ in range(num_items)]
+    memory = ItemMemory.fit(
+        [f"item-{n}" for n in range(num_items)],
+        indptr,
+        np.concatenate(histories),
+        texts=words if texts else None,
+        config=MemoryConfig(**settings),  # type: ignore[arg-type]
+    )
+    return memory, histories
+
+
+def expected_transitions(histories: list[list[int]], config: MemoryConfig) -> dict[tuple[int, int], float]:
+    counts: dict[tuple[int, int], float] = {}
+    for history in histories:
+        for at, before in enumerate(history):
+            for distance, after in enumerate(history[at + 1 : at + 1 + config.distances]):
+                weight = config.distance_decay**distance
+                counts[before, after] = counts.get((before, after), 0.0) + weight
+                counts[after, before] = counts.get((after, before), 0.0) + config.reverse * weight
+    return counts
+
+
+def ids(rows: list[int]) -> list[str]:
+    return [f"item-{row}" for row in rows]
+
+
+@pytest.mark.parametrize("settings", [{}, {"distances": 1, "reverse": 0.0, "history": 1}, {"text_weight": 0.0, "history": 3}])
+def test_scores_equal_the_formula(settings: dict[str, float]):
+    memory, histories = random_memory(max_entries=1000, **settings)
+    config, counts = memory.config, expected_transitions(histories, memory.config)
+    bits = np.unpackbits(memory.bits_NW.view(np.uint8), axis=1, bitorder="little")
+    history = [3, 7, 7, 1, 20, 9, 4]
+    expected = np.zeros(30)
+    for step, before in enumerate(history[::-1][: config.history]):
+        row = {after: log(1 + count) for (first, after), count in counts.items() if first == before and count}
+        for after in range(30):
+            score = row.get(after, 0.0) / max(row.values())
+            if after != before and bits[after].any() and bits[before].any():
+                score += config.text_weight * float(COSINE[(bits[after] != bits[before]).sum()])
+            expected[after] += config.history_decay**step * score
+    result = memory.search(ids(history), num_items=30)
+    order = [item for item in np.argsort(-expected, kind="stable") if expected[item] > 0]
+    assert sorted(result.item_ids) == sorted(ids(order))
+    by_id = dict(zip(result.item_ids, result.scores, strict=True))
+    for row in order:  # transitions are stored in 255 steps
+        assert by_id[f"item-{row}"] == pytest.approx(expected[row], abs=0.02)
+    assert list(result.scores) == sorted(result.scores, reverse=True)
+
+
+def test_the_largest_transitions_are_kept():
+    memory, histories = random_memory(texts=False, max_entries=3, text_weight=0.0)
+    counts = expected_transitions(histories, memory.config)
+    for item in range(30):
+        found = memory.search(ids([item]), num_items=30).item_ids
+        row = sorted((-count, after) for (first, after), count in counts.items() if first == item and count)
+        assert set(found) == set(ids([after for _, after in row[:3]]))
+
+
+def test_a_filter_gives_the_best_of_the_allowed_items():
+    memory, _ = random_memory()
+    everything = memory.search(ids([3, 4, 5]), num_items=30)
+    allowed = RNG.random(30) < 0.3
+    names = memory.item_ids[allowed]
+    expected = [item for item in everything.item_ids if item in names]
+    assert list(memory.search(ids([3, 4, 5]), num_items=30, allowed_N=allowed).item_ids) == expected
+    assert list(memory.search(ids([3, 4, 5]), num_items=2, allowed_N=allowed).item_ids) == expected[:2]
+    denied = memory.search(ids([3, 4, 5]), num_items=30, allowed_N=allowed, deny=[expected[0], "unknown"])
+    assert list(denied.item_ids) == expected[1:]
+    assert memory.search(ids([3]), allowed_N=np.zeros(30, np.bool_)).item_ids == ()
+
+
+def test_of_equal_scores_the_first_rows_win():
+    memory = ItemMemory.fit(range(6), np.array([0, 2, 4, 6, 8]), np.array([0, 5, 0, 3, 0, 4, 0, 2]))
+    assert memory.search([0], num_items=3).item_ids == (2, 3, 4)
+
+
+def test_a_reason_names_the_largest_part():
+    memory = ItemMemory.fit(
+        ["a", "b", "c", "d"], np.array([0, 2, 4]), np.array([0, 1, 0, 1]), texts=["red lamp", "", "green tea", "red lamp"]
+    )
+    result = memory.search(["c", "a"])
+    assert dict(zip(result.item_ids, [(why.channel, why.item_id) for why in result.reasons], strict=True)) == {
+        "b": ("transition", "a"),
+        "d": ("text", "a"),
+    }
+
+
+def test_unknown_and_missing_histories_find_nothing():
+    memory, _ = random_memory()
+    for history in ([], ["unknown"], [5]):
+        assert memory.search(history).item_ids == ()
+    assert memory.search(["unknown", "item-3"]).item_ids == memory.search(["item-3"]).item_ids
+
+
+def test_older_interactions_count_less_under_a_half_life():
+    day = 86_400_000_000
+    arguments = (range(3), np.array([0, 2, 4]), np.array([0, 1, 0, 2]))
+    times = np.array([0, 0, 10 * day, 10 * day])
+    assert ItemMemory.fit(*arguments, times_E=times).search([0]).scores == (1.0, 1.0)
+    decayed = ItemMemory.fit(*arguments, times_E=times, config=MemoryConfig(half_life_days=10)).search([0])
+    assert decayed.item_ids == (2, 1)
+    assert decayed.scores[1] == pytest.approx(log(1.5) / log(2), abs=0.01)
+    with pytest.raises(ArgumentError, match="times_E"):
+        ItemMemory.fit(*arguments, config=MemoryConfig(half_life_days=10))
+
+
+def test_a_saved_memory_gives_equal_answers(tmp_path):
+    memory, _ = random_memory()
+    memory.save(tmp_path / "memory")
+    loaded = ItemMemory.load(tmp_path / "memory")
+    assert loaded.config == memory.config
+    assert (loaded.item_ids == memory.item_ids).all()
+    for item in range(30):
+        assert loaded.search(ids([item, 3])) == memory.search(ids([item, 3]))
+    assert loaded.encoder is not None
+    assert memory.encoder is not None
+    assert (loaded.encoder.encode(["red shoe"]) == memory.encoder.encode(["red shoe"])).all()
+
+
+def test_integer_ids_and_no_texts_are_saved_too(tmp_path):
+    memory = ItemMemory.fit([7, 5, 9], np.array([0, 3]), np.array([0, 1, 2]))
+    memory.save(tmp_path / "memory")
+    assert ItemMemory.load(tmp_path / "memory").search([7]) == memory.search([7])
+
+
+def test_a_file_that_is_no_memory_is_refused(tmp_path):
+    memory, _ = random_memory()
+    path = tmp_path / "memory"
+    memory.save(path)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IndexFileError, match="damaged"):
+        ItemMemory.load(path)
+    Trie.build([[0]], codebook_sizes=[1]).save(path)
+    with pytest.raises(IndexFileError, match="not a leafbeam item memory"):
+        ItemMemory.load(path)
+    with pytest.raises(IndexFileError, match="No such file"):
+        ItemMemory.load(tmp_path / "missing")
+
+
+def test_a_filter_of_an_index_applies_to_the_memory():
+    memory, _ = random_memory()
+    names = [f"item-{n}" for n in (9, 3, 29, 100, 7)]  # in another order, one unknown to the memory
+    trie = Trie.build([[1, 0], [0, 1], [0, 1], [1, 1], [0, 0]], codebook_sizes=[2, 2], item_ids=names)
+    bound = BoundMemory(memory, trie)
+    assert set(memory.item_ids[bound.allowed()]) == {"item-9", "item-3", "item-29", "item-7"}
+    assert set(memory.item_ids[bound.allowed(trie.filter(item_ids=["item-3", "item-100"]))]) == {"item-3"}
+    other = Trie.build([[1, 0]], codebook_sizes=[2, 2], item_ids=["item-1"])
+    with pytest.raises(ForeignFilterError):
+        bound.allowed(other.filter(item_ids=["item-1"]))
+    with pytest.raises(ItemIdError, match="none of the item memory's 30 items"):
+        BoundMemory(memory, Trie.build([[1, 0]], codebook_sizes=[2, 2], item_ids=["else"]))
+
+
+def test_unusable_arguments_are_refused_by_name():
+    with pytest.raises(ArgumentError, match="expected rows of the 2 items"):
+        ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 2]))
+    with pytest.raises(ItemIdError, match="more than once"):
+        ItemMemory.fit(["a", "a"], np.array([0, 2]), np.array([0, 1]))
+    with pytest.raises(ArgumentError, match="1 texts for 2 items"):
+        ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]), texts=["red"])
+    for settings in ({"distances": 0}, {"reverse": 2.0}, {"text_weight": -1.0}, {"half_life_days": 0.0}, {"max_entries": 1.5}):
+        with pytest.raises(ArgumentError, match=next(iter(settings))):
+            MemoryConfig(**settings)  # type: ignore[arg-type]
+    memory, _ = random_memory()
+    with pytest.raises(ArgumentError, match="num_items"):
+        memory.search(["item-1"], num_items=0)
+    with pytest.raises(ArgumentError, match="allowed_N"):
+        memory.search(["item-1"], allowed_N=np.ones(3, np.bool_))
