@@ -26,8 +26,8 @@ def evaluate(
 ) -> None:
     """Rank the whole catalog for each user and report the rank of the held-out item, beside simple baselines.
 
-    The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already has are both
-    reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
+    The baselines are popularity, nearest text and the transition graph. Lists with and without the items that a user already
+    has are both reported. Every figure has its standard error, and the last line says which ranking is best and what to do.
     """
     if users is not None and users < 1:
         raise ArgumentError(f"--users {users}: expected at least one; leave it out to evaluate all")

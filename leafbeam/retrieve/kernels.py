@@ -1,7 +1,7 @@
 """The loops over all items of an item memory. Shapes: N items, W words of 64 bits, h items of a history."""
 
 # numba has no types.
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: basic, reportCallIssue=false
 import numpy as np
 
 from leafbeam.index import bit_kernels as bits

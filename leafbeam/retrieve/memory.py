@@ -246,7 +246,8 @@ class ItemMemory:
 
     def total(self, scores: MemoryScores) -> NDArray[np.float32]:
         """The score of each item; -inf where it is not allowed."""
-        total_N = scores.transition_N + np.float32(self.config.text_weight) * scores.text_N
+        total_N: NDArray[np.float32] = np.multiply(scores.text_N, self.config.text_weight, dtype=np.float32)
+        total_N += scores.transition_N
         total_N[~scores.allowed_N] = -np.inf
         return total_N
 
@@ -261,7 +262,7 @@ class ItemMemory:
             parts_chk[0, at] = [following.get(item, 0.0) for item in rows_k.tolist()]
         bits_hW, bits_kW = state.bits_NW[rows_h], state.bits_NW[rows_k]
         different_hk = np.bitwise_count(bits_hW[:, None] ^ bits_kW[None]).sum(axis=2)
-        compared_hk = bits_hW.any(axis=1)[:, None] & bits_kW.any(axis=1)[None] & (rows_h[:, None] != rows_k[None])
+        compared_hk = np.logical_and.outer(bits_hW.any(axis=1), bits_kW.any(axis=1)) & (np.not_equal.outer(rows_h, rows_k))
         parts_chk[1] = np.where(compared_hk, self.config.text_weight * COSINE[different_hk], 0)
         parts_chk *= weights_h[:, None]
         largest_k: NDArray[np.int64] = np.argmax(parts_chk.reshape(-1, len(rows_k)), axis=0)

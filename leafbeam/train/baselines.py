@@ -80,9 +80,7 @@ def memory_scores(memory: ItemMemory) -> ScoreFn:
     return scores
 
 
-def transition_baselines(
-    item_ids: NDArray[np.generic], train: Histories, texts: Sequence[str] | None
-) -> dict[str, ScoreFn]:
+def transition_baselines(item_ids: NDArray[np.generic], train: Histories, texts: Sequence[str] | None) -> dict[str, ScoreFn]:
     """The last item's transitions, the transition graph, and the graph with texts if there are any: item memories of `train`.
 
     (An Embarrassingly Simple Graph Heuristic, arXiv 2605.07125.)

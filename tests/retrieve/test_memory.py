@@ -14,9 +14,7 @@ RNG = np.random.default_rng(0)
 WORDS = ["red", "green", "blue", "shoe", "boot", "tea", "cup", "lamp", "soap", "brush"]
 
 
-def random_memory(
-    num_items: int = 30, *, texts: bool = True, **settings: object
-) -> tuple[ItemMemory, list[list[int]]]:
+def random_memory(num_items: int = 30, *, texts: bool = True, **settings: object) -> tuple[ItemMemory, list[list[int]]]:
     rng = np.random.default_rng(num_items)
     histories = [rng.integers(0, num_items, rng.integers(1, 9)).tolist() for _ in range(60)]
     indptr = np.cumsum([0, *map(len, histories)])
