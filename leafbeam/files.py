@@ -1,14 +1,18 @@
-"""Files: written so that they appear only once they are complete, and read only if they are regular ones."""
+"""Files: written so that they appear only once they are complete, read only if they are regular ones, with checksums."""
 
 import errno
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from hashlib import file_digest
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
 
+from leafbeam.errors import CheckpointError
+
+CHECKSUMS = "leafbeam.sha256"
 _MAX_TEXT_BYTES = 64 << 20
 
 
@@ -46,3 +50,37 @@ def read_text(path: Path) -> str:
     if len(data) > _MAX_TEXT_BYTES:
         raise OSError(errno.EFBIG, f"{path.name} is larger than {_MAX_TEXT_BYTES >> 20} MiB")
     return data.decode("utf-8")
+
+
+def write_checksums(directory: Path, names: Iterable[str]) -> None:
+    """Write the hashes of these files of a directory as `sha256sum` does, for `check_checksums`. Raises OSError."""
+    lines = [f"{_sha256(directory / name)}  {name}\n" for name in names]
+    with replacing(directory / CHECKSUMS) as part:
+        part.write_text("".join(lines), encoding="utf-8")
+
+
+def check_checksums(directory: Path) -> None:
+    """Raise CheckpointError for a file that is not the one that was saved; missing files, and directories without sums, pass.
+
+    Cost: one read of the files, about 1.5 GB/s.
+    """
+    path = directory / CHECKSUMS
+    if not path.exists():
+        return
+    try:
+        sums = {name: expected for expected, name in (line.split("  ", 1) for line in read_text(path).splitlines())}
+        if any(Path(name).name != name for name in sums):
+            raise ValueError("a name is not one of this directory")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a list of checksums ({error}): copy the directory again") from error
+    for name, expected in sums.items():
+        if (directory / name).is_file() and _sha256(directory / name) != expected:
+            raise CheckpointError(
+                f"{directory / name} is not the file that was saved ({CHECKSUMS} has another hash): copy the directory again, "
+                f"or delete {CHECKSUMS} if you changed the file yourself"
+            )
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return file_digest(file, "sha256").hexdigest()

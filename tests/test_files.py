@@ -1,12 +1,15 @@
-"""Files are complete under their name, and no planted link is followed while they are written."""
+"""Files are complete under their name, no planted link is followed while they are written, and checksums are checked."""
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from leafbeam import Trie
-from leafbeam.files import replacing
+from leafbeam.errors import CheckpointError
+from leafbeam.files import CHECKSUMS, check_checksums, replacing, write_checksums
 
 
 def write(path: Path, text: str) -> None:
@@ -43,3 +46,37 @@ def test_a_link_under_the_name_is_replaced_and_not_written_through(tmp_path: Pat
     assert Trie.load(path).num_items == 2
     assert path.is_file()
     assert not path.is_symlink()
+
+
+def test_a_file_that_differs_from_its_checksum_is_refused_by_name(tmp_path: Path) -> None:
+    names = ("a.json", "b.bin")
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    check_checksums(tmp_path)  # a directory from elsewhere has none
+    write_checksums(tmp_path, names)
+    check_checksums(tmp_path)
+    if shutil.which("sha256sum"):
+        subprocess.run(["sha256sum", "--check", "--status", CHECKSUMS], cwd=tmp_path, check=True)
+    (tmp_path / "a.json").unlink()
+    check_checksums(tmp_path)
+    (tmp_path / "b.bin").write_bytes(b"b.bim")
+    with pytest.raises(CheckpointError, match=r"b\.bin is not the file that was saved"):
+        check_checksums(tmp_path)
+    (tmp_path / CHECKSUMS).unlink()
+    check_checksums(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"no sums\n", b"abc\n", b"00  b.bin\n"])
+def test_a_damaged_list_of_checksums_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "b.bin").write_bytes(b"b")
+    (tmp_path / CHECKSUMS).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"leafbeam\.sha256"):
+        check_checksums(tmp_path)
+
+
+def test_checksums_name_files_of_the_directory_alone(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "secret").write_bytes(b"x")
+    (tmp_path / "directory" / CHECKSUMS).write_text("00  ../secret\n")
+    with pytest.raises(CheckpointError, match="not a list"):
+        check_checksums(tmp_path / "directory")

@@ -134,7 +134,7 @@ class CodesTable:
 
 def _opened(file: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file, buffer_size=1 << 20)
+        return pq.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} cannot be read as Parquet ({error}): {_EXPECTED}") from error
 

@@ -84,8 +84,11 @@ def ids_from_arrow(column: Any) -> NDArray[np.generic]:
 
 
 def decode_ids(ids_n: NDArray[np.generic]) -> NDArray[Any]:
-    """Ids of `as_id_array` as the caller wrote them: int64 or str."""
-    return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n
+    """Ids of `as_id_array` as the caller wrote them: int64 or str. Raises ItemIdError for bytes that are not UTF-8."""
+    try:
+        return np.char.decode(ids_n.astype(np.bytes_), "utf-8") if ids_n.dtype.kind == "S" else ids_n
+    except UnicodeDecodeError as error:
+        raise ItemIdError(f"item ids hold bytes that are not UTF-8 ({error}): expected integers or strings") from error
 
 
 def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> None:

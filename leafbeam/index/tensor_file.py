@@ -1,6 +1,7 @@
 """One safetensors file of arrays and a JSON header: replaced atomically, memory-mapped, refused where it is damaged."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import IndexFileError
-from leafbeam.files import replacing
+from leafbeam.files import open_regular, replacing
 from leafbeam.index import bit_kernels as bits
 
 _DTYPES = {"U64": np.uint64, "I64": np.int64, "U32": np.uint32, "I32": np.int32, "U16": np.uint16, "U8": np.uint8}
@@ -67,8 +68,9 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
     """(header, arrays), in memory or mapped copy-on-write. Raises IndexFileError for a missing, damaged or newer file."""
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
-        is_empty = path.stat().st_size == 0  # a FIFO or a device too, which is not read
-        raw = np.empty(0, np.uint8) if is_empty else np.memmap(path, np.uint8, "c") if mapped else np.fromfile(path, np.uint8)
+        with open_regular(path) as file:
+            is_empty = os.fstat(file.fileno()).st_size == 0
+            raw = np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "c") if mapped else np.fromfile(file, np.uint8)
     except OSError as error:
         raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
     size = len(raw)

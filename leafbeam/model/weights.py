@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import replacing
+from leafbeam.files import check_checksums, read_text, replacing, write_checksums
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
@@ -35,6 +35,7 @@ class TensorNames:
 def read_config(directory: Path, vocabulary: AnyVocabulary | None, kind: type[Config]) -> tuple[Config, AnyVocabulary]:
     """The config and the vocabulary of a checkpoint. vocabulary: needed where there is no leafbeam.json."""
     hf = read_hf(directory)
+    check_checksums(directory)
     path, own = directory / "leafbeam.json", {}
     if path.exists():
         own = _read_json(path)
@@ -105,7 +106,7 @@ def read_tensors(
 def write_checkpoint(
     directory: Path, config: ModelConfig | EncoderDecoderConfig, vocabulary: AnyVocabulary, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write config.json, model.safetensors and leafbeam.json, each atomically."""
+    """Write config.json, model.safetensors and leafbeam.json, each atomically, and then their checksums."""
     directory.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     specials = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
@@ -117,6 +118,7 @@ def write_checkpoint(
     (directory / _INDEX).unlink(missing_ok=True)
     _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
     _write_json(directory / "leafbeam.json", own)
+    write_checksums(directory, ("config.json", "leafbeam.json", _SINGLE))
 
 
 def read_hf(directory: Path) -> dict[str, Any]:
@@ -150,10 +152,10 @@ def _stored(directory: Path, device: torch.device) -> Iterator[tuple[Path, str, 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: {path.parent} is not a complete checkpoint") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}): copy it again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected an object of fields: copy it again")

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError
+from leafbeam.files import check_checksums, read_text, write_checksums
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
@@ -112,7 +113,7 @@ class Quantiser(ABC):
         return self._from_latents(latents_NZ)
 
     def save(self, directory: str | Path) -> None:
-        """Write quantiser.json and one safetensors file into a directory."""
+        """Write quantiser.json, one safetensors file and their checksums into a directory."""
         self._check_fitted()
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -121,13 +122,15 @@ class Quantiser(ABC):
         save_file(arrays | centroids, directory / self._tensors_file)
         header = {"format": self._format, "version": _VERSION, "codebook_sizes": self.codebook_sizes, "seed": self.seed}
         (directory / "quantiser.json").write_text(json.dumps(header | settings, indent=2) + "\n", encoding="utf-8")
+        write_checksums(directory, ("quantiser.json", self._tensors_file))
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
         """Read what `save` wrote, bit for bit. Raises CheckpointError where it is incomplete or of another format."""
         directory = Path(directory)
+        check_checksums(directory)
         try:
-            settings = json.loads((directory / "quantiser.json").read_text(encoding="utf-8"))
+            settings = json.loads(read_text(directory / "quantiser.json"))
             found = settings.get("format") if isinstance(settings, dict) else None
             if found != cls._format:
                 raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls._format!r}")
@@ -138,7 +141,7 @@ class Quantiser(ABC):
             centroids = tuple(arrays[f"level_{level}"] for level in range(len(quantiser.codebook_sizes)))
         except CheckpointError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, OverflowError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is no saved quantiser ({error}): run `leafbeam fit-sids`") from error
         for size, values in zip(quantiser.codebook_sizes, centroids, strict=True):
             fits = values.dtype == np.float32 and values.ndim == 2 and 1 <= len(values) <= size

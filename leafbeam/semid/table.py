@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import CheckpointError
-from leafbeam.index.items import check_item_ids, check_unique, decode_ids, ids_from_arrow
+from leafbeam.index.items import as_id_array, check_item_ids, check_unique, decode_ids, ids_from_arrow
 from leafbeam.index.level import check_codes, check_in_codebooks
+from leafbeam.index.tensor_file import digest
 
-_METADATA_KEY = b"leafbeam.codebook_sizes"
+_SIZES, _DIGEST = b"leafbeam.codebook_sizes", b"leafbeam.digest"  # entries of the schema's metadata
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,32 +55,49 @@ class SidTable:
     def num_levels(self) -> int:
         return len(self.codebook_sizes)
 
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that change with any id, code or codebook size."""
+        sizes = np.array(self.codebook_sizes)
+        return digest({"item_ids": as_id_array(self.item_ids), "codes": self.codes, "codebook_sizes": sizes})
+
     def save(self, path: str | Path) -> None:
-        """Write one Parquet file: item_id, code_0 .. code_{L-1}, and the codebook sizes in the schema's metadata."""
+        """Write one Parquet file: item_id, code_0 .. code_{L-1}; the codebook sizes and the digest in the schema's metadata."""
         columns = {f"code_{level}": pa.array(self.codes[:, level]) for level in range(self.num_levels)}
         ids = pa.array(self.item_ids.tolist(), pa.int64() if self.item_ids.dtype.kind == "i" else pa.string())
         table = pa.table({"item_id": ids, **columns})
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(self.codebook_sizes)}), path)
+        metadata = {_SIZES: json.dumps(self.codebook_sizes), _DIGEST: self.digest}
+        pq.write_table(table.replace_schema_metadata(metadata), path, write_page_checksum=True)
 
     @classmethod
     def load(cls, path: str | Path) -> "SidTable":
-        """Read what `save` wrote. Raises CheckpointError for a missing file or one that `save` did not write."""
+        """Read what `save` wrote. Raises CheckpointError for a missing or damaged file, or one that `save` did not write.
+
+        An older file has no digest and is not checked. Cost: one read, and one pass over ids and codes.
+        """
         try:
-            table = pq.read_table(path)
-        except (pa.ArrowException, OSError) as error:
+            table = pq.read_table(path, page_checksum_verification=True)
+            names, metadata = table.column_names, table.schema.metadata or {}
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise CheckpointError(f"{path} is not a table of Semantic IDs ({error}): run `leafbeam fit-sids`") from error
-        sizes = (table.schema.metadata or {}).get(_METADATA_KEY)
-        if sizes is None or "item_id" not in table.column_names:
+        sizes, expected = metadata.get(_SIZES), metadata.get(_DIGEST)
+        if sizes is None or "item_id" not in names:
             raise CheckpointError(f"{path} is a Parquet file, but not one that `leafbeam fit-sids` wrote")
         try:
             sizes = tuple(int(size) for size in json.loads(sizes))
             if not sizes:
                 raise ValueError("no levels")
+            if any(column.null_count for column in table.columns):
+                raise ValueError("a column has nulls")
             codes = [table[f"code_{level}"].to_numpy() for level in range(len(sizes))]
-        except (KeyError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{path} does not hold the levels that its metadata names: {error}") from error
-        return cls(item_ids=numpy_ids(table["item_id"]), codes=np.stack(codes, axis=1), codebook_sizes=sizes)
+            ids = numpy_ids(table["item_id"])
+        except (pa.ArrowException, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise CheckpointError(f"{path} does not hold the ids and levels that its metadata names: {error}") from error
+        sids = cls(item_ids=ids, codes=np.stack(codes, axis=1), codebook_sizes=sizes)
+        if expected not in (None, sids.digest.encode()):
+            raise CheckpointError(f"{path} is damaged: its ids and codes do not have the digest in its metadata; copy it again")
+        return sids
 
 
 def numpy_ids(ids: pa.ChunkedArray | pa.Array) -> NDArray[np.int64] | NDArray[np.str_]:

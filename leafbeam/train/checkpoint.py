@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
+from leafbeam.files import check_checksums, read_text, write_checksums
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe
@@ -66,6 +67,7 @@ class Checkpoint:
         content = {"format": _FORMAT, "state": asdict(self.state), "recipe": asdict(self.recipe)}
         content |= {"vocabulary": self.vocabulary.to_dict(), "data": self.data, "bf16": self.bf16}
         (partial / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_checksums(partial, ("run.json", "tensors.safetensors"))
         shutil.rmtree(previous, ignore_errors=True)
         if directory.exists():
             os.replace(directory, previous)
@@ -78,10 +80,11 @@ class Checkpoint:
         directory, _, previous = _paths(directory)
         if previous.exists() and not directory.exists():
             directory = previous  # `save` stopped between its two renames
+        check_checksums(directory)
         try:
-            content: Any = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+            content: Any = json.loads(read_text(directory / "run.json"))
             tensors = load_file(directory / "tensors.safetensors")
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is not a complete checkpoint ({error}): train from the start") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise CheckpointError(f"{directory} is not of format {_FORMAT}: train again, or use the leafbeam that wrote it")
@@ -94,7 +97,7 @@ class Checkpoint:
                 bf16=bool(content["bf16"]),
                 tensors=tensors,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{directory / 'run.json'} lacks {error}: train from the start") from error
 
     @staticmethod

@@ -165,7 +165,7 @@ class Recipe:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
             return cls(**settings)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
 
     def differences(self, other: "Recipe") -> list[str]:

@@ -118,7 +118,7 @@ class EvaluationReport:
                 free |= {name: RankingMetrics.from_dict(free[name]) for name in ("scores", "constrained")}
                 content["unconstrained"] = UnconstrainedReport(**(free | {"invalid": Estimate(**free["invalid"])}))
             return cls(**content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
     def table(self) -> Table:

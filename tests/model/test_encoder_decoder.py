@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.files import CHECKSUMS
 from leafbeam.index import Trie
 from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, TokenTable, Transformer, Vocabulary, load_model
 
@@ -290,6 +291,7 @@ def test_directories_of_another_architecture_are_refused(make_model: MakeModel, 
     with pytest.raises(CheckpointError, match="model_type 't5'"):
         Transformer.from_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / CHECKSUMS).unlink()
     for change, message in (
         ({"model_type": "bart"}, "model_type 'bart'"),
         ({"d_ff": 41}, "do not belong together"),

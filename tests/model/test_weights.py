@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.files import CHECKSUMS
 from leafbeam.model import TokenTable, Transformer, Vocabulary
 
 MakeModel = Callable[..., Transformer]
@@ -24,11 +25,13 @@ def saved(make_model: MakeModel, tmp_path: Path) -> Path:
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    """Copies: the file is going to be written over."""
+    """Copies: the file is going to be written over, so its checksum goes."""
+    path.with_name(CHECKSUMS).unlink(missing_ok=True)
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def edit_json(path: Path, **changes: Any) -> None:
+    path.with_name(CHECKSUMS).unlink(missing_ok=True)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -43,6 +46,7 @@ def test_a_saved_model_comes_back_bit_equal(make_model: MakeModel, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "new" / "place").iterdir()) == [
         "config.json",
         "leafbeam.json",
+        "leafbeam.sha256",
         "model.safetensors",
     ]
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leafbeam.errors import CheckpointError, CodesError, ItemIdError
+from leafbeam.errors import CheckpointError, CodesError, ItemIdError, LeafbeamError
 from leafbeam.semid import SidTable
 
 CODES = np.array([[0, 1, 9], [3, 0, 2]])
@@ -76,3 +76,51 @@ def test_files_that_are_not_tables_of_sids_are_named(tmp_path):
     pq.write_table(table, path)
     with pytest.raises(CodesError, match="expected 0 <= code < 3"):
         SidTable.load(path)
+
+
+def test_a_changed_file_is_refused_or_equal_and_one_without_a_digest_loads(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "s.parquet"
+    saved = SidTable(
+        item_ids=np.array([f"é{row}" for row in range(50)]), codes=rng.integers(0, 99, (50, 2)), codebook_sizes=(99, 99)
+    )
+    saved.save(path)
+    raw, refused = path.read_bytes(), 0
+    offsets = range(0, len(raw), 5)
+    for offset in offsets:
+        changed = bytearray(raw)
+        changed[offset] ^= 1 << int(rng.integers(8))
+        path.write_bytes(changed)
+        try:
+            loaded = SidTable.load(path)
+        except LeafbeamError:
+            refused += 1
+        else:
+            assert loaded.digest == saved.digest
+    assert refused > len(offsets) // 2
+    path.write_bytes(raw)
+    table = pq.read_table(path).replace_schema_metadata({"leafbeam.codebook_sizes": "[99, 99]"})
+    pq.write_table(table, path)
+    assert SidTable.load(path).digest == saved.digest
+
+
+@pytest.mark.parametrize(
+    ("ids", "codes", "sizes"),
+    [
+        (pa.array(["a"]), [0], "[" * 5000),
+        (pa.array(["a"]), [0], "[1e400]"),
+        (pa.array(["a"]), [0], "[-2147483648]"),
+        (pa.array(["a"]), ["x"], "[3]"),
+        (pa.array(["a"]), [None], "[3]"),
+        (pa.array(["a"]), [0.5], "[3]"),
+        (pa.array(["a"]), [[0]], "[3]"),
+        (pa.array([["a"]]), [0], "[3]"),
+        (pa.array([None], pa.string()), [0], "[3]"),
+        (pa.array([2**64 - 1], pa.uint64()), [0], "[3]"),
+        (pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, 1], np.int32)), pa.py_buffer(b"\xff")), [0], "[3]"),
+    ],
+)
+def test_hostile_columns_are_refused_by_name(tmp_path, ids, codes, sizes):
+    table = pa.table({"item_id": ids, "code_0": codes}).replace_schema_metadata({"leafbeam.codebook_sizes": sizes})
+    pq.write_table(table, tmp_path / "s.parquet")
+    with pytest.raises(LeafbeamError):
+        SidTable.load(tmp_path / "s.parquet")

@@ -1,0 +1,132 @@
+"""Files of an index, an automaton, Semantic IDs, a model and a run, to their loaders."""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from leafbeam import BeamSearch
+from leafbeam.automata import Automaton, automaton_file
+from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
+from leafbeam.errors import LeafbeamError
+from leafbeam.files import CHECKSUMS
+from leafbeam.index import Trie, trie
+from leafbeam.index.integrity import fingerprint
+from leafbeam.index.tensor_file import read, write
+from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.semid import ResidualKMeans, SidTable
+from leafbeam.train import Checkpoint, EvaluationReport
+
+SEPARATOR = b"\n---\n"  # between config.json and leafbeam.json of a model
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _file(data: bytes) -> Path:
+    path = _folder() / "file"
+    path.write_bytes(data)
+    return path
+
+
+def fuzz_index(data: bytes) -> None:
+    """Load it with the version that its arrays hash to, and search what loads."""
+    path = _file(data)
+    unverified = Trie.load(path, verify=False)
+    header, tensors = read(path, trie.KIND)
+    if max(unverified.codebook_sizes) > 1 << 16 or unverified.num_levels > 16:
+        Trie.load(path)
+        return  # its logits would take too long
+    version = fingerprint(unverified.levels, unverified.items, unverified.end_code)
+    write(path, trie.KIND, {**header, "version": version}, tensors)
+    loaded = Trie.load(path)
+    sizes = iter(loaded.codebook_sizes)
+
+    def step_fn(codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        return np.zeros((1, next(sizes)) if codes is None else (*codes.shape, next(sizes)), np.float32)
+
+    half = loaded.filter(np.arange(loaded.num_items) % 2 == 0)
+    found = BeamSearch(loaded, num_beams=4, scoring="allowed").run(step_fn, 1, filters=[half])
+    assert set(found.item_ids[0]) <= set(loaded.item_ids.tolist())
+    loaded.codes_of(loaded.item_ids.tolist())
+
+
+def fuzz_automaton(data: bytes) -> None:
+    """Load it with the digest of its arrays, and walk what loads."""
+    path = _file(data)
+    header, tensors = read(path, replace(automaton_file.KIND, has_digest=False))
+    write(path, automaton_file.KIND, header, tensors)
+    automaton = Automaton.load(path)
+    states = np.arange(automaton.num_states)
+    indptr, codes = automaton.legal(states)
+    automaton.masks(states)
+    automaton.step(np.repeat(states, np.diff(indptr)), codes)
+    automaton.forced_bytes(0)
+
+
+def fuzz_sids(data: bytes) -> None:
+    """Load a table of Semantic IDs."""
+    SidTable.load(_file(data))
+
+
+@functools.cache
+def _model() -> Path:
+    config = ModelConfig(vocab_size=19, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1,
+                         num_key_value_heads=1, head_dim=4, max_position_embeddings=16)  # fmt: skip
+    directory = _folder() / "model"
+    Transformer(config, Vocabulary(codebook_sizes=(8, 8)), torch.Generator().manual_seed(0)).save_pretrained(directory)
+    (directory / CHECKSUMS).unlink()
+    return directory
+
+
+def fuzz_model(data: bytes) -> None:
+    """config.json and leafbeam.json beside the weights of a small model."""
+    config, _, own = data.partition(SEPARATOR)
+    (_model() / "config.json").write_bytes(config)
+    (_model() / "leafbeam.json").write_bytes(own)
+    load_model(_model())
+
+
+@functools.cache
+def _run() -> Path:
+    """A checkpoint, a quantiser and a run in one directory, whose JSON files are written by each case."""
+    directory = _folder() / "run"
+    quantiser = ResidualKMeans(codebook_sizes=(4,)).fit(np.random.default_rng(0).standard_normal((20, 3)))
+    quantiser.save(directory)
+    save_file({"weight/x": torch.zeros(2)}, directory / "tensors.safetensors")
+    (directory / CHECKSUMS).unlink()
+    return directory
+
+
+def fuzz_run(data: bytes) -> None:
+    """The JSON files of a run, all with these bytes: raises if none of them loads."""
+    directory = _run()
+    for name in ("run.json", "quantiser.json", "report.json", "source.json"):
+        (directory / name).write_bytes(data)
+    loaders: list[Callable[[], object]] = [
+        lambda: Checkpoint.load(directory),
+        lambda: ResidualKMeans.load(directory),
+        lambda: Source.load(directory / "source.json"),
+        lambda: EvaluationReport.from_json(data.decode("utf-8", "replace")),
+        lambda: RunDirectory(directory).read_report(),
+    ]
+    errors: list[LeafbeamError] = []
+    for load in loaders:
+        try:
+            load()
+        except LeafbeamError as error:
+            errors.append(error)
+    if len(errors) == len(loaders):
+        raise errors[-1]
