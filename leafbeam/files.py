@@ -6,9 +6,9 @@ import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from hashlib import file_digest
+from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO
 
 from leafbeam.errors import CheckpointError
 
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Generator[Path]:
         raise
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """A regular file, to be read. A FIFO or a device is refused at once, not waited for. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

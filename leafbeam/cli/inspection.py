@@ -10,6 +10,7 @@ from rich.table import Table
 from leafbeam.cli.run import RunDirectory
 from leafbeam.errors import DataError
 from leafbeam.extras import require
+from leafbeam.files import read_text
 from leafbeam.index import Trie
 from leafbeam.index.memory_estimate import MemoryEstimate
 
@@ -130,8 +131,11 @@ def _show_model(console: Console, path: Path) -> None:
     table.add_row("levels", " x ".join(str(size) for size in model.vocabulary.codebook_sizes))
     training = path.parent / "training.json"
     if training.exists():
-        summary = json.loads(training.read_text(encoding="utf-8"))
-        table.add_row("trained", f"{summary['step']:,} steps in {summary['seconds'] / 60:.1f} minutes")
+        try:
+            summary = json.loads(read_text(training))
+            table.add_row("trained", f"{summary['step']:,} steps in {summary['seconds'] / 60:.1f} minutes")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{training} cannot be read ({error}): delete it, or train again") from error
     console.print(table)
 
 
