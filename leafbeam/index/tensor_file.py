@@ -69,10 +69,8 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         with open_regular(path) as file:
-            is_empty = os.fstat(file.fileno()).st_size == 0
-            raw = (
-                np.empty(0, np.uint8) if is_empty else np.memmap(file, np.uint8, "c") if mapped else np.fromfile(file, np.uint8)
-            )
+            is_mapped = mapped and os.fstat(file.fileno()).st_size > 0
+            raw = np.memmap(file, np.uint8, "c") if is_mapped else np.fromfile(file, np.uint8)
     except OSError as error:
         raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
     size = len(raw)

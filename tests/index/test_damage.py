@@ -115,7 +115,7 @@ def test_no_damaged_file_crashes_or_invents_an_item(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         f"from pathlib import Path; from tests.index.test_damage import run_damages; run_damages(Path({str(tmp_path)!r}), 80)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"{done.returncode} at {lines[-1:]}: {done.stderr[-2000:]}"
     counts = json.loads(lines[-1])
