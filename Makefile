@@ -21,7 +21,13 @@ test-all: .venv/.dev
 check-full: .venv/.dev
 	$(BIN)/python -m pytest -n 2 -m full tests/parity
 
-.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce figures gpu clean
+# Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
+fuzz: .venv/.dev
+	$(BIN)/python -m tests.fuzz $(TARGET) --cases $(or $(CASES),1000000)
+
+# Seeded schedules of simulated disks (crashes, faults) and clocks (clients, hangs); a failing seed is printed with its command.
+simulate: .venv/.dev
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) $(if $(OF),--of $(OF))
 
 check: .venv/.dev check-prose
 	$(BIN)/ruff check .

@@ -172,10 +172,11 @@ class Batcher(Generic[RequestT]):
         """When a batch will close if nothing else happens; `now` or earlier: one is closed; inf: the queue is empty."""
         times = [math.inf]
         for group in self._groups.values():
-            if self._wait_s > 0 and self._fill(group, now)[2]:
+            entries, size, full = self._fill(group, now)
+            if self._wait_s > 0 and full:
                 return now
             oldest = min(entry.size.arrived for entry in group)
-            times.append(min(oldest + self._wait_s, group[0].latest - self._guard_s))
+            times.append(min(oldest + self._wait_s, self._latest_start(entries, size) - self._guard_s))
         return min(times)
 
     def expires_at(self) -> float:
@@ -193,13 +194,19 @@ class Batcher(Generic[RequestT]):
     def _closed(self, group: list[QueueEntry[RequestT]], now: float, ending: bool) -> CloseReason | None:
         if ending:
             return "ending"
-        if now >= group[0].latest - self._guard_s:
-            return "slack"
         if self._wait_s <= 0:
-            return "idle"
+            return "slack" if now >= group[0].latest - self._guard_s else "idle"
+        entries, size, full = self._fill(group, now)
+        if now >= self._latest_start(entries, size) - self._guard_s:
+            return "slack"
         if now >= min(entry.size.arrived for entry in group) + self._wait_s:
             return "quota"
-        return "full" if self._fill(group, now)[2] else None
+        return "full" if full else None
+
+    def _latest_start(self, entries: list[QueueEntry[RequestT]], size: BatchSize) -> float:
+        """When a batch must start so that none of its requests is late."""
+        together = min(entry.size.deadline for entry in entries) - self._p95(size)
+        return min(entries[0].latest, together) if len(entries) > 1 else entries[0].latest
 
     def _fill(self, group: list[QueueEntry[RequestT]], now: float) -> tuple[list[QueueEntry[RequestT]], BatchSize, bool]:
         """(the batch led by the request with the least slack, its size, whether it is full)."""

@@ -133,6 +133,17 @@ def test_a_batch_closes_when_slack_runs_out_before_its_batching_delay():
     assert (batch.requests, batch.closed) == (["1"], "slack")
 
 
+def test_a_batch_of_several_closes_while_all_of_them_can_be_in_time():
+    queue = batcher(3, wait_s=20.0, guard_s=0.1, p95=a_second_each)
+    for work in "12":
+        add(queue, work, key=0, deadline=10.0)
+    assert queue.closes_at(0.0) == pytest.approx(7.9)
+    assert requests_of(queue.next_batch(7.8)) == ([], [])
+    batch = queue.next_batch(7.95)[0]
+    assert batch is not None
+    assert (batch.requests, batch.closed) == (["1", "2"], "slack")
+
+
 def test_a_draining_queue_closes_batches_at_once():
     queue = batcher(3, wait_s=20.0)
     add(queue, "1", key=0)

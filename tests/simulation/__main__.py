@@ -1,4 +1,4 @@
-"""Run many schedules: python -m tests.simulation [--of storage] [--seeds 1000] [--first 0]
+"""Run many schedules: python -m tests.simulation [--of storage|requests] [--seeds 1000] [--first 0]
 
 Prints what happened in them, and of each that fails its error and how to run it again; then the exit status is 1.
 """
@@ -11,9 +11,9 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-from tests.simulation import storage
+from tests.simulation import requests, storage
 
-KINDS = {"storage": storage.run}
+KINDS = {"requests": requests.run, "storage": storage.run}
 
 
 def main(arguments: list[str]) -> int:
