@@ -184,7 +184,8 @@ def _find_all(trie: Trie, ids_M: NDArray[np.generic], name: str) -> NDArray[np.i
         kinds = ("text", "whole numbers") if ids_N.dtype.kind == "S" else ("whole numbers", "text")
         raise DataError(
             f"the index knows its items by {kinds[0]} such as {decode_ids(ids_N[:1])[0].item()!r}, but the column item_id of "
-            f"{name} holds {kinds[1]} such as {decode_ids(ids_M[:1])[0].item()!r}: one of the two has to change"
+            f"{name} holds {kinds[1]} such as {decode_ids(ids_M[:1])[0].item()!r}: one of the two has to change "
+            "(`fit-sids --text-ids` makes all ids of a run text)"
         )
     if np.array_equal(ids_M, ids_N):
         return np.arange(len(ids_M))

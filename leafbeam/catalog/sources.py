@@ -5,6 +5,7 @@
 # Evaluated annotations would keep types of DuckDB alive at the exit of Python, where its bindings report them as leaked.
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Generator, Sequence
@@ -18,6 +19,8 @@ import pyarrow as pa
 
 from leafbeam.errors import DataError
 from leafbeam.extras import require
+
+log = logging.getLogger("leafbeam.catalog")
 
 # Types that are selected as they are; all others are cast to text.
 _PLAIN = re.compile(
@@ -156,6 +159,7 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
         ).fetchall()[0][0]
         if all_integers:
             connection.execute("ALTER TABLE items ALTER item_id TYPE BIGINT")
+            log.info("the item ids of %s are read as whole numbers; to keep them text, pass an Arrow table of text ids", source)
     else:
         raise DataError(f"{source} has to end in .parquet or .csv")
 

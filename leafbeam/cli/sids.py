@@ -17,7 +17,14 @@ from leafbeam.semid import CollisionStrategy, EmbeddingConfig, Method, Quantiser
 TABLES = "Your tables (remembered in the run)"
 VECTORS = "Vectors and codes"
 # Counts of the log's report that are shown where they are not 0.
-IRREGULAR = ("duplicates_dropped", "unlisted_items", "core_rows_dropped", "unseen_items", "rows_in_the_future")
+IRREGULAR = (
+    "duplicates_dropped",
+    "unlisted_items",
+    "core_rows_dropped",
+    "unseen_items",
+    "rows_in_the_future",
+    "rows_before_1980",
+)
 PLOT_FORMATS = (".pdf", ".png", ".svg")
 
 
@@ -46,6 +53,9 @@ def fit_sids(
     ] = None,
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.", TABLES)] = False,
     delimiter: Annotated[str | None, option("--delimiter", "Of CSV: one character, or tab.", TABLES, default=",")] = None,
+    items_delimiter: Annotated[
+        str | None, option("--items-delimiter", "Of the CSV of items.", TABLES, default="as --delimiter")
+    ] = None,
     k_core: Annotated[int | None, option("--core", "Keep users and items with so many rows.", TABLES, default="all")] = None,
     text: Annotated[str, option("--text", "tfidf, none, or a sentence model's name.", VECTORS)] = "tfidf",
     no_behaviour: Annotated[bool, option("--no-behaviour", "Leave out which items occur together.", VECTORS)] = False,
@@ -79,6 +89,7 @@ def fit_sids(
         "order": order,
         "text_ids": text_ids or None,
         "delimiter": "\t" if delimiter == "tab" else delimiter,
+        "items_delimiter": "\t" if items_delimiter == "tab" else items_delimiter,
     }
     source = replace(remembered, **{name: value for name, value in given.items() if value is not None})
     embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
@@ -100,6 +111,10 @@ def fit_sids(
     counts = {name: getattr(log.report, name) for name in IRREGULAR}
     if counts["unlisted_items"] == log.num_items:  # there is no table of items
         counts["unlisted_items"] = 0
+    if source.kind == "tables":
+        example = log.item_ids[0].item()
+        id_type = "text" if isinstance(example, str) else "whole numbers (--text-ids makes them text)"
+        console.print(f"Item ids are {id_type}: requests name {example!r}", style="dim", soft_wrap=True)
     if notes := [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count]:
         console.print(", ".join(notes), style="dim", soft_wrap=True)
     from leafbeam.semid import fit_sids as fit  # takes seconds: errors of the log come first

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from leafbeam.train import InteractionLog
 
 
+_COLUMNS = ("user_column", "item_column", "time_column", "id_column")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A log's files and how to read them, saved in a run so that later commands read the same log.
@@ -38,6 +41,7 @@ class Source:
     order: Order = "time"
     text_ids: bool = False
     delimiter: str = ","
+    items_delimiter: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Format):
@@ -46,7 +50,7 @@ class Source:
             return
         if self.items is not None and self.kind == "movielens":
             raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
-        for name in ("user_column", "item_column", "time_column", "id_column", "time_unit", "order", "text_ids", "delimiter"):
+        for name in (*_COLUMNS, "time_unit", "order", "text_ids", "delimiter", "items_delimiter"):
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 flag = "--" + name.replace("_", "-")
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
@@ -75,6 +79,7 @@ class Source:
             k_core=self.k_core,
             text_ids=self.text_ids,
             delimiter=self.delimiter,
+            items_delimiter=self.items_delimiter,
         )
 
     @property

@@ -106,9 +106,11 @@ def _lookup(
     text = [table.ids for table in tables if table.ids is not None and table.ids.dtype.kind != "i"]
     wrong = next((item for item in ids if isinstance(item, str) != bool(text)), None)
     if wrong is not None:
-        kind = "text" if text else "integers"
         example = tables[0].ids_of(np.zeros(1, np.int64))[0].item()
-        raise ItemIdError(f"{name} holds {short_repr(wrong)}, but the item ids of this index are {kind}, such as {example!r}")
+        kind, fix = ("text", "as text") if text else ("integers", "as numbers, or make the Semantic IDs with --text-ids")
+        raise ItemIdError(
+            f"{name} holds {short_repr(wrong)}, but the item ids of this index are {kind}, such as {example!r}: send them {fix}"
+        )
     max_bytes = max((array.dtype.itemsize for array in text), default=0)
     possible = [item for item in ids if _is_possible(item, max_bytes)]
     segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ file exists. `ray_batch` runs the same partitions on many machines.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leafbeam.engine import CatalogFiles, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
-from leafbeam.errors import ArgumentError, DataError, RequestError
+from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing
 from leafbeam.index import Trie
 
@@ -233,24 +233,31 @@ class PartitionRunner:
         self._engine = Engine.load(files.model, files.catalog_files, device=job.device, limits=limits, settings=settings)
 
     def run(self, partition: Partition) -> PartitionResult:
-        """Read, answer, write. Raises DataError that names file and row, and what `Engine.recommend` raises."""
+        """Read, answer, write. Raises DataError that names file and row, and what a whole batch raises (UnknownRuleError)."""
         began = time.monotonic()
         template = self._job.request
-        table = pq.ParquetFile(partition.file).read_row_group(partition.row_group, columns=template.columns)
+        try:
+            table = pq.ParquetFile(partition.file).read_row_group(partition.row_group, columns=template.columns)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{partition.file}, row group {partition.row_group} cannot be read: {error}") from error
         table = table.slice(partition.first, partition.rows)
         users = table.column(template.user_column)
         nulls = [None] * len(users)
         histories = table.column(template.history_column).to_pylist()
         denied = nulls if template.deny_column is None else table.column(template.deny_column).to_pylist()
         user_ids = users.to_pylist() if self._engine.model.vocabulary.num_users else nulls
-        requests: list[Request] = []
-        for row, (history, deny, user) in enumerate(zip(histories, denied, user_ids, strict=True)):
-            try:
-                requests.append(template.request(tuple(history or ()), tuple(deny or ()), user))
-            except RequestError as error:
-                where = f"{partition.file}, row {partition.first + row} of row group {partition.row_group}"
-                raise DataError(f"{where}: {error}") from error
-        results = self._engine.recommend(requests)
+        row = partition.first - 1
+
+        def requests() -> Generator[Request]:
+            nonlocal row
+            for history, deny, user in zip(histories, denied, user_ids, strict=True):
+                row += 1
+                yield template.request(tuple(history or ()), tuple(deny or ()), user)
+
+        try:
+            results = self._engine.recommend(requests())  # checks each request before it takes the next one
+        except (RequestError, ItemIdError) as error:
+            raise DataError(f"{partition.file}, row {row} of row group {partition.row_group}: {error}") from error
         output = self._table(users, results)
         _write_whole(Path(self._job.out) / partition.output, lambda part: pq.write_table(output, part))
         return PartitionResult(

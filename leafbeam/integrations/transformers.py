@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.decode.results import SearchResult, check_batch, collect_items, root_ranges
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Filter, Trie, Version, VersionFilter
-from leafbeam.index.items import ItemIds
+from leafbeam.index import Trie, Version
 from leafbeam.integrations.masking import Normalisation, ScoreMasker, check_end_token
 from leafbeam.integrations.prefixes import PrefixTracker
 from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
@@ -66,8 +65,8 @@ class TrieLogitsProcessor:
         code_tokens: CodeTokensLike = None,
         eos_token_id: int,
         prompt_length: int,
-        filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-        deny: Sequence[ItemIds | None] | None = None,
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
         scoring: Normalisation = "full",
         in_place: bool = False,
     ) -> None:
@@ -87,6 +86,7 @@ class TrieLogitsProcessor:
         self._masker = ScoreMasker(self._prefixes, self.tokens, eos_token_id, self._variable_length, scoring)
         self._max_token = max(self.tokens.max_token, eos_token_id)
         self._batch = len(self._requests)
+        self._last_depth = -1
         self.num_tokens = self.version.num_levels
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -103,6 +103,7 @@ class TrieLogitsProcessor:
         depth = columns - self.prompt_length
         if depth < 0 or score_rows != rows or width <= self._max_token or rows % self._batch:
             raise self._shape_error(input_ids, scores)
+        self._last_depth = depth
         out = scores if self.in_place else torch.empty_like(scores)
         if depth < self.num_tokens:
             was_known = self._masker.write_legal(input_ids, self.prompt_length, depth, scores, out)
@@ -124,6 +125,7 @@ class TrieLogitsProcessor:
 
         sequences: (B x num_return_sequences, T), with the prompts. scores: its `sequences_scores`; without them the scores are
         NaN. Beams without an item (fewer legal items than beams) and repeated items are left out: see `num_valid`.
+        Raises ArgumentError, also if `max_new_tokens` was too small for whole items.
         """
         width = num_return_sequences
         batch_size = len(sequences) // max(1, width)
@@ -139,6 +141,7 @@ class TrieLogitsProcessor:
             )
         check_sequences(sequences, self.prompt_length)
         tokens_RL = self._whole_items(to_numpy(sequences)[:, self.prompt_length :])
+        self._check_complete(tokens_RL, sequences.shape[1] - self.prompt_length)
         self._prefixes.advance(torch.from_numpy(tokens_RL), 0, self.num_tokens)
         rows_of = _distinct(tokens_RL, self._prefixes.legal_R(self.num_tokens), width)
         ranges_2SBK = np.zeros((2, len(self.version.segments), batch_size, width), np.int64)
@@ -165,6 +168,17 @@ class TrieLogitsProcessor:
             f"{self._max_token:,} tokens, the max_token of code_tokens and eos_token_id"
         )
 
+    def _check_complete(self, tokens_RL: NDArray[np.int64], length: int) -> None:
+        """Raise ArgumentError if the generation stopped after `length` tokens inside an item."""
+        if self._last_depth < length < self.num_tokens:  # later calls gave dead ends their end token, which `generate` cuts off
+            self._prefixes.advance(torch.from_numpy(tokens_RL), 0, length)
+            unfinished_R = self._prefixes.legal_R(length) & ~(tokens_RL[:, :length] == self.eos_token_id).any(1)
+            if unfinished_R.any():
+                raise ArgumentError(
+                    f"`generate` stopped after {length} tokens inside {int(unfinished_R.sum())} items, and an item has up to "
+                    f"{self.num_tokens}: pass max_new_tokens={self.num_tokens} (num_tokens of this processor)"
+                )
+
     def _whole_items(self, tokens_Rt: NDArray[np.int64]) -> NDArray[np.int64]:
         """(R, L): cut or padded to whole items; in an index of sequences, padded with the end token after the first one."""
         tokens_RL = np.full((len(tokens_Rt), self.num_tokens), -1, np.int64)
@@ -184,7 +198,7 @@ def _distinct(tokens_RL: NDArray[np.int64], legal_R: NDArray[np.bool_], width: i
     return distinct
 
 
-def _num_requests(filters: Filter | VersionFilter | Sequence[object] | None, deny: Sequence[object] | None) -> int:
+def _num_requests(filters: BatchFilters, deny: DenyLists) -> int:
     """The length of the lists; 1 if neither is a list."""
     return next((len(values) for values in (filters, deny) if isinstance(values, Sequence)), 1)
 
@@ -195,8 +209,8 @@ def prefix_allowed_tokens_fn(
     code_tokens: CodeTokensLike = None,
     eos_token_id: int,
     prompt_length: int,
-    filters: Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None = None,
-    deny: Sequence[ItemIds | None] | None = None,
+    filters: BatchFilters = None,
+    deny: DenyLists = None,
 ) -> Callable[[int, Tensor], list[int]]:
     """A function (request number, whole sequence) -> legal tokens; `TrieLogitsProcessor` does the same much faster.
 

@@ -34,6 +34,7 @@ from leafbeam.train.tables import (
 Duplicates = Literal["drop", "keep"]
 Order = Literal["time", "file"]
 Unlisted = Literal["keep", "drop", "refuse"]
+_YEAR_1980 = 315_532_800 * 10**6  # in microseconds
 Unseen = Literal["keep", "drop"]
 
 
@@ -61,6 +62,7 @@ class LogReport:
     items_without_text: int
     users_out_of_order: int
     rows_in_the_future: int
+    rows_before_1980: int
     users_with_one_interaction: int
     users: int
     items: int
@@ -111,16 +113,20 @@ def load_log(
     k_core: int = 0,
     text_ids: bool = False,
     delimiter: str = ",",
+    items_delimiter: str | None = None,
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items; options as of `log_from_tables`.
 
     path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
-    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV. Raises DataError.
+    In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV.
+    items_delimiter: of the table of items, if it has another one. Raises DataError.
 
     >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
-    if len(delimiter) != 1:
-        raise ArgumentError(f"delimiter={delimiter!r}: expected one character, such as ',' or ';'")
+    items_delimiter = delimiter if items_delimiter is None else items_delimiter
+    for name, character in (("delimiter", delimiter), ("items_delimiter", items_delimiter)):
+        if len(character) != 1:
+            raise ArgumentError(f"{name}={character!r}: expected one character, such as ',' or ';'")
     columns = columns or Columns()
     if path is not None and interactions is None:
         if not Path(path).is_dir():
@@ -134,7 +140,7 @@ def load_log(
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
     return log_from_tables(
         read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter),
-        None if items is None else read_table(Path(items), (columns.item_of_items,), delimiter=delimiter),
+        None if items is None else read_table(Path(items), (columns.item_of_items,), delimiter=items_delimiter),
         columns=columns,
         time_unit=time_unit,
         duplicates=duplicates,
@@ -166,7 +172,8 @@ def log_from_tables(
     * each user's rows are sorted by time; equal times keep the file's order (order="file" keeps the file's order altogether,
       and needs no column of times: without one, a row's number is its time);
     * ids keep their type (text_ids=True makes all of them text);
-    * a time in the future is kept; if *every* time is in the future, the unit is wrong: an error;
+    * a time in the future or before 1980 is kept and counted; if *every* time is in the future, or before 1980 in another unit
+      than seconds, the unit is wrong: an error;
     * rows with the same user, item and time are one interaction (duplicates="keep": all of them are kept);
     * an item that the item table lacks is added with null attributes (unlisted="drop" drops its rows, "refuse" raises);
     * an item without interactions is kept (unseen="drop" drops it);
@@ -176,7 +183,7 @@ def log_from_tables(
       whatever `unseen` says.
 
     Raises DataError for missing columns, null or empty ids, ids of two types, an item listed twice, times that are null, not
-    finite, unparsable or all in the future, and for a log that is empty, also after k_core.
+    finite, unparsable, all in the future or all too early, and for a log that is empty, also after k_core.
     """
     columns = columns or Columns()
     check_choice("time_unit", time_unit, TimeUnit)
@@ -200,6 +207,9 @@ def log_from_tables(
     future_E = times_E > time.time() * 1e6
     if future_E.all():
         raise DataError(f"every time lies in the future as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
+    early_E = times_E < _YEAR_1980 if columns.timestamp in interactions.table.column_names else np.zeros(len(users), np.bool_)
+    if early_E.all() and time_unit != "s":
+        raise DataError(f"every time lies before 1980 as time_unit={time_unit!r}: pass another (--time-unit s, ms, us or ns)")
 
     if items is None:
         taken = whole_numbers(taken) if interactions.is_csv and not text_ids else taken
@@ -260,6 +270,7 @@ def log_from_tables(
             items_without_text=_count_without_text(table),
             users_out_of_order=out_of_order,
             rows_in_the_future=int(future_E.sum()),
+            rows_before_1980=int(early_E.sum()),
             users_with_one_interaction=int((counts_U == 1).sum()),
             users=len(counts_U),
             items=len(table),

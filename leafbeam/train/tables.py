@@ -145,10 +145,8 @@ def column(source: SourceTable, name: str, role: str) -> pa.ChunkedArray:
         if role == "timestamp":
             fix += "; rows that are in order already need no times with --order file (order='file')"
         if source.is_csv and len(names) == 1 and (found := [mark for mark in ";\t|," if mark in names[0]]):
-            fix = (
-                f"the fields are separated by {found[0]!r}: pass it as --delimiter (delimiter={found[0]!r}); "
-                "two CSV files need the same one"
-            )
+            option = "items_delimiter" if role == "item_of_items" else "delimiter"
+            fix = f"fields are separated by {found[0]!r}: pass it as --{option.replace('_', '-')} ({option}={found[0]!r})"
         raise DataError(f"{source.source} has no column {name!r}; it has {', '.join(map(repr, names)) or 'none'}: {fix}")
     values = source.table[name]
     if pa.types.is_dictionary(values.type):

@@ -45,6 +45,7 @@ def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path:
     fitted = call("fit-sids", "--data", orders, "--items", goods, *run, *OPTIONS, "--codebooks", "8,8")
     assert fitted.exit_code == 0, fitted.stderr
     assert "60 users, 40 items" in fitted.stdout
+    assert "Item ids are text: requests name '0'" in fitted.stdout
     for command in (
         ("train", *run, "--steps", "3", "--width", "32"),
         ("evaluate", *run, "--users", "5", "--unconstrained", "0"),
@@ -63,6 +64,20 @@ def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path:
     assert (source.path, source.items, source.k_core) == (orders, goods, 2)
     assert (source.user_column, source.id_column, source.time_unit) == ("customer", "code", "ms")
     assert (source.text_columns, source.text_ids, source.delimiter) == (("name",), True, ";")
+
+
+def test_ids_that_become_numbers_are_said_with_the_option_that_keeps_them_text(tmp_path: Path) -> None:
+    orders, goods = write_log(tmp_path)
+    goods.write_text(goods.read_text().replace(";", "\t"))
+    options = [word for word in OPTIONS if word != "--text-ids"]
+    fitted = call("fit-sids", "--data", orders, "--items", goods, "--run", tmp_path / "run", *options, "--codebooks", "8,8")
+    assert fitted.exit_code == 2
+    assert "pass it as --items-delimiter" in fitted.stderr
+    options += ["--items-delimiter", "tab"]
+    fitted = call("fit-sids", "--data", orders, "--items", goods, "--run", tmp_path / "run", *options, "--codebooks", "8,8")
+    assert fitted.exit_code == 0, fitted.stderr
+    assert "Item ids are whole numbers (--text-ids makes them text): requests name 0" in fitted.stdout
+    assert Source.load(tmp_path / "run" / "source.json").items_delimiter == "\t"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError, UnknownRuleError
+from leafbeam.errors import ArgumentError, DataError, RequestError, UnknownRuleError
 from leafbeam.integrations.batch import (
     BatchJob,
     PartitionResult,
@@ -148,8 +148,23 @@ def test_invalid_tables_of_users_are_rejected_by_name(files: ServingFiles, tmp_p
     with pytest.raises(DataError, match=r"users\.parquet, row 1 of row group 0: history must hold item ids"):
         recommend_users(job)
     write(users, user_id=[1], history=[[7]])
-    with pytest.raises(ItemIdError, match="the item ids of this index are text"):
+    with pytest.raises(DataError, match=r"users\.parquet, row 0 of row group 0: .*the item ids of this index are text"):
         recommend_users(dataclasses.replace(job, out=str(tmp_path / "again")))
+    pq.write_table(
+        pa.table({"user_id": range(9), "history": [["item001"]] * 7 + [["item001", None]] * 2}), users, row_group_size=4
+    )
+    with pytest.raises(DataError, match=r"users\.parquet, row 3 of row group 1: history must hold item ids"):
+        recommend_users(dataclasses.replace(job, out=str(tmp_path / "later"), partition_rows=3))
+
+
+def test_a_damaged_row_group_is_named(files: ServingFiles, tmp_path: Path):
+    users = tmp_path / "users.parquet"
+    make_users(users)
+    data = bytearray(users.read_bytes())
+    data[4 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4)
+    users.write_bytes(data)
+    with pytest.raises(DataError, match=r"users\.parquet, row group 0 cannot be read"):
+        recommend_users(job_of(files, tmp_path))
 
 
 def test_denied_items_come_from_a_column(files: ServingFiles, tmp_path: Path):

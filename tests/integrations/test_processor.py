@@ -230,6 +230,26 @@ def test_a_call_that_does_not_fit_is_refused_with_its_reason(model: Model) -> No
         shop.processor(inputs, filters=Shop(seed=3).filter(0.5))
 
 
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_too_few_new_tokens_are_refused_by_name(length: int) -> None:
+    shop = Shop()
+    legal = TrieLogitsProcessor(shop.index, code_tokens=shop.tokens, eos_token_id=EOS, prompt_length=4)
+    cut = torch.from_numpy(np.concatenate([np.full((6, 4), 9), rows_of(shop, length, 6)], 1))
+    with pytest.raises(ArgumentError, match=f"stopped after {length} tokens inside 6 items.* pass max_new_tokens=3"):
+        legal.results(cut, num_return_sequences=3)
+    ended = torch.cat([cut, torch.full((6, 1), EOS)], 1)  # nothing was allowed: a short answer is right
+    assert legal.results(ended, num_return_sequences=3).num_valid.tolist() == [0, 0]
+
+
+def test_too_few_new_tokens_for_a_sequence_are_refused_where_one_is_cut() -> None:
+    index = Trie.from_sequences([[5, 6], [5, 6, 7], [11]], vocabulary_size=WORDS, item_ids=["a", "b", "c"])
+    legal = TrieLogitsProcessor(index, eos_token_id=EOS, prompt_length=1)
+    whole = legal.results(torch.tensor([[1, 11, EOS, PAD], [1, 5, 6, EOS]]), num_return_sequences=2)
+    assert whole.item_ids[0].tolist() == ["c", "a"]
+    with pytest.raises(ArgumentError, match="stopped after 2 tokens inside 1 items"):
+        legal.results(torch.tensor([[1, 11, EOS], [1, 5, 6]]), num_return_sequences=2)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("scoring", ["full", "allowed", "vocabulary"])
 def test_scores_that_are_not_finite_are_rejected_where_they_are_read(scoring: Any, value: float) -> None:

@@ -14,6 +14,7 @@ from transformers.generation.logits_process import PrefixConstrainedLogitsProces
 
 from benchmarks.peers.python_trie import PythonTrie
 from leafbeam import BeamSearch, Trie
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment, Version
 from leafbeam.integrations.transformers import TrieLogitsProcessor, prefix_allowed_tokens_fn
 from leafbeam.model import Vocabulary
@@ -134,6 +135,14 @@ def test_a_request_with_nothing_allowed_ends_at_once(model: Model, options: dict
     result = legal.results(found, num_return_sequences=options.get("num_return_sequences", 1))
     assert result.num_valid[0] == 0
     assert result.num_valid[1] >= 1
+
+
+def test_too_few_new_tokens_are_refused_by_name(model: Model) -> None:
+    shop, inputs = Shop(), prompts([6, 6])
+    legal = shop.processor(inputs)
+    found = beams(model, inputs, legal, 4, steps=2)
+    with pytest.raises(ArgumentError, match=r"stopped after 2 tokens inside 8 items.* pass max_new_tokens=3"):
+        legal.results(found.sequences, num_return_sequences=4)
 
 
 def test_an_empty_index_gives_empty_results(model: Model) -> None:

@@ -147,9 +147,9 @@ def test_an_empty_core_is_an_error():
     [
         (pa.array([1, 2], pa.int32()), "s"),
         (pa.array([1.0, 2.0]), "s"),
-        (pa.array([1000, 2000]), "ms"),
-        (pa.array([1_000_000, 2_000_000]), "us"),
-        (pa.array([1_000_000_000, 2_000_000_000]), "ns"),
+        (pa.array([10**12 + 1000, 10**12 + 2000]), "ms"),
+        (pa.array([10**15 + 1_000_000, 10**15 + 2_000_000]), "us"),
+        (pa.array([10**18 + 1_000_000_000, 10**18 + 2_000_000_000]), "ns"),
         (pa.array([1_000_000, 2_000_000], pa.timestamp("us")), "s"),
         (pa.array([1, 2], pa.timestamp("s", tz="UTC")), "s"),
         (pa.array(["1970-01-01 00:00:01", "1970-01-01T00:00:02"]), "s"),
@@ -160,7 +160,7 @@ def test_an_empty_core_is_an_error():
 )
 def test_times_of_every_kind_are_microseconds(times, unit):
     log = log_from_tables(pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": times}), time_unit=unit)
-    assert log.histories.times_E.tolist() == [1_000_000, 2_000_000]
+    assert (log.histories.times_E % 10**15).tolist() == [1_000_000, 2_000_000]
 
 
 def test_dates_are_times_and_fractions_of_seconds_order_rows():
@@ -216,8 +216,11 @@ def test_csv_may_have_another_delimiter(tmp_path):
     with pytest.raises(DataError, match="separated by ';': pass it as --delimiter"):
         load_log(tmp_path)
     (tmp_path / "items.csv").write_text("item_id,name\n8,tea\n")
-    with pytest.raises(DataError, match=r"items.csv .* separated by ',': .* two CSV files need the same one"):
+    with pytest.raises(DataError, match=r"items.csv .* separated by ',': pass it as --items-delimiter \(items_delimiter=','\)"):
         load_log(tmp_path, delimiter=";")
+    assert load_log(tmp_path, delimiter=";", items_delimiter=",").items["name"].to_pylist() == ["tea"]
+    with pytest.raises(ArgumentError, match="items_delimiter='ab': expected one character"):
+        load_log(tmp_path, items_delimiter="ab")
     with pytest.raises(ArgumentError, match="one character"):
         load_log(tmp_path, delimiter="")
 
@@ -352,3 +355,13 @@ def test_future_times_are_counted_and_a_log_of_only_future_times_is_refused():
     assert log.item_ids[log.histories[0]].tolist() == ["b", "c", "a"]
     with pytest.raises(DataError, match="every time lies in the future as time_unit='s'"):
         log_from_tables(pa.table({**rows, "timestamp": [soon, soon, soon]}))
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_seconds_read_in_a_smaller_unit_are_refused_and_ordinals_are_counted(unit):
+    rows = {"user_id": [1, 1], "item_id": ["a", "b"], "timestamp": [1_700_000_000, 1_700_000_001]}
+    assert log_from_tables(pa.table(rows)).report.rows_before_1980 == 0
+    with pytest.raises(DataError, match=f"every time lies before 1980 as time_unit='{unit}': pass another"):
+        log_from_tables(pa.table(rows), time_unit=unit)
+    assert log_from_tables(pa.table({**rows, "timestamp": [1, 2]})).report.rows_before_1980 == 2
+    assert log_from_tables(pa.table({"user_id": [1], "item_id": ["a"]}), order="file").report.rows_before_1980 == 0
