@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model.qwen3 import RMSNorm
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
@@ -96,7 +96,10 @@ class SidModel(nn.Module, Generic[Config]):
         if dtype is not None and not dtype.is_floating_point:
             raise ArgumentError(f"dtype must be one of torch's floating dtypes, not {dtype}")
         config, vocabulary = read_config(Path(directory), vocabulary, cls.config_type)
-        model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
+        try:
+            model = cls(config, vocabulary, device="meta")  # pyright: ignore[reportCallIssue]
+        except RuntimeError as error:
+            raise CheckpointError(f"{directory} has a config.json of impossible sizes ({error}): copy it again") from error
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         tied = config.tie_word_embeddings
         tensors = read_tensors(Path(directory), shapes, cls.tensor_names, tied=tied, dtype=dtype, device=torch.device(device))

@@ -2,12 +2,17 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from sys import float_info
 from typing import Any, Literal, TypeVar, get_args
 
 from leafbeam.errors import ArgumentError, CheckpointError
 
 FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
 Config = TypeVar("Config")
+
+# Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
+_MODULES = ("num_hidden_layers", "num_layers", "num_decoder_layers", "num_experts")
+_MAX_MODULES, _MAX_SIZE = 4096, 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,8 @@ class EncoderDecoderConfig:
             raise ArgumentError(
                 f"decoder_start_token_id={self.decoder_start_token_id} is outside the vocabulary: vocab_size={self.vocab_size}"
             )
+        if self.num_experts * self.num_decoder_layers > _MAX_MODULES:
+            raise ArgumentError(f"num_experts={self.num_experts} in each decoder layer: at most {_MAX_MODULES:,} in all")
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
 
@@ -180,7 +187,7 @@ class EncoderDecoderConfig:
 
 
 def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
-    """ArgumentError unless the fields have their types, and numbers are finite and above 0 (some may be 0)."""
+    """ArgumentError unless the fields have their types, and numbers are above 0 (some may be 0) and not absurd."""
     types: dict[Any, Any] = {int: int, float: int | float, bool: bool}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -188,8 +195,10 @@ def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
             expected = field.type.__name__ if isinstance(field.type, type) else "a string"
             raise ArgumentError(f"{field.name} must be {expected}, not {value!r}")
         zero = field.name in may_be_zero
-        if field.type in (int, float) and not (0 < value < float("inf") or (zero and value == 0)):
-            raise ArgumentError(f"{field.name} must be {'at least' if zero else 'above'} 0 and finite, not {value}")
+        limit = _MAX_MODULES if field.name in _MODULES else _MAX_SIZE if field.type is int else float_info.max
+        if field.type in (int, float) and not (0 < value <= limit or (zero and value == 0)):
+            bounds = f"{'at least' if zero else 'above'} 0 and {f'at most {limit:,}' if field.type is int else 'finite'}"
+            raise ArgumentError(f"{field.name} must be {bounds}, not {value}")
     if config.dropout >= 1:
         raise ArgumentError(f"dropout must be below 1, not {config.dropout}")
 

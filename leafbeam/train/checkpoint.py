@@ -97,7 +97,7 @@ class Checkpoint:
                 bf16=bool(content["bf16"]),
                 tensors=tensors,
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError) as error:
             raise CheckpointError(f"{directory / 'run.json'} lacks {error}: train from the start") from error
 
     @staticmethod

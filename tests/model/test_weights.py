@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.files import CHECKSUMS
-from leafbeam.model import TokenTable, Transformer, Vocabulary
+from leafbeam.model import TokenTable, Transformer, Vocabulary, load_model
 
 MakeModel = Callable[..., Transformer]
 
@@ -227,3 +228,49 @@ def test_a_missing_shard_is_named(saved: Path):
     (saved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-2.safetensors"}}))
     with pytest.raises(CheckpointError, match="00001"):
         Transformer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("vocab_size", 2**63),
+        ("hidden_size", 10**300),
+        ("hidden_size", -(2**31)),
+        ("head_dim", 2**31 - 2),
+        ("rms_norm_eps", 10**400),
+        ("rope_theta", 10**400),
+    ],
+)
+def test_absurd_sizes_in_a_config_are_refused_at_once_and_by_name(saved: Path, name: str, value: int):
+    edit_json(saved / "config.json", **{name: value})
+    if name == "rope_theta":
+        edit_json(saved / "config.json", rope_parameters=None)
+    with pytest.raises(CheckpointError):
+        Transformer.from_pretrained(saved)
+
+
+def test_nested_json_and_files_that_are_none_are_refused_by_name(saved: Path):
+    (saved / CHECKSUMS).unlink(missing_ok=True)
+    for name in ("config.json", "leafbeam.json"):
+        whole = (saved / name).read_bytes()
+        for content in (b"[" * 100_000, b'{"a":' * 50_000, b"\xff\xfe", b"9" * 5000):
+            (saved / name).write_bytes(content)
+            with pytest.raises(CheckpointError, match=name):
+                Transformer.from_pretrained(saved)
+        (saved / name).write_bytes(whole)
+
+
+def test_a_changed_bit_in_any_file_of_a_saved_model_is_refused_by_name(saved: Path):
+    rng = np.random.default_rng(0)
+    for name in ("config.json", "leafbeam.json", "model.safetensors"):
+        path = saved / name
+        whole = path.read_bytes()
+        for _ in range(10):
+            changed = bytearray(whole)
+            changed[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
+            path.write_bytes(changed)
+            with pytest.raises(CheckpointError):
+                load_model(saved)
+        path.write_bytes(whole)
+    load_model(saved)
