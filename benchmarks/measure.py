@@ -28,7 +28,10 @@ _HELP = {
         "post_filter": "Answers left under a rule, against filtering after the search.",
         "language": "Rounds over regular languages, with and without the allowed-only head.",
     },
-    "serving": {"memory": "Peak memory of a search, against a copy of the prompt for each beam."},
+    "serving": {
+        "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
+        "hostile": "What hostile clients cost the server and its quiet client.",
+    },
 }
 
 Rows = Iterable[tuple[dict[str, Any], dict[str, Any]]]

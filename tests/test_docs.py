@@ -362,3 +362,14 @@ def test_the_prose_linter_ignores_code_and_figures() -> None:
     terms = prose.read_terms(prose.TERMS.read_text(encoding="utf-8"))
     text = "A label is `wedged`.\n\n```\nnobody\n```\n\n<!-- figure: x -->\n\nnobody\n\n<!-- end figure -->\n"
     assert list(prose.problems_in("page.md", text, terms)) == []
+
+
+def test_the_tests_that_guarantees_name_exist() -> None:
+    page = (DOCS / "explanation" / "guarantees.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith(("| ---", "| promise"))]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(tests/[^`]+)`", row)
+        assert named, row
+        for path in named:
+            assert "\ndef test_" in (ROOT / path).read_text(encoding="utf-8"), path

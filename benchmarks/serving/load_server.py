@@ -21,7 +21,7 @@ from benchmarks.resident import resident_bytes
 from benchmarks.serving.load import Answered, Planned
 from leafbeam.errors import DataError
 
-__all__ = ["Served", "serving", "serving_with"]
+__all__ = ["Served", "serving", "serving_timed", "serving_with"]
 
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 _READY_S, _STOP_S = 180.0, 40.0
@@ -72,6 +72,13 @@ def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str]) -> 
     """The same with any engine settings, ablation switches included (`settings_server`)."""
     words = (str(run), json.dumps(settings), json.dumps(rules))
     with _running("benchmarks.serving.settings_server", *words) as served:
+        yield served
+
+
+@contextmanager
+def serving_timed(run: Path, record: Path) -> Generator[Served]:
+    """The same with the longest callback of its event loop in `record` (`loop_time`)."""
+    with _running("benchmarks.serving.loop_time", str(run), str(record)) as served:
         yield served
 
 

@@ -159,7 +159,7 @@ def _classes(edge_indptr, byte_E, next_E, seed, class_256):
     column_256 = np.zeros(256, np.uint64)
     for state in range(len(edge_indptr) - 1):
         for edge in range(edge_indptr[state], edge_indptr[state + 1]):
-            column_256[byte_E[edge]] += _mixed(state, next_E[edge], seed)
+            column_256[byte_E[edge]] += _mixed(state + 1, next_E[edge], seed)  # never 0, the hash of no edge
     first_256 = np.empty(256, np.int64)  # the first byte of each class
     count = 0
     for byte in range(256):

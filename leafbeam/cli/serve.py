@@ -132,6 +132,10 @@ def serve(
     max_beams: Annotated[int, option("--max-beams", "Maximum beams, and items, of a request.", LIMITS)] = 512,
     max_queue: Annotated[int, option("--max-queue", "Maximum queued requests; more get 429.", LIMITS)] = 256,
     max_body_kb: Annotated[int, option("--max-body-kb", "Maximum length of a request's body.", LIMITS)] = 1024,
+    max_connections: Annotated[
+        int | None, option("--max-connections", "Maximum open connections.", LIMITS, default="free descriptors")
+    ] = None,
+    idle_timeout: Annotated[float, option("--idle-timeout", "Seconds before an idle connection is closed.", LIMITS)] = 75.0,
     timeout: Annotated[float, option("--timeout", "Default deadline in s without --slo-ms.", LIMITS)] = 10.0,
     watchdog: Annotated[float, option("--watchdog", "A batch fails after so many seconds.", LIMITS)] = 30.0,
     grace: Annotated[float, option("--grace", "Seconds for running requests at SIGTERM.", LIMITS)] = 30.0,
@@ -153,6 +157,7 @@ def serve(
 
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
+    from leafbeam.serve import ConnectionLimits
     from leafbeam.serve import serve as run_server
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", force=True)
@@ -173,6 +178,8 @@ def serve(
     )
     if threads is not None or workers > 1:  # two workers that both use all cores are slower than one
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // workers))
+
+    bounds = {} if max_connections is None else {"max_connections": max_connections}
 
     def on_ready(line: str) -> None:
         stdout().print(line, soft_wrap=True)
@@ -196,6 +203,7 @@ def serve(
         limits=Limits(max_beams=max_beams, max_items=min(max_beams, Limits().max_items)),
         settings=settings,
         max_body_bytes=max_body_kb * 1024,
+        connections=ConnectionLimits(idle_s=idle_timeout, **bounds),
         grace_s=grace,
         on_ready=on_ready,
     )

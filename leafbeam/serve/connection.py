@@ -5,7 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from leafbeam.errors import ArgumentError
 
 _RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
+_READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte
 
 
 def descriptor_limit() -> int:
@@ -32,28 +34,35 @@ def descriptor_limit() -> int:
 class ConnectionLimits:
     """What one client may send and hold open.
 
-    max_header_bytes: of request line, headers and trailers; more gets 431. header_s: seconds from the first byte of a
-    connection or request to the end of its headers; then 408. max_connections: at this number, the connection that has
-    waited longest without a complete request is closed for a new one; if every one has a request running, the new one gets
-    503.
+    max_header_bytes: of request line, headers and trailers; more gets 431. max_pipelined: requests sent before the answer to
+    the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its headers; then
+    408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client must read an
+    answer. max_connections: at this number, the connection that has waited longest without a complete request is closed for a
+    new one; if every one has a request running, the new one gets 503.
     """
 
     max_header_bytes: int = 32 << 10
+    max_pipelined: int = 16
     header_s: float = 10.0
+    idle_s: float = 75.0  # longer than load balancers keep idle connections, so that the server never closes one first
+    write_s: float = 10.0
     max_connections: int = field(default_factory=descriptor_limit)
 
     def __post_init__(self) -> None:
-        if self.max_header_bytes < 256 or self.header_s <= 0 or self.max_connections < 1:
-            raise ArgumentError(
-                f"expected max_header_bytes >= 256, header_s > 0 and max_connections >= 1, not {self.max_header_bytes}, "
-                f"{self.header_s:g} and {self.max_connections}"
-            )
+        least = {"max_header_bytes": 256, "max_pipelined": 1, "max_connections": 1}
+        for limit in fields(self):
+            value, minimum = getattr(self, limit.name), least.get(limit.name, 0)
+            if not value >= minimum or value == 0:
+                bound = f"at least {minimum}" if minimum else "above 0"
+                raise ArgumentError(f"{limit.name} must be {bound}, not {value!r}")
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """One connection. `waiting` is shared by the connections of a server: those without a complete request, oldest first.
+class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """One connection. It reads a bounded number of bytes in each turn of the event loop.
 
-    refused: called with a reason for the metrics whenever a connection or request is refused here.
+    waiting: shared by the connections of a server: those without a complete request, oldest first. buffer: shared too, because
+    what is read into it is parsed at once. refused: called with a reason for the metrics whenever a connection or request is
+    refused here.
     """
 
     def __init__(
@@ -61,19 +70,23 @@ class BoundedConnection(HttpToolsProtocol):
         *,
         limits: ConnectionLimits,
         waiting: "dict[BoundedConnection, None]",
+        buffer: bytearray,
         refused: Callable[[str], None],
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
-        self._limits, self._waiting, self._refused = limits, waiting, refused
+        self._limits, self._waiting, self._buffer, self._refused = limits, waiting, buffer, refused
         self.ws_protocol_class = None  # an upgraded connection would have no bounds
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._refusal: tuple[HTTPStatus, str, str] | None = None  # why a callback of the parser stopped it
         self._in_head = True  # between the start of a request, or of the connection, and the end of the headers
         self._unparsed_bytes = 0  # received of an incomplete head
         self._header_bytes = 0  # of the headers and trailers of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` is called as soon as a client does not read
         self._await_head()
         if len(self.connections) <= self._limits.max_connections:
             return
@@ -85,7 +98,41 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_wait()
+        self.resume_writing()
         super().connection_lost(exc)
+
+    @classmethod
+    def factory(cls, limits: ConnectionLimits, refused: Callable[[str], None]) -> "partial[BoundedConnection]":
+        """What uvicorn calls for each connection of one server."""
+        return partial(cls, limits=limits, waiting={}, buffer=bytearray(_READ_BYTES), refused=refused)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+        if nbytes == len(self._buffer) and not self.transport.is_closing():  # more may be there: other connections go first
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_s, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _abort(self) -> None:
+        """Close without waiting for the client to read what is buffered."""
+        self._refused("not_reading")
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -97,11 +144,23 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if self._in_head:
             self._unparsed_bytes += len(data)
-        if max(self._unparsed_bytes if self._in_head else 0, self._header_bytes) > self._limits.max_header_bytes:
-            message = f"the headers may have up to {self._limits.max_header_bytes:,} bytes"
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "headers_too_long")
+            if self._unparsed_bytes > self._limits.max_header_bytes:
+                self._refuse(*self._headers_too_long)
+
+    @property
+    def _headers_too_long(self) -> tuple[HTTPStatus, str, str]:
+        message = f"the headers may have up to {self._limits.max_header_bytes:,} bytes"
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "headers_too_long"
+
+    def _stop_parsing(self, refusal: tuple[HTTPStatus, str, str]) -> None:
+        """In a callback of the parser, which calls `send_400_response` then."""
+        self._refusal = refusal
+        raise ValueError(refusal[-1])
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
+            self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
         self._in_head, self._unparsed_bytes, self._header_bytes = True, 0, 0
         super().on_message_begin()
 
@@ -110,7 +169,9 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._limits.max_header_bytes:
+            self._stop_parsing(self._headers_too_long)
         if self._in_head:  # trailers are counted and dropped
             super().on_header(name, value)
 
@@ -126,7 +187,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._waiting[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request", "not_http")
+        self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request", "not_http")))
 
     @property
     def _is_idle(self) -> bool:

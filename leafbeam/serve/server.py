@@ -31,7 +31,6 @@ log = logging.getLogger("leafbeam.serve")
 # Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough
 # under a flood of requests to double the duration of a batch.
 _SWITCH_INTERVAL_S = 5e-4
-_KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections, so that the server never closes one first
 
 
 _print_line = partial(print, flush=True)
@@ -113,18 +112,15 @@ class Server:
         self._host, self._socket = host, _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        connections = connections or ConnectionLimits()
         config = uvicorn.Config(
             create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s),
-            log_level="warning",
+            log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
-            http=partial(
-                BoundedConnection,
-                limits=connections or ConnectionLimits(),
-                waiting={},
-                refused=self.metrics.observe_refused_connection,
-            ),  # pyright: ignore[reportArgumentType]: uvicorn only calls it
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            # uvicorn only calls it
+            http=BoundedConnection.factory(connections, self.metrics.observe_refused_connection),  # pyright: ignore[reportArgumentType]
+            timeout_keep_alive=connections.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
             timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
         )
         self._uvicorn = _DrainingServer(config, self._started, lambda: engine.stop(grace_s))
@@ -224,6 +220,7 @@ def serve(
     limits: Limits | None = None,
     settings: Settings | None = None,
     max_body_bytes: int = 1 << 20,
+    connections: ConnectionLimits | None = None,
     grace_s: float = 30.0,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
@@ -238,7 +235,7 @@ def serve(
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-            bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "grace_s": grace_s}
+            bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "connections": connections, "grace_s": grace_s}
             Server(engine, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
         finally:
             reloader.set_reload(None)

@@ -14,6 +14,12 @@ from leafbeam.errors import AutomatonError
 from tests.automata.languages import LETTERS, distances, members, patterns, same, spelled, vocabularies
 
 
+def test_a_byte_whose_only_edges_return_to_the_start_is_not_a_byte_without_edges() -> None:
+    automaton = Automaton.from_regex("(a|b)*c", [b"a", b"b", b"ab", None, b"c", b" "])
+    assert [0, 2, 1, 4] in automaton
+    assert [0, 5, 4] not in automaton
+
+
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(patterns, vocabularies, st.sampled_from([0.0, 1 / 64, 0.4, 1.0]))

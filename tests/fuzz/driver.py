@@ -29,7 +29,7 @@ Target = Callable[[bytes], None]
 HERE = Path(__file__).parent
 CRASHES = HERE / "crashes"
 MAX_BYTES = 1 << 16
-_HANG_S, _TRACED_SHARE, _MAX_CORPUS = 30, 0.2, 2_000
+_HANG_S, _COMPILE_S, _TRACED_SHARE, _MAX_CORPUS = 30, 600, 0.2, 2_000
 _MEMORY = 4 << 30  # that a target may allocate: an absurd size is a MemoryError
 
 
@@ -153,10 +153,10 @@ def _child(name: str, cases: int, seed: str, shared_path: str, sender: Any) -> N
     with open(shared_path, "r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
     for number in range(cases):
-        if number % 256 == 0:
-            faulthandler.dump_traceback_later(_HANG_S, exit=True)
         if number == len(committed):  # imported, compiled and mapped is now what a target needs
             _bound_memory()
+        if number == 0 or (number >= len(committed) and number % 64 == 0):
+            faulthandler.dump_traceback_later(_HANG_S if number else _COMPILE_S, exit=True)
         is_first = number < len(committed)
         data = committed[number] if is_first else mutate(dice, dice.choice(corpus), corpus, MAX_BYTES)
         shared[: 16 + len(data)] = number.to_bytes(8, "little") + len(data).to_bytes(8, "little") + data

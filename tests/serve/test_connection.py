@@ -6,13 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits, descriptor_limit
@@ -21,7 +21,7 @@ PATIENCE = 20
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the length of the body; /slow waits until the client asks /go."""
+    """Answers with the length of the body, or at length to /long; /slow waits until the client asks /go."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -29,8 +29,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         more = message.get("more_body", False)
     if scope["path"] == "/slow":
         await asyncio.to_thread(GO.wait, PATIENCE)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(str(size)))]})
-    await send({"type": "http.response.body", "body": str(size).encode()})
+    body = b"x" * 100_000 if scope["path"] == "/long" else str(size).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
 
 
 GO = threading.Event()
@@ -40,7 +41,7 @@ GO = threading.Event()
 def serving(**limits: Any) -> Iterator[tuple[int, list[str]]]:
     """A server's port, and the reasons for which it refused."""
     refused: list[str] = []
-    connection = partial(BoundedConnection, limits=ConnectionLimits(**limits), waiting={}, refused=refused.append)
+    connection = BoundedConnection.factory(ConnectionLimits(**limits), refused.append)
     config = uvicorn.Config(echo, http=connection, log_level="error", lifespan="off", port=0, timeout_keep_alive=5)
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
@@ -195,8 +196,82 @@ def test_an_upgrade_to_websockets_is_not_followed_because_it_has_no_bounds() -> 
         assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
+def test_pipelined_requests_are_answered_in_order_up_to_the_limit() -> None:
+    one = b"POST /%d HTTP/1.1\r\ncontent-length: %d\r\n\r\n"
+    with serving(max_pipelined=8) as (port, refused):
+        with connect(port) as client:
+            client.sendall(
+                b"".join(one % (n, n) + b"x" * n for n in range(1, 9)) + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
+            )
+            with client.makefile("rb") as file:
+                assert [part[-1:] for part in file.read().split(b"HTTP/1.1 200 OK")[1:]] == [
+                    b"%d" % n for n in (*range(1, 9), 0)
+                ]
+        assert refused == []
+        with connect(port) as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 5000)
+            with suppress(ConnectionResetError), client.makefile("rb") as file:
+                assert file.read().count(b"200 OK") < 5000
+        assert refused == ["pipelined"]
+
+
+def test_a_client_that_does_not_read_its_answers_is_disconnected() -> None:
+    with serving(write_s=0.2, max_pipelined=1000) as (port, refused), connect(port) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        give_up = time.monotonic() + PATIENCE
+        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
+            while time.monotonic() < give_up and not refused:
+                client.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+                time.sleep(0.002)
+        assert refused == ["not_reading"]
+        assert ask(port) == "9"
+
+
+class Transport(asyncio.Transport):
+    """Of a client that has sent more than the server has read. reads: whether the server reads now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = True
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0  # `pause_writing` is called for the first byte that a client does not read
+
+
+def test_a_connection_reads_a_bounded_part_in_each_turn_of_the_loop() -> None:
+    async def run() -> list[bool]:
+        config = uvicorn.Config(echo, log_config=None, lifespan="off")
+        config.load()
+        factory = BoundedConnection.factory(ConnectionLimits(max_connections=9), lambda reason: None)
+        connection = factory(config=config, server_state=(state := ServerState()), app_state={})
+        connection.connection_made(transport := Transport())
+        buffer = connection.get_buffer(-1)
+        assert len(buffer) <= 8192
+        buffer[:] = b"POST / HTTP/1.1\r\ncontent-length: 99999\r\n\r\n".ljust(len(buffer), b"x")
+        connection.buffer_updated(len(buffer))
+        states = [transport.reads]
+        await asyncio.sleep(0)
+        states.append(transport.reads)
+        connection.buffer_updated(6)
+        states.append(transport.reads)
+        connection.connection_lost(ConnectionResetError())
+        await asyncio.gather(*state.tasks)
+        return states
+
+    assert asyncio.run(run()) == [False, True, True]
+
+
 def test_limits_that_cannot_be_are_refused() -> None:
-    for wrong in ({"max_header_bytes": 10}, {"header_s": 0}, {"max_connections": 0}):
-        with pytest.raises(ArgumentError, match="expected max_header_bytes"):
+    for wrong in ({"max_header_bytes": 10}, {"header_s": 0}, {"max_connections": 0}, {"idle_s": float("nan")}):
+        with pytest.raises(ArgumentError, match="must be"):
             ConnectionLimits(**wrong)  # type: ignore[arg-type]
     assert 8 <= descriptor_limit() <= 16_384

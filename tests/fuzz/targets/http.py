@@ -38,6 +38,9 @@ class MemoryTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._is_closing
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def pause_reading(self) -> None:
         pass
 
@@ -67,15 +70,8 @@ def fuzz_http(data: bytes) -> None:
     state, transport, refused = ServerState(), MemoryTransport(), list[str]()
 
     async def run() -> None:
-        connection = BoundedConnection(
-            config=config,
-            server_state=state,
-            app_state={},
-            _loop=loop,
-            limits=LIMITS,
-            waiting=(waiting := {}),
-            refused=refused.append,
-        )
+        factory = BoundedConnection.factory(LIMITS, refused.append)
+        connection = factory(config=config, server_state=state, app_state={}, _loop=loop)
         connection.connection_made(transport)
         size = len(data) // (1 + (data[0] & 3 if data else 0)) + 1
         for begin in range(0, len(data), size):
@@ -85,7 +81,7 @@ def fuzz_http(data: bytes) -> None:
         connection.connection_lost(None)
         async with asyncio.timeout(5):
             await asyncio.gather(*state.tasks)
-        assert not waiting
+        assert not factory.keywords["waiting"]
         assert not state.connections
 
     loop.run_until_complete(run())

@@ -1,0 +1,73 @@
+"""Logs, records and manifests of a live index, the last two with their checksums made right after the change."""
+
+import atexit
+import functools
+import json
+import shutil
+import struct
+import tempfile
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from leafbeam.index import Trie
+from leafbeam.live import LiveIndex
+
+
+@functools.cache
+def _live() -> Path:
+    """A live index of text ids, with two records in its log."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "live"
+    codes_NL = np.random.default_rng(0).integers(0, 8, (20, 2))
+    with LiveIndex.create(path, Trie.build(codes_NL, (8, 8), item_ids=[f"item {n}" for n in range(20)])) as index:
+        index.insert([[1, 2], [3, 4]], ["new", "é"])
+        index.delete(["item 3"])
+    return path
+
+
+def _open(path: Path) -> None:
+    with LiveIndex.open(path, read_only=True) as index:
+        assert len(index) == len(index.version()) <= 1 << 20
+
+
+def fuzz_log(data: bytes) -> None:
+    """A log as it is, behind the base of a live index."""
+    log = next(_live().glob("changes-*.log"))
+    before = log.read_bytes()
+    log.write_bytes(data)
+    try:
+        _open(_live())
+    finally:
+        log.write_bytes(before)
+
+
+def fuzz_record(data: bytes) -> None:
+    """A record of this payload, with the right checksums, at the end of a log."""
+    log = next(_live().glob("changes-*.log"))
+    before = log.read_bytes()
+    head = struct.pack("<4sIQI", b"\xffrec", len(data), 3, zlib.crc32(data))
+    log.write_bytes(before + head + struct.pack("<I", zlib.crc32(head)) + data)
+    try:
+        _open(_live())
+    finally:
+        log.write_bytes(before)
+
+
+def fuzz_manifest(data: bytes) -> None:
+    """A manifest, with the right checksum where it is a JSON object."""
+    manifest = _live() / "manifest.json"
+    before = manifest.read_bytes()
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(data)
+        if isinstance(fields, dict):
+            fields.pop("crc32", None)
+            data = json.dumps(fields | {"crc32": zlib.crc32(json.dumps(fields, sort_keys=True).encode())}).encode()
+    manifest.write_bytes(data)
+    try:
+        _open(_live())
+    finally:
+        manifest.write_bytes(before)
