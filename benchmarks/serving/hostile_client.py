@@ -62,7 +62,7 @@ def _half_body(connection: socket.socket) -> None:
 def _silent(connection: socket.socket) -> None:
     place = connection.getpeername()
     others = [socket.create_connection(place, timeout=_PATIENCE_S) for _ in range(200)]
-    time.sleep(0.2)
+    time.sleep(1.0)
     for other in others:
         other.close()
 

@@ -66,7 +66,14 @@ def create_app(
             raise
         blocks = engine.settings.overlap and len(request.history) + len(request.deny_item_ids) > _INLINE_IDS
         submit = partial(engine.submit, request, arrived=arrived)
-        result = await _result(await asyncio.to_thread(submit) if blocks else submit(), http, answer_s)
+        disconnected = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.sleep(0)  # until the end of a connection that was closed behind its request has been read
+            if disconnected.done():
+                raise ClientDisconnect
+            result = await _result(await asyncio.to_thread(submit) if blocks else submit(), disconnected, answer_s)
+        finally:
+            disconnected.cancel()
         metrics.observe_result(result, request.num_items)
         return _json(RecommendAnswer.of(result))
 
@@ -127,17 +134,14 @@ def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def _result(future: "Future[Result]", http: HttpRequest, answer_s: float) -> Result:
+async def _result(future: "Future[Result]", disconnected: "asyncio.Future[None]", answer_s: float) -> Result:
     """Wait for a result. Raises ClientDisconnect after withdrawing the request, UnavailableError after `answer_s` seconds."""
     answer = asyncio.wrap_future(future)
-    disconnected = asyncio.ensure_future(_disconnected(http))
     try:
         done, _ = await asyncio.wait({answer, disconnected}, timeout=answer_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         future.cancel()
         raise
-    finally:
-        disconnected.cancel()
     if answer in done:
         return answer.result()
     answer.cancel()

@@ -101,6 +101,13 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self.resume_writing()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """The client sends no more: what it has sent needs no answer, from now on and not only in the next turn of the loop."""
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     @classmethod
     def factory(cls, limits: ConnectionLimits, refused: Callable[[str], None]) -> "partial[BoundedConnection]":
         """What uvicorn calls for each connection of one server."""

@@ -31,6 +31,7 @@ log = logging.getLogger("leafbeam.serve")
 # Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough
 # under a flood of requests to double the duration of a batch.
 _SWITCH_INTERVAL_S = 5e-4
+_BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 
 
 _print_line = partial(print, flush=True)
@@ -118,6 +119,7 @@ class Server:
             log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
+            backlog=_BACKLOG,
             # uvicorn only calls it
             http=BoundedConnection.factory(connections, self.metrics.observe_refused_connection),  # pyright: ignore[reportArgumentType]
             timeout_keep_alive=connections.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
@@ -254,6 +256,10 @@ def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65536:
         raise ArgumentError(f"port must be from 0 (any free port) to 65535, not {port}")
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048)
+        listening = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+        )
     except OSError as error:
         raise ArgumentError(f"cannot listen on {host} port {port}: {error.strerror}; port 0 takes a free one") from error
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of its connections too; uvloop does it, asyncio does not
+    return listening

@@ -264,6 +264,22 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(first_shop):
     assert engine.counts.of("refused")["body_too_slow"] == 1
 
 
+def test_a_request_whose_client_has_disconnected_already_is_not_queued(first_shop):
+    messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+    async def receive():
+        return next(messages, {"type": "http.disconnect"})
+
+    async def send(message):
+        assert message.get("status", 499) == 499
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": URL, "headers": headers, "query_string": b"", "http_version": "1.1"}
+    with first_shop.engine() as engine:
+        asyncio.run(create_app(engine)(scope, receive, send))
+        assert sum(engine.counts.of("cancelled").values()) == sum(engine.counts.of("batches").values()) == 0
+
+
 def test_health_readiness_and_the_end(first_shop):
     engine = first_shop.engine()
     app = create_app(engine)

@@ -263,6 +263,9 @@ def test_a_connection_reads_a_bounded_part_in_each_turn_of_the_loop() -> None:
         states.append(transport.reads)
         connection.buffer_updated(6)
         states.append(transport.reads)
+        assert not connection.cycle.disconnected
+        connection.eof_received()
+        assert connection.cycle.disconnected
         connection.connection_lost(ConnectionResetError())
         await asyncio.gather(*state.tasks)
         return states

@@ -18,7 +18,7 @@ import torch
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from leafbeam.serve import Server, serve
-from leafbeam.serve.server import SighupReloader
+from leafbeam.serve.server import SighupReloader, _listen
 
 PROGRAM = """
 import logging, sys
@@ -265,3 +265,10 @@ def test_signals_during_a_reload_lead_to_one_more_and_a_failure_to_none_less():
         go.release()
         assert not begun.acquire(timeout=0.2)
     assert len(calls) == 2
+
+
+def test_a_connection_sends_without_waiting_for_an_acknowledgement():
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
