@@ -36,18 +36,21 @@ def evaluate(
     require("`leafbeam evaluate`", "pyarrow", "scipy", "sklearn", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.model import load_model
+    from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import SidTable, text_columns, text_vectors
-    from leafbeam.semid.embedding import texts
     from leafbeam.train import evaluate as measure
     from leafbeam.train import leave_one_out
     from leafbeam.train.baselines import text_neighbours, transition_baselines
+    from leafbeam.train.fusion import fit_memory
 
     sids, source = SidTable.load(paths.sids), Source.load(paths.source)
     model = load_model(paths.model)
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
     split = leave_one_out(log)
-    baselines = transition_baselines(log.item_ids, split.train, texts(log.items, columns) if columns else None)
+    memory = fit_memory(log, split.train, columns)
+    memory.fusion = ItemMemory.load(paths.memory).fusion if paths.memory.exists() else None
+    baselines = transition_baselines(memory, split.train)
     if columns:
         baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))
 
@@ -65,6 +68,7 @@ def evaluate(
             sample=users,
             seed=seed,
             baselines=baselines,
+            memory=memory,
             unconstrained_users=unconstrained,
             progress=lambda count, total: bar.show("evaluating", count / total, f"{count:,} of {total:,} users"),
         )

@@ -16,6 +16,7 @@ class RunDirectory:
     source.json          where the log is, its format, columns and units    (fit-sids)
     sids.parquet, sids/  Semantic IDs, and the quantiser that made them     (fit-sids)
     checkpoint/, model/  training's state, and the model in HF's format     (train)
+    memory.leafbeam      the item memory, and how it is fused with the model   (train)
     index.leafbeam       the index                                          (build)
     catalog.duckdb       items and their attributes                         (build)
     rules.toml           rules as SQL predicates                            (yours)
@@ -28,6 +29,7 @@ class RunDirectory:
         self.sids = path / "sids.parquet"
         self.quantiser = path / "sids"
         self.model = path / "model"
+        self.memory = path / "memory.leafbeam"
         self.trie = path / "index.leafbeam"
         self.catalog = path / "catalog.duckdb"
         self.rules = path / "rules.toml"

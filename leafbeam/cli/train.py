@@ -55,9 +55,12 @@ def train(
     paths = RunDirectory(run)
     paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
-    from leafbeam.semid import SidTable
+    from leafbeam.index import Trie
+    from leafbeam.semid import SidTable, text_columns
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
+    from leafbeam.train.evaluation import fit_fusion
+    from leafbeam.train.fusion import fit_memory
 
     limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
     budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
@@ -76,7 +79,8 @@ def train(
     recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
     require_device(device)
     sids = SidTable.load(paths.sids)
-    log = Source.load(paths.source).read()
+    source = Source.load(paths.source)
+    log = source.read()
     split = leave_one_out(log)
 
     console = stdout()
@@ -110,4 +114,11 @@ def train(
             since=began,
         )
         paths.add_to_report("train", figures)
+    began = time.perf_counter()
+    columns = source.text_columns or text_columns(log.items)
+    memory = fit_memory(log, log.histories, columns)
+    trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
+    memory.fusion = fit_fusion(model, trie, log, split, fit_memory(log, split.train, columns))
+    memory.save(paths.memory)
+    done(console, f"{paths.memory}: the transitions and texts of {len(memory):,} items", since=began)
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -2,6 +2,7 @@
 
 from leafbeam.retrieve.bound import BoundMemory
 from leafbeam.retrieve.config import MemoryConfig
+from leafbeam.retrieve.fusion import Beams, Example, Fusion, features
 from leafbeam.retrieve.memory import ItemMemory, MemoryResult, Reason
 
-__all__ = ["BoundMemory", "ItemMemory", "MemoryConfig", "MemoryResult", "Reason"]
+__all__ = ["Beams", "BoundMemory", "Example", "Fusion", "ItemMemory", "MemoryConfig", "MemoryResult", "Reason", "features"]

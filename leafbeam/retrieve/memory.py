@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +16,12 @@ from leafbeam.index import tensor_file
 from leafbeam.index.items import ItemIds, ItemTable, as_id_array, check_item_ids, check_unique, decode_ids
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
+from leafbeam.retrieve.fusion import Fusion, MemoryScores
 from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
 from leafbeam.retrieve.transitions import Transitions, count_transitions
 
 _KIND = tensor_file.FileKind(key="leafbeam.memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
 _WORDS = NUM_BITS // 64
-
-
-class MemoryScores(NamedTuple):
-    """The two parts of the scores of all items, 0 where an item is not allowed, and the allowed items."""
-
-    transition_N: NDArray[np.float32]
-    text_N: NDArray[np.float32]
-    allowed_N: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +53,8 @@ class _State:
 class ItemMemory:
     """Transitions between items and the similarity of their texts, scored for a history over allowed items.
 
+    fusion: how its scores are added to those of a model, where `fit_fusion` has learnt it.
+
     score(item) = sum over the newest items of the history, each older one at `history_decay`:
         log(1 + count(pair)) / the largest of its row + text_weight * cosine(texts), but for the item itself
 
@@ -72,8 +66,8 @@ class ItemMemory:
     ('b', 'c')
     """
 
-    def __init__(self, state: _State, encoder: TextEncoder | None, config: MemoryConfig) -> None:
-        self.config, self.encoder = config, encoder
+    def __init__(self, state: _State, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusion | None = None) -> None:
+        self.config, self.encoder, self.fusion = config, encoder, fusion
         self._state = state
 
     @classmethod
@@ -122,6 +116,8 @@ class ItemMemory:
         if encoder is not None:
             tensors |= {"term_hashes": encoder.hashes_T, "term_idf": encoder.idf_T}
         header = {"format_version": 1, "step": state.transitions.step, "config": asdict(self.config)}
+        if self.fusion is not None:
+            header["fusion"] = asdict(self.fusion)
         tensor_file.write(Path(path), _KIND, header, tensors)
 
     @classmethod
@@ -150,13 +146,14 @@ class ItemMemory:
                 idf_T = tensor_file.expect(tensors, "term_idf", np.uint8, len(hashes_T))
                 encoder = TextEncoder(hashes_T=hashes_T, idf_T=idf_T)
             config = MemoryConfig(**header["config"])
+            fusion = Fusion(**header["fusion"]) if "fusion" in header else None
             if bits_NW.dtype != np.uint64 or bits_NW.shape != (len(ids), _WORDS):
                 raise ValueError(f"bits are {bits_NW.dtype} {bits_NW.shape}")
             if (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
                 raise ValueError("transitions to items that it does not have")
         except (KeyError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        return cls(_State(items=_table(ids), transitions=transitions, bits_NW=bits_NW), encoder, config)
+        return cls(_State(items=_table(ids), transitions=transitions, bits_NW=bits_NW), encoder, config, fusion)
 
     @property
     def num_items(self) -> int:

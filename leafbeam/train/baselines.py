@@ -80,15 +80,15 @@ def memory_scores(memory: ItemMemory) -> ScoreFn:
     return scores
 
 
-def transition_baselines(item_ids: NDArray[np.generic], train: Histories, texts: Sequence[str] | None) -> dict[str, ScoreFn]:
-    """The last item's transitions, the transition graph, and the graph with texts if there are any: item memories of `train`.
+def transition_baselines(memory: ItemMemory, train: Histories) -> dict[str, ScoreFn]:
+    """The last item's transitions, the transition graph, and `memory`, which counts `train`, where it has texts.
 
     (An Embarrassingly Simple Graph Heuristic, arXiv 2605.07125.)
     """
-    fit = partial(ItemMemory.fit, item_ids, train.indptr_U1, train.items_E)
+    fit = partial(ItemMemory.fit, memory.item_ids, train.indptr_U1, train.items_E)
     last = MemoryConfig(distances=1, reverse=0.0, history=1)
     found = {"transitions": memory_scores(fit(config=last)), "graph": memory_scores(fit())}
-    return found if texts is None else {**found, "graph_text": memory_scores(fit(texts=texts))}
+    return found if memory.encoder is None else {**found, "graph_text": memory_scores(memory)}
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ Shapes: U users, B users of a batch, K beams, L levels, N items, D dimensions.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession
+from leafbeam.retrieve import Fusion, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, popularity, rank_targets, unconstrained_search
+from leafbeam.train.fusion import FusedRanks, FusionExamples
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
@@ -28,6 +30,8 @@ from leafbeam.train.threads import torch_threads
 Part = Literal["valid", "test"]
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
+OnBeams = Callable[[int, Seen, NDArray[Any], NDArray[np.float32]], None]
+"""Takes the index of a user, how seen items are treated, and the ids and scores of the items that the search returned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,6 +77,7 @@ def evaluate(
     sample: int | None = None,
     seed: int = 0,
     baselines: Mapping[str, ScoreFn] | None = None,
+    memory: ItemMemory | None = None,
     unconstrained_users: int = 2000,
     batch_users: int = 128,
     threads: int = 1,
@@ -85,7 +90,9 @@ def evaluate(
     best SIDs is a miss. Items of equal score rank before the held-out one.
 
     sample: number of users, drawn by `seed`; None: all. baselines: other methods by name, each a function from histories to
-    scores of all items of the log; popularity in the training part is always among them. unconstrained_users: how many are
+    scores of all items of the log; popularity in the training part is always among them. memory: an item
+    memory of the training part, whose rows are those of the log; with its `fusion`, the fused ranking is reported too.
+    unconstrained_users: how many are
     also searched without the trie, to measure invalid SIDs and time. threads: of the model. progress: called with (users done,
     all users).
 
@@ -101,7 +108,9 @@ def evaluate(
         raise ArgumentError(f"{num_beams=}, {batch_users=}, {max_items=}, {threads=}: at least 1 each")
     eval_set = EvaluationSet.from_split(split, part, sample=sample, seed=seed)
     search = BeamSearch(trie, num_beams=num_beams, scoring=scoring)
-    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items)
+    fused = None if memory is None else FusedRanks(memory, eval_set.histories, eval_set.targets_U)
+    on_beams = None if fused is None else fused.observe
+    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, on_beams=on_beams)
     users = len(eval_set.users)
     compared_U = np.zeros(users, np.bool_)
     compared_U[np.random.default_rng(seed).permutation(users)[:unconstrained_users]] = True
@@ -115,7 +124,7 @@ def evaluate(
                 if progress is not None:
                     progress(done, users)
     scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
-    ranks = {"model": evaluator.ranks}
+    ranks = {"model": evaluator.ranks} if fused is None else {"model": evaluator.ranks, "fused": fused.ranks}
     for name, scores in scorers.items():
         ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
     return EvaluationReport(
@@ -156,6 +165,35 @@ def recall_on(
     return recall
 
 
+def fit_fusion(
+    model: AnyModel,
+    trie: Trie,
+    log: InteractionLog,
+    split: Split,
+    memory: ItemMemory,
+    *,
+    num_beams: int = 20,
+    sample: int = 4000,
+    seed: int = 1,
+    threads: int = 1,
+) -> Fusion:
+    """Learn the weights of a model's beams and an item memory of the training part on a sample of validation users.
+
+    Cost: one search a user. The default weights come back where the split has no validation users.
+    """
+    if len(split.valid_users()) == 0:
+        return Fusion()
+    eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
+    examples = FusionExamples(memory, eval_set.histories, eval_set.targets_U)
+    max_items = max(1, (model.config.max_position_embeddings - 1) // trie.num_levels - 1)
+    search = BeamSearch(trie, num_beams=num_beams)
+    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, ("kept",), on_beams=examples.observe)
+    with torch_threads(threads):
+        for batch in eval_set.batches(max_items, 128):
+            evaluator.run_batch(batch, compare=False)
+    return Fusion.fit(examples.found)
+
+
 class _Evaluator:
     """Ranks batches of users, and keeps the ranks of their targets and the time of each search."""
 
@@ -168,7 +206,9 @@ class _Evaluator:
         search: BeamSearch,
         max_items: int,
         seen: tuple[Seen, ...] = SEEN,
+        on_beams: "OnBeams | None" = None,
     ) -> None:
+        self._on_beams = on_beams
         self._model, self._eval_set, self._item_ids = model.eval(), eval_set, log.item_ids
         self._search, self._max_items, self._seen = search, max_items, seen
         self._user_ids = log.user_ids[eval_set.users] if model.vocabulary.num_users else None
@@ -225,6 +265,8 @@ class _Evaluator:
     def _record(self, indices: NDArray[np.int64], seen: Seen, result: SearchResult) -> None:
         ranks_U = self.ranks.kept if seen == "kept" else self.ranks.removed
         for row, index in enumerate(indices.tolist()):
+            if self._on_beams is not None:
+                self._on_beams(index, seen, result.item_ids[row], result.scores[row, : len(result.item_ids[row])])
             hits = np.flatnonzero(result.item_ids[row] == self._item_ids[self._eval_set.targets_U[index]])
             if len(hits):
                 scores = np.asarray(result.scores[row])

@@ -3,6 +3,7 @@ import pytest
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
+from leafbeam.retrieve import ItemMemory
 from leafbeam.train import Histories, RankingMetrics
 from leafbeam.train.baselines import ScoreFn, popularity, rank_targets, text_neighbours, transition_baselines
 from leafbeam.train.metrics import MISS, Estimate
@@ -82,15 +83,13 @@ def test_metrics_of_no_user_are_refused():
 
 def test_transition_baselines_find_what_followed_and_what_reads_alike():
     train = histories_of([0, 1, 2], [0, 1], [3, 0])
-    names = np.array(["a", "b", "c", "d", "e"])
-    texts = ["red shoe", "", "", "", "red shoe"]
+    memory = ItemMemory.fit(range(5), train.indptr_U1, train.items_E, texts=["red shoe", "", "", "", "red shoe"])
     ranks = {
-        name: kept_ranks(scores, [0] * 5, [1, 2, 3, 4, 0], 5)
-        for name, scores in transition_baselines(names, train, texts).items()
+        name: kept_ranks(scores, [0] * 5, [1, 2, 3, 4, 0], 5) for name, scores in transition_baselines(memory, train).items()
     }
     assert ranks == {  # item 1 followed twice, 2 after one other, 3 came before
         "transitions": [0, MISS, MISS, MISS, MISS],
         "graph": [0, 1, 2, MISS, MISS],
         "graph_text": [1, 2, 3, 1, MISS],
     }
-    assert "graph_text" not in transition_baselines(names, train, None)
+    assert "graph_text" not in transition_baselines(ItemMemory.fit(range(5), train.indptr_U1, train.items_E), train)

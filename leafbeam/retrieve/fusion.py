@@ -1,0 +1,112 @@
+"""Fusion: one score for an item from a model's beams and an item memory.
+
+Shapes: N items of the memory, F features, E examples, C candidates of an example, k items of the beams.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError
+
+_PRIOR_EXAMPLES = 20.0  # how many examples the default weights count for
+
+
+class MemoryScores(NamedTuple):
+    """The two parts of the scores of all items, 0 where an item is not allowed, and the allowed items."""
+
+    transition_N: NDArray[np.float32]
+    text_N: NDArray[np.float32]
+    allowed_N: NDArray[np.bool_]
+
+
+class Beams(NamedTuple):
+    """The items that a beam search returned, as rows of the memory, and their log probabilities."""
+
+    rows_k: NDArray[np.int64]
+    scores_k: NDArray[np.float32]
+
+
+class Example(NamedTuple):
+    """The features of one user's candidates, and which candidate the user took."""
+
+    features_FC: NDArray[np.float32]
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fusion:
+    """Weights of a sum over an item's features; `fit` learns them on validation users.
+
+    transition, text: of the two parts of its memory score. log_prob: of its log probability above that of the last beam less
+    1. found: if the beams hold it. seen: if the history holds it.
+
+    Every allowed item is scored that the memory or the beams find, so the best items are exact. The defaults are near what
+    three public logs give; `seen` is 0, so that repeated items are neither wanted nor avoided.
+    """
+
+    transition: float = 1.8
+    text: float = 2.0
+    log_prob: float = 0.25
+    found: float = 0.5
+    seen: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(weight, int | float) and abs(weight) < 1e6 for weight in astuple(self)):
+            raise ArgumentError(f"{self}: expected finite weights")
+
+    def scores(self, features_FN: NDArray[np.float32], found_N: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """The score of each item; -inf where `features` has not found it."""
+        weights_F = np.asarray(astuple(self), np.float32)
+        return np.where(found_N, weights_F @ features_FN, np.float32(-np.inf)).astype(np.float32)
+
+    @classmethod
+    def fit(cls, examples: Sequence[Example]) -> "Fusion":
+        """Maximise the probability of what users took among their candidates: a softmax over each list, by Newton's method.
+
+        (The conditional logit of McFadden, 1974.) The default weights count for 20 examples, so a few users change little.
+        """
+        prior_F = np.asarray(astuple(cls()), np.float64)
+        if not examples:
+            return cls()
+        widest = max(example.features_FC.shape[1] for example in examples)
+        x_ECF = np.zeros((len(examples), widest, len(prior_F)))
+        is_candidate_EC = np.zeros((len(examples), widest), np.bool_)
+        for row, example in enumerate(examples):
+            count = example.features_FC.shape[1]
+            x_ECF[row, :count], is_candidate_EC[row, :count] = example.features_FC.T, True
+        taken_EF = x_ECF[np.arange(len(examples)), [example.target for example in examples]]
+        spread_F = x_ECF[is_candidate_EC].std(axis=0)
+        ridge_F = _PRIOR_EXAMPLES * np.maximum(spread_F, 1e-3) ** 2
+        weights_F = prior_F.copy()
+        for _ in range(30):
+            logits_EC = np.where(is_candidate_EC, x_ECF @ weights_F, -np.inf)
+            p_EC = np.exp(logits_EC - logits_EC.max(axis=1, keepdims=True))
+            p_EC /= p_EC.sum(axis=1, keepdims=True)
+            mean_EF = np.einsum("ec,ecf->ef", p_EC, x_ECF)
+            gradient_F = (mean_EF - taken_EF).sum(axis=0) + ridge_F * (weights_F - prior_F)
+            hessian_FF = np.einsum("ec,ecf,ecg->fg", p_EC, x_ECF, x_ECF, optimize=True) - mean_EF.T @ mean_EF + np.diag(ridge_F)
+            step_F = np.linalg.solve(hessian_FF, gradient_F)
+            weights_F -= step_F * min(1.0, 2.0 / max(1e-9, float(np.abs(step_F).max())))
+            if np.abs(step_F).max() < 1e-4:
+                break
+        return cls(**dict(zip(cls.__slots__, weights_F.tolist(), strict=True)))
+
+
+def features(memory: MemoryScores, beams: Beams, seen_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """(features_FN, found_N): the features of `Fusion` of every item, and the allowed items that either channel finds.
+
+    seen_n: rows of the history, -1 where unknown. Beams hold allowed items only, so all of them count as found.
+    """
+    features_FN = np.zeros((5, len(memory.allowed_N)), np.float32)
+    features_FN[0], features_FN[1] = memory.transition_N, memory.text_N
+    found_N = memory.allowed_N & ((memory.transition_N > 0) | (memory.text_N > 0))
+    if len(beams.rows_k):
+        features_FN[2, beams.rows_k] = beams.scores_k - (beams.scores_k.min() - 1)
+        features_FN[3, beams.rows_k] = 1
+        found_N[beams.rows_k] = True
+    features_FN[4, seen_n[seen_n >= 0]] = 1
+    return features_FN, found_N
