@@ -220,7 +220,8 @@ def resolve(name: str) -> object:
 @pytest.mark.parametrize("page", PAGES)
 def test_names_of_leafbeam_in_the_text_exist(page: str) -> None:
     for code in _CODE.findall(prose.without(prose._FENCE, read(page))):
-        if (found := re.fullmatch(r"(leafbeam(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?", code)) and not code.endswith((".json", ".sha256")):
+        found = re.fullmatch(r"(leafbeam(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?", code)
+        if found and not code.endswith((".json", ".sha256")):
             resolve(found[1])
 
 
