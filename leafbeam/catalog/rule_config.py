@@ -41,6 +41,8 @@ class Rule:
             raise RuleError(f"a rule's name is a letter and up to 63 letters, digits, - or _, not {self.name[:80]!r}")
         if not isinstance(self.where, str) or not self.where.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
+        if not self.where.isascii() and self.where.encode("utf-8", "replace").decode() != self.where:
+            raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
@@ -165,6 +167,8 @@ def read_rules(source: RuleSource, *, refresh: float | None = None) -> tuple[dic
             rules[name] = Rule.of(name, value, refresh=refresh)
         except RuleError as error:
             errors[name] = error
+        except ValueError as error:  # an integer of thousands of digits, which cannot be printed
+            errors[name] = RuleError(f"rule {name[:80]!r} has to be the text of an SQL predicate: {error}")
     return rules, errors
 
 

@@ -152,6 +152,7 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap="], "rule 'cheap' has to be the text of an SQL predicate"),
         (["cheap@=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
+        (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are no UTF-8"),
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
     ],
 )

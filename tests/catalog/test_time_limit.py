@@ -26,14 +26,14 @@ ENDLESS = {
 @pytest.mark.parametrize("where", ENDLESS.values(), ids=ENDLESS)
 def test_an_endless_rule_is_an_error_of_that_rule_at_start(where: str) -> None:
     with pytest.raises(RuleError, match=r"rule 'endless' took longer than 0.05 s .*--rule-timeout"):
-        Catalog.in_memory(items(), TRIE, {"cheap": "price < 20", "endless": where}, rule_timeout_s=0.05)
+        Catalog.in_memory(items(), TRIE, {"endless": where}, rule_timeout_s=0.05)
 
 
 def test_an_endless_rule_at_reload_keeps_its_last_good_filter_and_hides_no_other(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text("[rules]\ncheap = 'price < 20'\nrare = 'stock = 2'\n")
     Catalog.create(tmp_path / "shop.duckdb", items())
-    with Catalog.open(tmp_path / "shop.duckdb", TRIE, rules, rule_timeout_s=0.05) as catalog:
+    with Catalog.open(tmp_path / "shop.duckdb", TRIE, rules, rule_timeout_s=0.7) as catalog:
         rules.write_text(f'[rules]\ncheap = "{ENDLESS["recursion"]}"\nrare = "stock = 1"\n')
         report = catalog.reload()
         assert {rule.name: rule.kept for rule in report.rules} == {"cheap": True, "rare": False}
@@ -48,13 +48,13 @@ def test_an_endless_rule_at_reload_keeps_its_last_good_filter_and_hides_no_other
 
 def test_a_rule_that_does_not_end_for_a_changed_item_fails_and_the_change_is_made() -> None:
     product = "price < 20 OR (SELECT count(*) FROM big a, big b, big c, big d, big e, big f) > price"
-    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, rule_timeout_s=0.1) as catalog:
+    with Catalog.in_memory(items(), TRIE, {"cheap": "price < 20"}, rule_timeout_s=0.7) as catalog:
         change(catalog, "CREATE TABLE big AS SELECT 1 AS n LIMIT 0")
         catalog.add_rule("product", product)
         change(catalog, "INSERT INTO big SELECT range FROM range(1000)")
         catalog.insert([[0, 30]], ["new"], [{"price": 5.0, "stock": 7}])
         status = {rule.name: rule for rule in catalog.status}
-        assert "took longer than 0.1 s" in (status["product"].error or "")
+        assert "took longer than 0.7 s" in (status["product"].error or "")
         assert names(catalog, "product") == expected(lambda i: i % 40 < 20)
         assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20) | {"new"}
 
@@ -105,6 +105,12 @@ def test_toml_that_the_parser_does_not_survive_is_a_rule_error(tmp_path: Path, t
     (tmp_path / "rules.toml").write_text(text)
     with pytest.raises(RuleError, match="TOML"):
         read_rules(tmp_path / "rules.toml")
+
+
+def test_an_integer_that_cannot_be_printed_is_an_error_of_its_rule(tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(f"[rules]\na = 0x{'f' * 5000}\nb = 'true'\n")
+    rules, errors = read_rules(tmp_path / "rules.toml")
+    assert (list(rules), list(errors)) == (["b"], ["a"])
 
 
 def test_json_that_the_parser_does_not_survive_is_a_data_error(tmp_path: Path) -> None:
