@@ -5,6 +5,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def fuzz_automaton(data: bytes) -> None:
     """Load it with the digest of its arrays, and walk what loads."""
     path = _file(data)
     header, tensors = read(path, replace(automaton_file.KIND, has_digest=False))
-    write(path, automaton_file.KIND, header, tensors)
+    with suppress(UnicodeEncodeError):  # a name that cannot be hashed, so the file keeps a wrong digest
+        write(path, automaton_file.KIND, header, tensors)
     automaton = Automaton.load(path)
     states = np.arange(automaton.num_states)
     indptr, codes = automaton.legal(states)
