@@ -49,7 +49,7 @@ def evaluate(
     columns = source.text_columns or text_columns(log.items)
     split = leave_one_out(log)
     memory = fit_memory(log, split.train, columns)
-    memory.fusion = ItemMemory.load(paths.memory).fusion if paths.memory.exists() else None
+    memory.fusion = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory).fusion
     baselines = transition_baselines(memory, split.train)
     if columns:
         baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))

@@ -59,10 +59,14 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     for name in ("item", "title", "SID"):
         table.add_column(name, overflow="fold")
     table.add_column("score", justify="right")
+    if result.reasons:
+        table.add_column("because of", overflow="fold")
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
     rows = engine.catalog.lookup(ids).to_pylist()
-    for rank, (row, sid, score) in enumerate(zip(rows, result.sids, result.scores, strict=True), 1):
-        table.add_row(str(rank), str(row["item_id"]), describe(row), " ".join(map(str, sid)), f"{score:.2f}")
+    reasons = [[f"{why.channel} {'' if why.item_id is None else why.item_id}".strip()] for why in result.reasons]
+    columns = zip(rows, result.sids, result.scores, reasons or [[]] * result.num_valid, strict=True)
+    for rank, (row, sid, score, reason) in enumerate(columns, 1):
+        table.add_row(str(rank), str(row["item_id"]), describe(row), " ".join(map(str, sid)), f"{score:.2f}", *reason)
     console.print(table)
     if result.num_valid < request.num_items:
         console.print(f"{result.num_valid} items: no more are allowed.")

@@ -35,6 +35,11 @@ class RunDirectory:
         self.rules = path / "rules.toml"
         self.report = path / "report.json"
 
+    @property
+    def fitted_memory(self) -> Path | None:
+        """The item memory; None where the run has none (one of an older leafbeam)."""
+        return self.memory if self.memory.exists() else None
+
     def check(self, *names: str) -> None:
         """Raise CheckpointError, which names the command to run first, where one of these files does not exist."""
         for name in names:

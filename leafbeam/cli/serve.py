@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from leafbeam.cli.console import next_step, stdout
 from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, NoVerifyOption, RunOption, ScoringOption, option, split_names
@@ -15,6 +15,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.extras import require, require_device
 
 TABLE = "A table of users"
+Channel = Literal["model", "memory", "fused"]
 ENGINE_FILES = ("model", "trie", "catalog", "rules")
 RULES = "Rules"
 BATCHES = "Batches and memory"
@@ -30,6 +31,15 @@ def recommend(
     num_items: Annotated[int, option("--items", "Items to return, at most.")] = 10,
     num_beams: Annotated[int | None, option("--beams", "Beams of the search.", default="20")] = None,
     scoring: ScoringOption = "full",
+    channel: Annotated[
+        Channel | None,
+        option(
+            "--channel",
+            "Who ranks: the model, the item memory, or both.",
+            metavar="model|memory|fused",
+            default="fused, without a memory model",
+        ),
+    ] = None,
     device: DeviceOption = "cpu",
     no_verify: NoVerifyOption = False,
     users: Annotated[Path | None, option("--users", "Parquet file or directory, in place of --history.", TABLE)] = None,
@@ -70,6 +80,7 @@ def recommend(
             num_beams=num_beams,
             scoring=scoring,
             rules=rule_names,
+            channel=channel,
             user_column=user_column,
             history_column=history_column,
             deny_history=deny_history,
@@ -80,6 +91,7 @@ def recommend(
             catalog=str(paths.catalog),
             rules=str(paths.rules),
             verify=not no_verify,
+            memory=None if paths.fitted_memory is None else str(paths.fitted_memory),
         )
         recommend_table(files, users, out, template, device=device, on_ray=on_ray, address=ray_address, workers=workers)
         return
@@ -90,7 +102,13 @@ def recommend(
     finally:
         gc.enable()
 
-    catalog_files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules, verify=not no_verify)
+    catalog_files = CatalogFiles(
+        index=paths.trie,
+        catalog=paths.catalog,
+        rules=paths.rules,
+        verify=not no_verify,
+        memory=paths.fitted_memory,
+    )
     with closing(Engine.load(paths.model, catalog_files, device=device)) as engine:
         request = Request(
             history=tuple(output.history_of(paths, user) if user else output.parse_ids(history, engine.trie)),
@@ -100,6 +118,7 @@ def recommend(
             deny_item_ids=tuple(output.parse_ids(deny, engine.trie)),
             num_beams=num_beams,
             scoring=scoring,
+            channel=channel,
         )
         output.show(stdout(), engine, request, engine.recommend(request))
     next_step(stdout(), "leafbeam", "serve", "--run", run)
@@ -194,6 +213,7 @@ def serve(
             catalog=paths.catalog,
             rules=[paths.rules, rules_from_text(rule or [])],
             refresh=refresh,
+            memory=paths.fitted_memory,
             rule_timeout_s=rule_timeout,
             verify=not no_verify,
         ),

@@ -6,13 +6,14 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.counts import COUNTERS, Counts
     from leafbeam.engine.decoder import Model
     from leafbeam.engine.engine import CatalogFiles, Engine
-    from leafbeam.engine.request import ItemId, Limits, Request, Result, Scoring, Timings, UserId
+    from leafbeam.engine.request import Channel, ItemId, Limits, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.results import version_name
     from leafbeam.engine.settings import Settings
 
 __all__ = [
     "COUNTERS",
     "CatalogFiles",
+    "Channel",
     "Counts",
     "Engine",
     "ItemId",

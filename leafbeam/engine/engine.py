@@ -11,6 +11,7 @@ from typing import overload
 
 from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine.batcher import Batcher
+from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
@@ -31,6 +32,7 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.model import PromptStore, Transformer, load_model
+from leafbeam.retrieve import ItemMemory
 
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
@@ -41,7 +43,7 @@ class CatalogFiles:
 
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
     of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. verify: whether the index
-    is checked and read into memory (`Trie.load`).
+    is checked and read into memory (`Trie.load`). memory: the file of an item memory.
     """
 
     index: str | os.PathLike[str]
@@ -50,6 +52,7 @@ class CatalogFiles:
     refresh: str | None = None
     rule_timeout_s: float = 60.0
     verify: bool = True
+    memory: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if (self.rules is not None or self.refresh is not None) and self.catalog is None:
@@ -70,8 +73,9 @@ class Engine:
     scheduler closes batches by capacity, delay and slack; workers decode them, a thread each over one copy of the weights.
     `recommend` does all of it in the caller's thread.
 
-    catalog: a Catalog, or a Trie to serve without rules. limits: bounds of one request. settings: how the engine runs. clock:
-    seconds, monotonic. new_graphs: captures graphs on another device than a GPU, with the arguments of `graphs_for`.
+    catalog: a Catalog, or a Trie to serve without rules. memory: ranks items too, alone or fused (`Request.channel`). limits:
+    bounds of one request. settings: how the engine runs. clock: seconds, monotonic. new_graphs: captures graphs on another
+    device than a GPU, with the arguments of `graphs_for`.
 
     Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
     or the model.
@@ -85,6 +89,7 @@ class Engine:
         model: Model,
         catalog: Catalog | Trie,
         *,
+        memory: ItemMemory | None = None,
         limits: Limits | None = None,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -94,12 +99,15 @@ class Engine:
         self.catalog = catalog if isinstance(catalog, Catalog) else None
         self.settings, self.limits, self.counts = settings or Settings(), limits or Limits(), Counts()
         index = catalog if isinstance(catalog, Catalog) else Version.of(catalog)
-        self._preparer = RequestPreparer(model, index, self.settings, self.limits, clock)
+        has_memory = memory is not None
+        self._preparer = RequestPreparer(model, index, self.settings, self.limits, clock, has_memory=has_memory)
         self._check(can_capture=new_graphs is not None or model.device.type == "cuda")
         self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
         self.scheduler = Scheduler(self.settings, clock, self.counts)
-        self._results = ResultWriter(self.counts, clock, reads_users=model.vocabulary.num_users > 0)
+        self.memory = memory
+        channel = None if memory is None else MemoryChannel(memory, self.version)
+        self._results = ResultWriter(self.counts, clock, channel, reads_users=model.vocabulary.num_users > 0)
         self._workers: list[Worker] = []
         megabytes = self.settings.prompt_store_mb
         self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
@@ -153,7 +161,9 @@ class Engine:
         source = catalog.open() if isinstance(catalog, CatalogFiles) else catalog
         opened = source if source is not catalog and isinstance(source, Catalog) else None
         try:
-            engine = cls(model, source, limits=limits, settings=settings)
+            path = catalog.memory if isinstance(catalog, CatalogFiles) else None
+            memory = None if path is None else ItemMemory.load(path)
+            engine = cls(model, source, memory=memory, limits=limits, settings=settings)
         except BaseException:
             if opened is not None:
                 opened.close()
@@ -264,7 +274,11 @@ class Engine:
             if self.scheduler.is_saturated:
                 self.scheduler.check_admission(self._preparer.size(request, arrived))
             pending = self._preparer.prepare(request, arrived)
-            self.scheduler.enqueue(pending)
+            if pending.channel == "memory":
+                pending.complete(self._results.memory_result(pending))
+                self.counts.add("answered", "in_time")
+            else:
+                self.scheduler.enqueue(pending)
         except (RequestError, UnknownRuleError, ItemIdError) as error:
             other = "unknown_rule" if isinstance(error, UnknownRuleError) else "item_ids"
             self.counts.add("refused", error.reason if isinstance(error, RequestError) else other)
@@ -290,6 +304,9 @@ class Engine:
         for first in range(0, len(pending), _WINDOW):
             batcher: Batcher[PendingRequest] = Batcher(self.settings.capacity, max_queue=_WINDOW)
             for waiting in pending[first : first + _WINDOW]:
+                if waiting.channel == "memory":
+                    results[waiting] = self._results.memory_result(waiting)
+                    continue
                 batcher.enqueue(waiting, replace(waiting.size, deadline=math.inf))
             while (batch := batcher.next_batch(0.0)[0]) is not None:
                 with self._offline_lock:

@@ -27,8 +27,16 @@ class RequestPreparer:
     """
 
     def __init__(
-        self, model: Model, index: Catalog | Version, settings: Settings, limits: Limits, clock: Callable[[], float]
+        self,
+        model: Model,
+        index: Catalog | Version,
+        settings: Settings,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        has_memory: bool,
     ) -> None:
+        self._has_memory = has_memory
         self._index, self._settings, self._clock = index, settings, clock
         self._num_levels, self._num_leading = self.version.num_levels, model.vocabulary.num_leading
         max_positions = model.config.max_position_embeddings
@@ -64,6 +72,9 @@ class RequestPreparer:
 
     def prepare(self, request: Request, arrived: float) -> PendingRequest:
         """Resolve rules and item ids. Raises RequestError, UnknownRuleError, and ItemIdError for ids of the wrong type."""
+        channel = request.channel or ("fused" if self._has_memory else "model")
+        if channel != "model" and not self._has_memory:
+            raise RequestError(f"channel {channel!r} needs an item memory, and this engine has none: train the run again")
         rules = None if isinstance(self._index, Version) else self._index.rules
         version = self.version if rules is None else rules.version
         expression = Expression.of(request.rules, request.filter)
@@ -83,6 +94,8 @@ class RequestPreparer:
             )
         return PendingRequest(
             request=request,
+            channel=channel,
+            history=tuple(history),
             size=size,
             version=version,
             item_filter=item_filter,

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.errors import ArgumentError, RequestError
 from leafbeam.index import Version, VersionFilter
+from leafbeam.retrieve import Reason
 
 ItemId = int | str
 UserId = int | str
 Scoring = Literal["full", "allowed"]
+Channel = Literal["model", "memory", "fused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,8 @@ class Request:
     deny_item_ids: items that must not be returned, on top of the rules.
     num_beams: beams of the search; None takes the engine's. Raised to num_items, because a beam finds one item.
     scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
+    channel: who ranks: the "model", the item "memory" (its neighbours of the history, without a search), or both "fused"; None
+        is fused where the engine has a memory, else the model.
     deadline_s: seconds from submission in which an answer is of use; None takes the engine's. A request that cannot meet its
         deadline is rejected as early as that is clear.
 
@@ -43,6 +47,7 @@ class Request:
     num_beams: int | None = None
     scoring: Scoring = "full"
     filter: str | None = None
+    channel: Channel | None = None
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -64,11 +69,13 @@ class Request:
             object.__setattr__(self, "deadline_s", _seconds("deadline_s", self.deadline_s))
         if self.scoring not in get_args(Scoring):
             raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
+        if self.channel not in (None, *get_args(Channel)):
+            raise RequestError(f"channel must be 'model', 'memory' or 'fused', not {short_repr(self.channel)}")
 
     def __repr__(self) -> str:
         parts = [f"{len(self.history):,} items of history", f"num_items={self.num_items}"]
         parts += [f"deny {len(self.deny_item_ids):,} items"] if self.deny_item_ids else []
-        names = ("user", "rules", "filter", "num_beams", "deadline_s")
+        names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s")
         parts += [f"{name}={short_repr(value)}" for name in names if (value := getattr(self, name))]
         return f"Request({', '.join(parts)})"
 
@@ -148,10 +155,11 @@ class Timings:
 class Result:
     """The answer to a request: items, best first, all of them in the index and allowed.
 
-    item_ids, sids, scores: num_valid entries each; sids are L codes, scores log probabilities. Items that share a SID are
-        adjacent and have equal scores.
+    item_ids, sids, scores: num_valid entries each; sids are L codes. Scores are log probabilities if the model alone ranks:
+        items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
+    channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
-    num_beams: beams of the search that ran.
+    num_beams: beams of the search that ran; 0 if none did.
     num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.
     read_user: whether the model read the user's token.
     ignored_history, ignored_deny: ids as sent that the index does not have.
@@ -162,6 +170,8 @@ class Result:
     item_ids: tuple[ItemId, ...]
     sids: tuple[tuple[int, ...], ...]
     scores: tuple[float, ...]
+    channel: Channel
+    reasons: tuple[Reason, ...]
     num_valid: int
     num_beams: int
     num_history_used: int
@@ -182,9 +192,9 @@ class Result:
 class PendingRequest:
     """A request with all that its search needs, under the rules and the index version of its submission.
 
-    size: with the key of its batch, its arrival and its deadline. codes: (n, L) int64, of the known items of its history.
-    deny: the known denied ids. prepared: when it was ready to be queued. future: completed with the result; cancelling it
-    withdraws the request, queued or running.
+    channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline.
+    codes: (n, L) int64, of the newest known items. deny: the known denied ids. prepared: when it was ready to be queued.
+    future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
     request: Request
@@ -197,6 +207,8 @@ class PendingRequest:
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
     prepared: float
+    channel: Channel = "model"
+    history: tuple[ItemId, ...] = ()
     future: "Future[Result]" = field(default_factory=Future)
 
     @property

@@ -4,6 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.engine.channels import MemoryChannel, RankedItems
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput
 from leafbeam.engine.request import PendingRequest, Result, Timings
@@ -20,8 +24,10 @@ class ResultWriter:
     Between `start` and `stop` long answers are written in `threads` threads of their own, beside the workers.
     """
 
-    def __init__(self, counts: Counts, clock: Callable[[], float], *, reads_users: bool) -> None:
-        self._counts, self._clock, self._reads_users = counts, clock, reads_users
+    def __init__(
+        self, counts: Counts, clock: Callable[[], float], memory: MemoryChannel | None = None, *, reads_users: bool
+    ) -> None:
+        self._counts, self._clock, self._memory, self._reads_users = counts, clock, memory, reads_users
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, threads: int) -> None:
@@ -53,16 +59,47 @@ class ResultWriter:
                 self._counts.add("answered", "in_time" if self._clock() <= pending.size.deadline else "late")
 
     def result(self, pending: PendingRequest, row: int, batch_size: int, output: BatchOutput) -> Result:
-        """One row of the search as a result."""
+        """One row of the search as a result, fused with the memory if the request says so."""
         search = output.search
-        num_valid = min(int(search.num_valid[row]), pending.request.num_items)
-        decoded_s = output.prefill_s + output.rounds_s + output.constrain_s
+        num_valid = int(search.num_valid[row])
+        item_ids, scores_k = search.item_ids[row][:num_valid], search.scores[row, :num_valid]
+        if pending.channel == "model":
+            kept = slice(pending.request.num_items)
+            items = RankedItems(item_ids[kept].tolist(), scores_k[kept].tolist(), [])
+            sids_kL = search.codes[row, :num_valid][kept]
+        else:
+            assert self._memory is not None
+            items = self._memory.rank(pending, (item_ids, scores_k))
+            sids_kL = pending.version.codes_of(items.item_ids)
+        stages = output.prefill_s, output.rounds_s, output.constrain_s
+        return self._write(pending, items, sids_kL, batch_size, pending.size.num_beams, output.started, stages)
+
+    def memory_result(self, pending: PendingRequest) -> Result:
+        """The answer of the memory alone, in the caller's thread."""
+        assert self._memory is not None
+        started = self._clock()
+        items = self._memory.rank(pending)
+        return self._write(pending, items, pending.version.codes_of(items.item_ids), 1, 0, started, (0.0, 0.0, 0.0))
+
+    def _write(
+        self,
+        pending: PendingRequest,
+        items: RankedItems,
+        sids_kL: NDArray[np.int64],
+        batch_size: int,
+        num_beams: int,
+        started: float,
+        stages: tuple[float, float, float],
+    ) -> Result:
+        """stages: the seconds of prefill, rounds and constrain."""
         return Result(
-            item_ids=tuple(search.item_ids[row][:num_valid].tolist()),
-            sids=tuple(tuple(sid) for sid in search.codes[row, :num_valid].tolist()),
-            scores=tuple(search.scores[row, :num_valid].tolist()),
-            num_valid=num_valid,
-            num_beams=pending.size.num_beams,
+            item_ids=tuple(items.item_ids),
+            sids=tuple(tuple(sid) for sid in sids_kL.tolist()),
+            scores=tuple(items.scores),
+            channel=pending.channel,
+            reasons=tuple(items.reasons),
+            num_valid=len(items.item_ids),
+            num_beams=num_beams,
             num_history_used=len(pending.codes),
             read_user=pending.request.user is not None and self._reads_users,
             ignored_history=pending.ignored_history,
@@ -72,11 +109,11 @@ class ResultWriter:
             batch_size=batch_size,
             timings=Timings(
                 prepare=pending.prepared - pending.size.arrived,
-                queue=output.started - pending.prepared,
-                prefill=output.prefill_s,
-                rounds=output.rounds_s,
-                constrain=output.constrain_s,
-                postprocess=self._clock() - output.started - decoded_s,
+                queue=started - pending.prepared,
+                prefill=stages[0],
+                rounds=stages[1],
+                constrain=stages[2],
+                postprocess=self._clock() - started - sum(stages),
             ),
         )
 

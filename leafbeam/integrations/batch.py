@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from leafbeam.engine import CatalogFiles, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
+from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Limits, Request, Result, Scoring, Settings, UserId
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing
 from leafbeam.index import Trie
@@ -29,7 +29,7 @@ Progress = Callable[["PartitionResult", int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingFiles:
-    """The files of an engine, made absolute: a model's directory, an index, and for rules a catalog and a TOML file.
+    """The files of an engine, made absolute: a model's directory, an index, an item memory, for rules a catalog and TOML.
 
     verify: see `CatalogFiles`.
     """
@@ -39,9 +39,10 @@ class ServingFiles:
     catalog: str | None = None
     rules: str | None = None
     verify: bool = True
+    memory: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "index", "catalog", "rules"):
+        for name in ("model", "index", "catalog", "rules", "memory"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.abspath(path))
         _ = self.catalog_files  # raises ArgumentError
@@ -49,7 +50,7 @@ class ServingFiles:
     @property
     def catalog_files(self) -> CatalogFiles:
         """All but the model."""
-        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules, verify=self.verify)
+        return CatalogFiles(index=self.index, catalog=self.catalog, rules=self.rules, verify=self.verify, memory=self.memory)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,7 @@ class RequestTemplate:
     scoring: Scoring = "full"
     rules: tuple[str, ...] = ()
     filter: str | None = None
+    channel: Channel | None = None
     user_column: str = "user_id"
     history_column: str = "history"
     deny_column: str | None = None
@@ -90,6 +92,7 @@ class RequestTemplate:
             scoring=self.scoring,
             rules=self.rules,
             filter=self.filter,
+            channel=self.channel,
         )
 
 
@@ -214,6 +217,7 @@ class BatchJob:
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
             "index": Trie.load(self.files.index, verify=False).version,
             "rules_text": None if self.files.rules is None else _digest([Path(self.files.rules)]),
+            "memory": None if self.files.memory is None else _digest([Path(self.files.memory)]),
             "request": asdict(self.request) | {"rules": list(self.request.rules)},
             "partition_rows": self.partition_rows,
             "partitions": num_partitions,

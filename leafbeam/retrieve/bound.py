@@ -8,9 +8,14 @@ from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.memory import ItemMemory
 
+_SIBLINGS = 32  # items from which the text of a new one is estimated
+
 
 class BoundMemory:
     """Which items of a memory a version of an index has, and where.
+
+    Items of the index that the memory does not have are inserted into it, with the text of the items that share the longest
+    prefix of their Semantic ID (`ItemMemory.insert` before with their own texts is better).
 
     like: an earlier binding of the memory, whose look-ups of the same tries are kept; a change of a live index then costs one
     look-up for each item of its delta. Raises ItemIdError where the memory knows no item of the index.
@@ -21,29 +26,56 @@ class BoundMemory:
 
     def __init__(self, memory: ItemMemory, index: Trie | Version, *, like: "BoundMemory | None" = None) -> None:
         self.memory, self.version = memory, Version.of(index)
-        known = {} if like is None or like.num_items != memory.num_items else like._ordinals
-        self.num_items = memory.num_items
-        tries = [segment.trie for segment in self.version.segments]
-        self._ordinals = {trie: known[trie] if trie in known else self._look_up(trie) for trie in tries}
-        found = any((ordinal_N >= 0).any() for ordinal_N in self._ordinals.values())
-        if memory.num_items and self.version.num_items and not found:
+        known = {} if like is None else like._ordinals
+        tries = [segment.trie for segment in self.version.segments if segment.trie.num_items]
+        rows = {trie: memory.rows_of(trie.items.ids_N) for trie in tries if trie not in known}
+        if memory.num_items and len(rows) == len(tries) and rows and not any((row_n >= 0).any() for row_n in rows.values()):
             raise ItemIdError(
                 f"none of the item memory's {memory.num_items:,} items, such as {memory.item_ids[0].item()!r}, is in the "
                 f"index of {self.version.num_items:,} items: fit it on a log of the same items"
             )
-
-    def _look_up(self, trie: Trie) -> NDArray[np.int64]:
-        """The ordinal of each item of the memory in a trie, -1 where it is not there."""
-        ordinal_N = np.full(self.num_items, -1, np.int64)
-        if trie.num_items:
-            row_n = self.memory.rows_of(trie.items.ids_N)
-            ordinal_N[row_n[row_n >= 0]] = trie.items.ordinal_N[row_n >= 0]
-        return ordinal_N
+        for trie, row_n in rows.items():
+            self._insert(trie, np.flatnonzero(row_n < 0))
+            rows[trie] = memory.rows_of(trie.items.ids_N)
+        self.num_items = memory.num_items
+        self._ordinals: dict[Trie, NDArray[np.int64]] = {}
+        for trie in tries:
+            ordinal_N = np.full(self.num_items, -1, np.int64)
+            if trie in known:
+                ordinal_N[: len(known[trie])] = known[trie]
+            else:
+                ordinal_N[rows[trie]] = trie.items.ordinal_N
+            self._ordinals[trie] = ordinal_N
 
     def allowed(self, item_filter: Filter | VersionFilter | None = None) -> NDArray[np.bool_]:
         """Marks the items of the memory that a filter of the version allows; None: all live ones. Raises ForeignFilterError."""
         allowed_N = np.zeros(self.num_items, np.bool_)
         parts = self.version.segment_filters(item_filter)
         for segment, part in zip(self.version.segments, parts, strict=True):
-            kernels.allow((part or segment.live_filter).ordinals.words_W, self._ordinals[segment.trie], allowed_N)
+            if segment.trie in self._ordinals:
+                chosen = segment.live_filter if part is None else part
+                kernels.allow(chosen.ordinals.words_W, self._ordinals[segment.trie], allowed_N)
         return allowed_N
+
+    def _insert(self, trie: Trie, new_n: NDArray[np.int64]) -> None:
+        """Insert the items at some rows of a trie into the memory."""
+        if len(new_n) == 0:
+            return
+        base, leaves = self.version.segments[0].trie, trie.items.leaves_of(new_n)
+        like = [self._siblings(base, codes) for codes in trie.codes_at(leaves).tolist()]
+        self.memory.insert(trie.items.ids_of(new_n), like=like)
+
+    def _siblings(self, trie: Trie, codes: list[int]) -> NDArray[np.generic]:
+        """The ids of items under the longest prefix of a SID that has some of the memory's; of at most 32 items."""
+        ranges = [(0, trie.num_leaves)]
+        for level, code in zip(trie.levels, codes, strict=True):
+            ranges.append(level.find(*ranges[-1], code))
+            if ranges[-1][0] == ranges[-1][1]:
+                break
+        for lo, hi in ranges[:0:-1]:
+            if lo < hi:
+                begin, end = trie.items.ordinals_of_leaf(lo)[0], trie.items.ordinals_of_leaf(hi - 1)[1]
+                ids = trie.items.ids_of(trie.items.order_N[begin : min(end, begin + _SIBLINGS)])
+                if (self.memory.rows_of(ids) >= 0).any():
+                    return ids
+        return np.empty(0, np.int64)

@@ -4,6 +4,7 @@ Shapes: N items, h items of a history, k items of a result, W words of 64 bits.
 """
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, IndexFileError
+from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError
 from leafbeam.index import tensor_file
-from leafbeam.index.items import ItemIds, ItemTable, as_id_array, check_item_ids, check_unique, decode_ids
+from leafbeam.index.items import ID_KINDS, ItemIds, ItemTable, as_id_array, check_item_ids, check_unique, decode_ids
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Fusion, MemoryScores
@@ -26,10 +27,11 @@ _WORDS = NUM_BITS // 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """The part of a score that gave most: "transition" or "text", and from which item of the history."""
+    """The largest part of an item's score: of "transition" or "text", and from which item of the history; or of "model"."""
 
     channel: str
-    item_id: int | str
+    item_id: int | str | None
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class ItemMemory:
 
     def __init__(self, state: _State, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusion | None = None) -> None:
         self.config, self.encoder, self.fusion = config, encoder, fusion
-        self._state = state
+        self._state, self._lock = state, threading.Lock()
 
     @classmethod
     def fit(
@@ -187,6 +189,53 @@ class ItemMemory:
         """The row of each id, -1 where it is unknown."""
         return self._state.items.rows_of(item_ids)
 
+    def ids_of(self, rows_k: NDArray[np.int64]) -> list[int | str]:
+        """The ids of some rows."""
+        return self._state.items.ids_of(rows_k).tolist()
+
+    def insert(self, item_ids: ItemIds, *, texts: Sequence[str] | None = None, like: Sequence[ItemIds] | None = None) -> None:
+        """Add items, or replace the texts of known ones: they are found at once by searches that begin after the call.
+
+        texts: one an item; terms that `fit` did not see are ignored. like: in place of texts, for each item the ids of items of
+        similar texts. Cost: a copy of the texts of all items, 32 bytes each.
+        Raises ItemIdError for ids that are given twice or of the wrong kind, ArgumentError.
+        """
+        given = texts if like is None else like
+        if given is None or (texts is not None and like is not None) or len(given) != len(item_ids):
+            raise ArgumentError(f"{len(item_ids):,} items: expected as many texts, or as many lists of similar items")
+        if texts is not None and self.encoder is None:
+            raise ArgumentError("this memory was fitted without texts: pass like=, or fit it with texts")
+        ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
+        check_unique(ids_n)
+        with self._lock:
+            state = self._state
+            if state.items.num_items and ids_n.dtype.kind != state.items.kind:
+                raise ItemIdError(f"the memory's ids are {ID_KINDS[state.items.kind]}, not {ID_KINDS[ids_n.dtype.kind]}")
+            if like is not None:
+                bits_nW = np.stack([self._majority(state, similar) for similar in like])
+            else:
+                assert self.encoder is not None
+                assert texts is not None
+                bits_nW = self.encoder.encode(texts)
+            rows_n = state.items.rows_of(ids_n)
+            is_new_n = rows_n < 0
+            bits_NW = np.concatenate([state.bits_NW, bits_nW[is_new_n]])
+            bits_NW[rows_n[~is_new_n]] = bits_nW[~is_new_n]
+            items = _table(np.concatenate([state.items.ids_N, ids_n[is_new_n]])) if is_new_n.any() else state.items
+            indptr = state.transitions.indptr_N1
+            indptr = np.concatenate([indptr, np.full(int(is_new_n.sum()), indptr[-1])])
+            self._state = _State(items=items, transitions=state.transitions._replace(indptr_N1=indptr), bits_NW=bits_NW)
+
+    def _majority(self, state: _State, similar: ItemIds) -> NDArray[np.uint64]:
+        """The bits that most of some items have; 0 where none of them has a text."""
+        rows = state.items.rows_of(similar)
+        bits_kW = state.bits_NW[rows[rows >= 0]]
+        bits_kW = bits_kW[bits_kW.any(axis=1)]
+        if len(bits_kW) == 0:
+            return np.zeros(_WORDS, np.uint64)
+        share = np.unpackbits(bits_kW.view(np.uint8), axis=1).mean(axis=0)
+        return np.packbits(share >= 0.5).view(np.uint64)
+
     def search(
         self,
         history: ItemIds,
@@ -213,9 +262,9 @@ class ItemMemory:
         total_N = self.total(scores)
         best_k = top_rows(total_N, num_items, minimum=0.0)
         return MemoryResult(
-            item_ids=tuple(self._state.items.ids_of(best_k).tolist()),
+            item_ids=tuple(self.ids_of(best_k)),
             scores=tuple(total_N[best_k].tolist()),
-            reasons=tuple(self.reasons(rows_h, best_k)),
+            reasons=tuple(self.reasons(rows_h, best_k, (1.0, self.config.text_weight))),
         )
 
     def newest(self, rows_n: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -248,8 +297,8 @@ class ItemMemory:
         total_N[~scores.allowed_N] = -np.inf
         return total_N
 
-    def reasons(self, rows_h: NDArray[np.int64], rows_k: NDArray[np.int64]) -> list[Reason]:
-        """The largest part of the score of each of some items."""
+    def reasons(self, rows_h: NDArray[np.int64], rows_k: NDArray[np.int64], weights: tuple[float, float]) -> list[Reason]:
+        """The largest part of the score of each of some items. weights: of transitions and of texts."""
         if len(rows_k) == 0:
             return []
         state, weights_h = self._state, self._weights(rows_h)
@@ -260,12 +309,16 @@ class ItemMemory:
         bits_hW, bits_kW = state.bits_NW[rows_h], state.bits_NW[rows_k]
         different_hk = np.bitwise_count(bits_hW[:, None] ^ bits_kW[None]).sum(axis=2)
         compared_hk = np.logical_and.outer(bits_hW.any(axis=1), bits_kW.any(axis=1)) & (np.not_equal.outer(rows_h, rows_k))
-        parts_chk[1] = np.where(compared_hk, self.config.text_weight * COSINE[different_hk], 0)
-        parts_chk *= weights_h[:, None]
-        largest_k: NDArray[np.int64] = np.argmax(parts_chk.reshape(-1, len(rows_k)), axis=0)
-        ids: list[int | str] = state.items.ids_of(rows_h).tolist()
-        places: list[tuple[int, int]] = [divmod(at, len(ids)) for at in largest_k.tolist()]
-        return [Reason(channel=("transition", "text")[channel], item_id=ids[at]) for channel, at in places]
+        parts_chk[1] = np.where(compared_hk, COSINE[different_hk], 0)
+        parts_chk *= weights_h[:, None] * np.asarray(weights, np.float32)[:, None, None]
+        if len(rows_h) == 0:
+            return [Reason(channel="transition", item_id=None, score=0.0) for _ in rows_k]
+        ids, largest_k = self.ids_of(rows_h), np.argmax(parts_chk.reshape(-1, len(rows_k)), axis=0)
+        values_k = parts_chk.reshape(-1, len(rows_k)).max(axis=0).tolist()
+        return [
+            Reason(channel=("transition", "text")[place // len(ids)], item_id=ids[place % len(ids)], score=value)
+            for place, value in zip(largest_k.tolist(), values_k, strict=True)
+        ]
 
     def _weights(self, rows_h: NDArray[np.int64]) -> NDArray[np.float32]:
         return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)

@@ -54,6 +54,14 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra_json_schema={"enum": ["full", "allowed"]},
         ),
     ] = "full"
+    channel: Annotated[
+        str | None,
+        Meta(
+            description="Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: "
+            "`fused` if the server has an item memory, else `model`.",
+            extra_json_schema={"enum": ["model", "memory", "fused", None]},
+        ),
+    ] = None
     deadline_ms: Annotated[
         float | None,
         Meta(
@@ -81,16 +89,29 @@ class TimingsAnswer(Struct, frozen=True, kw_only=True):
     total: Annotated[float, Meta(description="The sum.")]
 
 
+class ReasonAnswer(Struct, frozen=True, kw_only=True):
+    """The largest part of an item's score."""
+
+    channel: Annotated[str, Meta(description="`model`, `transition` or `text`.")]
+    item_id: Annotated[ItemId | None, Meta(description="The item of the history that it comes from; null for `model`.")]
+    score: float
+
+
 class RecommendAnswer(Struct, frozen=True, kw_only=True):
     """Items, best first, all of them in the index and allowed by every rule of the request."""
 
     item_ids: tuple[ItemId, ...]
     sids: Annotated[tuple[tuple[int, ...], ...], Meta(description="The Semantic ID of each item: one code per level.")]
     scores: Annotated[
-        tuple[float, ...], Meta(description="Log probability of each item; items that share a SID share a score.")
+        tuple[float, ...],
+        Meta(description="If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features."),
+    ]
+    channel: Annotated[str, Meta(description="Who ranked: `model`, `memory` or `fused`.")]
+    reasons: Annotated[
+        tuple[ReasonAnswer, ...], Meta(description="The largest part of each score, one an item; empty if `model` ranked.")
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
-    num_beams: Annotated[int, Meta(description="Beams of the search that ran.")]
+    num_beams: Annotated[int, Meta(description="Beams of the search that ran; 0 if none did.")]
     num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
     read_user: Annotated[bool, Meta(description="Whether the model read the user's token.")]
     ignored_history: Annotated[tuple[ItemId, ...], Meta(description="Ids of the history that the index does not have.")]
@@ -103,7 +124,8 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, result: Result) -> "RecommendAnswer":
         timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
-        renamed: dict[str, Any] = {"ignored_deny_item_ids": result.ignored_deny, "timings_ms": timings}
+        reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
+        renamed: dict[str, Any] = {"ignored_deny_item_ids": result.ignored_deny, "timings_ms": timings, "reasons": reasons}
         return cls(**renamed, **{name: getattr(result, name) for name in cls.__struct_fields__ if name not in renamed})
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError, ItemIdError
 from leafbeam.index import Trie
+from leafbeam.live import LiveIndex
 from leafbeam.retrieve import BoundMemory, ItemMemory, MemoryConfig
 from leafbeam.retrieve.text import COSINE
 
@@ -164,12 +165,13 @@ def test_a_filter_of_an_index_applies_to_the_memory():
     names = [f"item-{n}" for n in (9, 3, 29, 100, 7)]  # in another order, one unknown to the memory
     trie = Trie.build([[1, 0], [0, 1], [0, 1], [1, 1], [0, 0]], codebook_sizes=[2, 2], item_ids=names)
     bound = BoundMemory(memory, trie)
-    assert set(memory.item_ids[bound.allowed()]) == {"item-9", "item-3", "item-29", "item-7"}
-    assert set(memory.item_ids[bound.allowed(trie.filter(item_ids=["item-3", "item-100"]))]) == {"item-3"}
+    assert set(memory.item_ids[bound.allowed()]) == set(names)
+    assert set(memory.item_ids[bound.allowed(trie.filter(item_ids=["item-3", "item-100"]))]) == {"item-3", "item-100"}
+    assert not bound.allowed(trie.filter(item_ids=[])).any()
     other = Trie.build([[1, 0]], codebook_sizes=[2, 2], item_ids=["item-1"])
     with pytest.raises(ForeignFilterError):
         bound.allowed(other.filter(item_ids=["item-1"]))
-    with pytest.raises(ItemIdError, match="none of the item memory's 30 items"):
+    with pytest.raises(ItemIdError, match="none of the item memory's 31 items"):
         BoundMemory(memory, Trie.build([[1, 0]], codebook_sizes=[2, 2], item_ids=["else"]))
 
 
@@ -188,3 +190,51 @@ def test_unusable_arguments_are_refused_by_name():
         memory.search(["item-1"], num_items=0)
     with pytest.raises(ArgumentError, match="allowed_N"):
         memory.search(["item-1"], allowed_N=np.ones(3, np.bool_))
+
+
+def test_an_inserted_item_is_found_at_once_by_its_text():
+    texts = ["red lamp", "green tea", "red shoe", "blue tea"]
+    memory = ItemMemory.fit(["a", "b", "c", "d"], np.array([0, 2]), np.array([0, 1]), texts=texts)
+    memory.insert(["e", "f"], texts=["green tea", "unheard of"])
+    assert set(memory.search(["b"]).item_ids[:2]) == {"a", "e"}
+    assert memory.search(["e"]).item_ids[0] == "b"
+    memory.insert(["f", "g"], like=[["b"], []])
+    assert set(memory.search(["e"]).item_ids[:2]) == {"b", "f"}
+    assert "g" not in memory.search(["e"]).item_ids
+    assert memory.search(["a"]).item_ids[0] == "b"  # a transition, as before
+
+
+def test_items_that_cannot_be_inserted_are_refused_by_name():
+    memory = ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]))
+    with pytest.raises(ArgumentError, match="without texts"):
+        memory.insert(["c"], texts=["tea"])
+    with pytest.raises(ArgumentError, match="1 items: expected as many"):
+        memory.insert(["c"])
+    with pytest.raises(ItemIdError, match="strings, not integers"):
+        memory.insert([3], like=[["a"]])
+    with pytest.raises(ItemIdError, match="more than once"):
+        memory.insert(["c", "c"], like=[["a"], ["b"]])
+
+
+def test_an_item_of_the_index_alone_takes_the_text_of_its_neighbours_by_semantic_id():
+    texts = ["red lamp", "green tea", "red lamp", "blue cup"]
+    memory = ItemMemory.fit(["a", "b", "c", "d"], np.array([0, 2]), np.array([1, 3]), texts=texts)
+    codes = [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2]]
+    trie = Trie.build(codes, codebook_sizes=[2, 3], item_ids=["a", "b", "c", "d", "new"])
+    allowed = BoundMemory(memory, trie).allowed()
+    assert set(memory.search(["a"], allowed_N=allowed).item_ids[:2]) == {"c", "new"}
+
+
+def test_a_binding_follows_the_versions_of_a_live_index():
+    memory, _ = random_memory()
+    names = ids(list(range(30)))
+    codes = np.arange(30)[:, None] // [9, 3, 1] % [8, 3, 3]
+    live = LiveIndex.create(None, Trie.build(codes, codebook_sizes=[8] * 3, item_ids=names))
+    bound = BoundMemory(memory, live.version())
+    live.insert([codes[7]], ["late"])
+    live.delete(["item-4", "item-5"])
+    bound = BoundMemory(memory, live.version(), like=bound)
+    assert set(memory.item_ids[bound.allowed()]) == {*names, "late"} - {"item-4", "item-5"}
+    assert "late" in memory.search(["item-7"], num_items=40, allowed_N=bound.allowed()).item_ids
+    only = bound.allowed(live.version().filter(item_ids=["late", "item-6"]))
+    assert set(memory.item_ids[only]) == {"late", "item-6"}

@@ -445,6 +445,7 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
         "deny_item_ids",
         "num_beams",
         "scoring",
+        "channel",
         "deadline_ms",
     }
     assert fields["deadline_ms"]["maximum"] == 60_000

@@ -1,0 +1,111 @@
+"""Answers of the item memory, alone and fused, are exact over the items that the rules allow."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from leafbeam.catalog import Catalog
+from leafbeam.engine import Channel, Engine, ItemId, Request
+from leafbeam.errors import ItemIdError, RequestError
+from leafbeam.index import Trie
+from leafbeam.retrieve import Fusion, ItemMemory
+from tests.engine.conftest import ITEM_IDS, RULES
+
+HISTORY = ("é3", "é14", "é15")
+FUSION = Fusion(transition=2.0, text=1.5, log_prob=0.3, found=0.4, seen=-0.7)
+
+
+@pytest.fixture(scope="module")
+def memory(shop) -> ItemMemory:
+    rng = np.random.default_rng(5)
+    histories = rng.integers(0, len(ITEM_IDS), (200, 6))
+    texts = [" ".join(rng.choice([f"word{n}" for n in range(60)], 3)) for _ in ITEM_IDS]
+    memory = ItemMemory.fit(ITEM_IDS, np.arange(201) * 6, histories.reshape(-1), texts=texts)
+    memory.fusion = FUSION
+    return memory
+
+
+@pytest.mark.parametrize("rules", [(), ("cheap",), ("cheap", "in_stock"), ("rare",), ("none",)])
+def test_the_memory_alone_returns_the_best_allowed_items_without_a_search(shop, catalog, memory, rules):
+    engine = Engine(shop.model, catalog, memory=memory)
+    allowed = shop.allowed(rules, ("é20",))
+    result = engine.recommend(Request(history=HISTORY, rules=rules, deny_item_ids=("é20", "unknown"), channel="memory"))
+    expected = [item for item in memory.search(HISTORY, num_items=200).item_ids if item in allowed][:10]
+    assert result.item_ids == tuple(expected)
+    assert (result.channel, result.num_beams, result.num_valid) == ("memory", 0, len(expected))
+    assert len(result.reasons) == len(expected)
+    assert [tuple(shop.codes_NL[ITEM_IDS.index(item)]) for item in expected] == list(result.sids)
+
+
+@pytest.mark.parametrize("rules", [(), ("cheap",), ("cheap", "in_stock"), ("rare",), ("none",)])
+def test_the_fused_answer_is_the_best_sum_over_all_allowed_items(shop, catalog, memory, rules):
+    engine = Engine(shop.model, catalog, memory=memory)
+    request = Request(history=HISTORY, rules=rules, num_beams=30)
+    result = engine.recommend(request)
+    search = engine.recommend(Request(history=HISTORY, rules=rules, num_beams=30, num_items=30, channel="model"))
+    allowed_N = np.isin(ITEM_IDS, list(shop.allowed(rules)))
+    parts = memory.scores(memory.newest(memory.rows_of(HISTORY)), allowed_N)
+    expected = {}
+    for row, item in enumerate(ITEM_IDS):
+        score = FUSION.transition * parts.transition_N[row] + FUSION.text * parts.text_N[row] + FUSION.seen * (item in HISTORY)
+        if item in search.item_ids:
+            score += FUSION.log_prob * (search.scores[search.item_ids.index(item)] - min(search.scores) + 1) + FUSION.found
+        if item in search.item_ids or (allowed_N[row] and (parts.transition_N[row] > 0 or parts.text_N[row] > 0)):
+            expected[item] = score
+    best = sorted(expected, key=lambda item: (-expected[item], ITEM_IDS.index(item)))[:10]
+    assert result.channel == "fused"
+    assert result.item_ids == tuple(best)
+    assert result.scores == pytest.approx([expected[item] for item in best], abs=1e-4)
+    assert {why.channel for why in result.reasons} <= {"model", "transition", "text"}
+    assert all((why.item_id is None) == (why.channel == "model") for why in result.reasons)
+
+
+def test_requests_of_all_channels_share_a_batch_and_a_started_engine(shop, catalog, memory):
+    requests = [Request(history=HISTORY, channel=channel) for channel in ("model", "memory", "fused", None)]
+    with Engine(shop.model, catalog, memory=memory) as engine:
+        submitted = [engine.submit(request).result(30) for request in requests]
+        offline = engine.recommend(requests)
+    assert [result.channel for result in submitted] == ["model", "memory", "fused", "fused"]
+    assert [result.item_ids for result in submitted] == [result.item_ids for result in offline]
+    assert submitted[2].item_ids == submitted[3].item_ids
+
+
+def test_a_channel_without_a_memory_or_of_another_name_is_refused(shop, catalog, engine):
+    with pytest.raises(RequestError, match="needs an item memory"):
+        engine.recommend(Request(history=HISTORY, channel="memory"))
+    assert engine.recommend(Request(history=HISTORY)).channel == "model"
+    with pytest.raises(RequestError, match="channel must be"):
+        Request(channel="graph")  # type: ignore[arg-type]
+    foreign = ItemMemory.fit(["x", "y"], np.array([0, 2]), np.array([0, 1]))
+    with pytest.raises(ItemIdError, match="none of the item memory's 2 items"):
+        Engine(shop.model, catalog, memory=foreign)
+
+
+def test_items_inserted_live_are_recommended_at_once_and_deleted_ones_never(shop, memory):
+    catalog = Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, RULES)
+    engine = Engine(shop.model, catalog, memory=memory)
+    memory.insert(["late"], like=[["é14"]])  # "later" takes the text of é15, whose Semantic ID it has
+
+    def answer(history: str, channel: Channel) -> tuple[ItemId, ...]:
+        return engine.recommend(Request(history=(history,), num_items=30, channel=channel)).item_ids
+
+    assert "late" not in answer("é14", "memory") + answer("é14", "fused")
+    attributes = [{"title": "new", "price": 5.0, "stock": 1}] * 2
+    catalog.insert([shop.codes_NL[14], shop.codes_NL[15]], ["late", "later"], attributes)
+    for channel in ("memory", "fused"):
+        assert "late" in answer("é14", channel)
+        assert "later" in answer("é15", channel)
+        assert "é15" in answer("later", channel)
+    catalog.delete(["é15", "late"])
+    for channel in ("memory", "fused"):
+        assert not {"é15", "late"} & {*answer("é14", channel), *answer("later", channel)}
+    catalog.close()
+
+
+def test_an_empty_index_and_an_empty_history_give_short_answers(shop, memory):
+    empty = Trie.build(np.empty((0, 3), int), codebook_sizes=shop.trie.codebook_sizes)
+    for channel in ("memory", "fused"):
+        assert Engine(shop.model, empty, memory=memory).recommend(Request(channel=channel)).item_ids == ()
+    engine = Engine(shop.model, shop.trie, memory=memory)
+    assert engine.recommend(Request(channel="memory")).item_ids == ()
+    assert engine.recommend(Request(channel="fused")).item_ids == engine.recommend(Request(channel="model")).item_ids
