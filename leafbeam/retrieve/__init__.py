@@ -3,6 +3,18 @@
 from leafbeam.retrieve.bound import BoundMemory
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Example, Fusion, features
+from leafbeam.retrieve.live_memory import LiveMemory
 from leafbeam.retrieve.memory import ItemMemory, MemoryResult, Reason
 
-__all__ = ["Beams", "BoundMemory", "Example", "Fusion", "ItemMemory", "MemoryConfig", "MemoryResult", "Reason", "features"]
+__all__ = [
+    "Beams",
+    "BoundMemory",
+    "Example",
+    "Fusion",
+    "ItemMemory",
+    "LiveMemory",
+    "MemoryConfig",
+    "MemoryResult",
+    "Reason",
+    "features",
+]

@@ -1,0 +1,129 @@
+"""LiveMemory: an item memory that counts interactions as they happen, durably."""
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leafbeam.errors import LogError
+from leafbeam.index.items import ItemIds
+from leafbeam.live import disk
+from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
+from leafbeam.retrieve.memory import ItemMemory
+
+Event = tuple[ItemIds, int | str]
+
+
+class LiveMemory:
+    """The file of an item memory and, beside it, a log of the interactions and items since it was written.
+
+    An interaction counts for the next search once `observe` returns, and survives a killed process, and with sync=True a power
+    cut. `compact` writes both into the file. One process may have a memory open. A log of another file, such as that of a
+    memory since fitted again, is refused by LogError.
+
+    memory: the item memory, to be given to an engine.
+
+    >>> with LiveMemory.open("runs/shop/memory.leafbeam") as live:     # doctest: +SKIP
+    ...     live.observe([(["item-3", "item-9"], "item-4")])
+    """
+
+    def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog) -> None:
+        self.path, self.memory, self._log = path, memory, log
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, sync: bool = True) -> "LiveMemory":
+        """Load a memory, repeat what its log holds, and write to the log from now on.
+
+        Raises IndexFileError, LockedError if another process has it open, LogError for a damaged log or that of another file.
+        """
+        path = Path(path)
+        memory = ItemMemory.load(path)
+        if not _log_of(path).exists():
+            return cls(path, memory, _new_log(path, memory, 0, sync))
+        contents = LogContents.read(_log_of(path))
+        log = WriteAheadLog.resume(contents, sync=sync)
+        if contents.base_version == memory.follows:  # a compaction ended between the file and the new log
+            log.close(discard=True)
+            return cls(path, memory, _new_log(path, memory, contents.number, sync))
+        try:
+            if contents.base_version != memory.version:
+                raise LogError(
+                    f"{contents.path} belongs to item memory {contents.base_version}, but {path} is {memory.version}: remove "
+                    "the log if the new memory counts its interactions, or restore the memory"
+                )
+            for record in contents.records:
+                _repeat(memory, record)
+        except BaseException:
+            log.close(discard=True)
+            raise
+        return cls(path, memory, log)
+
+    def observe(self, events: Sequence[Event]) -> int:
+        """Count interactions, each with the user's history before it, oldest item first, and return how many pairs counted.
+
+        Ids that the memory does not have are left out. An event that is sent twice counts twice. Cost: one write, and with
+        sync=True one fsync. Raises LogError; nothing is counted then.
+        """
+        distances = self.memory.config.distances
+        rows = [[*_plain(history)[-distances:], *_plain([item_id])] for history, item_id in events]
+        with self._lock:
+            self._log.append(json.dumps({"observe": rows}).encode())
+            return sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
+
+    def insert(self, item_ids: ItemIds, texts: Sequence[str]) -> None:
+        """`ItemMemory.insert` with texts, durably. Raises ItemIdError, ArgumentError, and LogError if it is not durable."""
+        with self._lock:
+            self.memory.insert(item_ids, texts=texts)
+            self._log.append(json.dumps({"insert": _plain(item_ids), "texts": list(texts)}).encode())
+
+    def compact(self) -> None:
+        """Write the counts and the new items into the file, and begin a new log. Raises LogError, OSError."""
+        with self._lock:
+            number, sync = self._log.number, self._log.sync
+            self.memory.save(self.path, follows=self.memory.version)
+            disk.sync_path(self.path)
+            disk.sync_path(self.path.parent)
+            self._log.close(discard=True)
+            self._log = _new_log(self.path, self.memory, number, sync)
+
+    def close(self) -> None:
+        """Close the log. Raises OSError."""
+        self._log.close()
+
+    def __enter__(self) -> "LiveMemory":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.log")
+
+
+def _new_log(path: Path, memory: ItemMemory, number: int, sync: bool) -> WriteAheadLog:
+    log = WriteAheadLog.create(_log_of(path), base_number=number, base_version=memory.version, sync=sync)
+    disk.sync_path(path.parent)
+    return log
+
+
+def _repeat(memory: ItemMemory, record: LogRecord) -> None:
+    """Apply a record of a log to a memory."""
+    try:
+        content: dict[str, Any] = json.loads(record.payload)
+        for row in content.get("observe", ()):
+            memory.observe(row[:-1], row[-1])
+        if "insert" in content:
+            memory.insert(content["insert"], texts=content["texts"])
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        raise LogError(f"record {record.number:,} of an item memory's log cannot be read ({error}): remove the log") from error
+
+
+def _plain(item_ids: ItemIds) -> list[int | str]:
+    """Ids as JSON has them."""
+    return [item.item() if isinstance(item, np.generic) else item for item in item_ids]

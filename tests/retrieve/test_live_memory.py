@@ -1,0 +1,127 @@
+"""Interactions that are counted one by one equal those that are fitted, and survive a killed process."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leafbeam.errors import LogError
+from leafbeam.retrieve import ItemMemory, LiveMemory
+
+NAMES = [f"item-{n}" for n in range(12)]
+TEXTS = [f"word{n} word{n % 5} lamp" for n in range(12)]
+
+
+def random_histories(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(count)
+    return [rng.integers(0, 12, rng.integers(1, 7)).tolist() for _ in range(count)]
+
+
+def fitted(histories: list[list[int]]) -> ItemMemory:
+    return ItemMemory.fit(NAMES, np.cumsum([0, *map(len, histories)]), np.concatenate(histories), texts=TEXTS)
+
+
+def events(histories: list[list[int]]) -> list[tuple[list[str], str]]:
+    named = [[NAMES[row] for row in history] for history in histories]
+    return [(history[:at], history[at]) for history in named for at in range(1, len(history))]
+
+
+def assert_equal(memory: ItemMemory, other: ItemMemory) -> None:
+    for name in NAMES:
+        result, expected = (one.search([name], num_items=12) for one in (memory, other))
+        scores, expected_scores = (dict(zip(one.item_ids, one.scores, strict=True)) for one in (result, expected))
+        assert scores == pytest.approx(expected_scores, abs=0.02)  # transitions are stored in 255 steps
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    fitted(random_histories(20)).save(tmp_path / "memory")
+    return tmp_path / "memory"
+
+
+def test_counting_one_by_one_equals_fitting(path: Path):
+    first, later = random_histories(20), random_histories(30)
+    memory = ItemMemory.load(path)
+    for history, item in events(later):
+        memory.observe(history, item)
+    assert_equal(memory, fitted(first + later))
+    memory.save(path)
+    assert_equal(ItemMemory.load(path), fitted(first + later))
+
+
+def test_unknown_ids_of_an_event_are_left_out(path: Path):
+    memory = ItemMemory.load(path)
+    assert memory.observe(["unknown", "item-1"], "item-2") == 1
+    assert memory.observe(["item-1"], "unknown") == 0
+    assert memory.observe([], "item-2") == 0
+
+
+def test_interactions_and_items_are_there_again_after_a_restart_and_a_compaction(path: Path):
+    expected = fitted(random_histories(20) + random_histories(30))
+    with LiveMemory.open(path) as live:
+        assert live.observe(events(random_histories(30))) > 0
+        live.insert(["new"], ["word7 lamp"])
+    for _ in range(2):
+        with LiveMemory.open(path) as live:
+            assert "new" in live.memory.search(["item-7"], num_items=13).item_ids
+            live.compact()
+    assert path.with_name("memory.log").stat().st_size < 100
+    loaded = ItemMemory.load(path)
+    assert loaded.num_items == 13
+    for name in NAMES:
+        scores = dict(zip(*(lambda r: (r.item_ids, r.scores))(loaded.search([name], num_items=13)), strict=True))
+        scores.pop("new", None)
+        result = expected.search([name], num_items=12)
+        assert scores == pytest.approx(dict(zip(result.item_ids, result.scores, strict=True)), abs=0.03)
+
+
+def test_one_process_at_a_time_and_no_log_of_another_memory(path: Path):
+    with LiveMemory.open(path) as live, pytest.raises(LogError):
+        LiveMemory.open(path)
+    live.close()
+    fitted(random_histories(21)).save(path)  # fitted again
+    with pytest.raises(LogError, match="belongs to item memory"):
+        LiveMemory.open(path)
+    path.with_name("memory.log").unlink()
+    LiveMemory.open(path).close()
+
+
+def test_a_compaction_that_ended_before_the_new_log_counts_nothing_twice(path: Path):
+    log = path.with_name("memory.log")
+    with LiveMemory.open(path) as live:
+        live.observe(events(random_histories(30)))
+        before = log.read_bytes()
+        live.compact()
+    log.write_bytes(before)
+    with LiveMemory.open(path) as live:
+        assert_equal(live.memory, ItemMemory.load(path))
+
+
+def test_counted_interactions_survive_a_kill(path: Path):
+    program = (
+        "import sys; from leafbeam.retrieve import LiveMemory\n"
+        "live = LiveMemory.open(sys.argv[1], sync=False)\n"
+        "while True:\n"
+        "    live.observe([(['item-1'], 'item-9')]); print('counted', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, env=os.environ)
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(25)]
+    os.kill(process.pid, signal.SIGKILL)
+    counted = len(lines) + len(process.stdout.read().split(b"\n")) - 1
+    process.wait()
+    process.stdout.close()
+    before, after = ItemMemory.load(path), LiveMemory.open(path)
+    assert after.memory.counts("item-1")["item-9"] - before.counts("item-1").get("item-9", 0) >= counted - 0.1
+    after.close()
+
+
+def test_a_record_that_is_no_event_is_refused(path: Path):
+    with LiveMemory.open(path) as live:
+        live._log.append(b"[3")
+    with pytest.raises(LogError, match="record 1"):
+        LiveMemory.open(path)
