@@ -61,15 +61,22 @@ def fit_sids(
     no_behaviour: Annotated[bool, option("--no-behaviour", "Leave out which items occur together.", VECTORS)] = False,
     vectors: Annotated[Path | None, option("--vectors", "Your own (.npy, .parquet) in place of both.", VECTORS)] = None,
     method: Annotated[Method, option("--quantiser", "kmeans or rqvae.", VECTORS, metavar="NAME")] = "kmeans",
-    codebooks: Annotated[str | None, option("--codebooks", "Codes of each level.", VECTORS, default="256,256,256")] = None,
+    codebooks: Annotated[str | None, option("--codebooks", "Codes of each level.", VECTORS, default="by the items")] = None,
     collision_strategy: Annotated[
-        CollisionStrategy, option("--collision-strategy", "level, free, hungarian, sinkhorn, none.", VECTORS, metavar="NAME")
-    ] = "level",
+        CollisionStrategy | None,
+        option(
+            "--collision-strategy",
+            "level, free, hungarian, sinkhorn, none.",
+            VECTORS,
+            default="free; level if --codebooks",
+            metavar="NAME",
+        ),
+    ] = None,
     plot: Annotated[Path | None, option("--plot", "Plot the report into a file (.png, .svg).", VECTORS)] = None,
     seed: Annotated[int, option("--seed", "The same seed gives the same codes.", VECTORS)] = 0,
 ) -> None:
     """Read a log, and give every item a Semantic ID by its text and its training interactions."""
-    sizes = parse_sizes(codebooks or "256,256,256" + (",256" if method == "rqvae" else ""), "--codebooks")
+    sizes = None if codebooks is None else parse_sizes(codebooks, "--codebooks")
     quantiser = QuantiserConfig(codebook_sizes=sizes, collision_strategy=collision_strategy, method=method)
     if plot is not None:
         check_plot(plot)

@@ -1,6 +1,7 @@
 """Settings for embedding and quantising items. Imports no optional dependency."""
 
 from dataclasses import dataclass
+from math import log2
 from typing import Any, Literal, get_args
 
 from leafbeam.errors import ArgumentError
@@ -81,13 +82,16 @@ class RqVaeConfig:
 class QuantiserConfig:
     """How vectors become codes.
 
-    codebook_sizes: one number a level. method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
+    codebook_sizes: one number a level. None: by the number of items, a large first level and then 64 codes, which trains faster
+    and recommends better than levels of equal size; four levels of 256 for an RQ-VAE.
+    method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
     collision_strategy: for items with equal codes: "level" numbers them in an extra level; "free", "hungarian" and "sinkhorn"
-    move them to free codes of the last level (`assign_free_codes`); "none" lets them share a SID.
+    move them to free codes of the last level (`assign_free_codes`); "none" lets them share a SID. None: "level" for
+    codebook_sizes of your own; else "free", or "level" where a prefix has more items than the last level has codes.
     """
 
-    codebook_sizes: tuple[int, ...] = (256, 256, 256)
-    collision_strategy: CollisionStrategy = "level"
+    codebook_sizes: tuple[int, ...] | None = None
+    collision_strategy: CollisionStrategy | None = None
     method: Method = "kmeans"
     rqvae: RqVaeConfig | None = None
 
@@ -95,8 +99,25 @@ class QuantiserConfig:
         check_choice("method", self.method, Method)
         if self.rqvae is not None and self.method != "rqvae":
             raise ArgumentError("rqvae= is for method='rqvae': residual k-means has no such settings")
-        check_choice("collision_strategy", self.collision_strategy, CollisionStrategy)
-        object.__setattr__(self, "codebook_sizes", check_codebook_sizes(self.codebook_sizes))
+        if self.collision_strategy is not None:
+            check_choice("collision_strategy", self.collision_strategy, CollisionStrategy)
+        if self.codebook_sizes is not None:
+            object.__setattr__(self, "codebook_sizes", check_codebook_sizes(self.codebook_sizes))
+
+    def sizes_for(self, num_items: int) -> tuple[int, ...]:
+        """The codebook sizes for so many items.
+
+        >>> QuantiserConfig().sizes_for(12_000)
+        (2048, 64)
+        """
+        if self.codebook_sizes is not None:
+            return self.codebook_sizes
+        if self.method == "rqvae":
+            return (256, 256, 256, 256)
+        first = 2 ** round(log2(max(num_items, 1) / 6))  # about six items a code
+        if first <= 4096:
+            return (min(max(first, 16), 2048), 64)
+        return (2048, 256, 64)
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes
-from leafbeam.semid.config import EmbeddingConfig, QuantiserConfig
+from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
 from leafbeam.semid.embedding import Embedding, Sessions, embed
 from leafbeam.semid.quantiser import Progress, Quantiser
 from leafbeam.semid.report import LevelReport, SidReport, neighbour_overlap
@@ -46,7 +46,7 @@ def fit_sids(
     vectors: a matrix (N, D) of your own in the order of `items`, in place of an embedding (`load_vectors`).
     progress: called with the current step and the share of it that is done.
 
-    12,000 items take some 20 seconds on one core, 18,000 some 30. The same input and seed give the same codes.
+    12,000 items take some 30 seconds on one core. The same input and seed give the same codes.
     Raises DataError for unusable input, ArgumentError for settings out of range, CodesError where no free code is left.
 
     >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
@@ -68,22 +68,27 @@ def fit_sids(
     else:
         embedded = embed(items, sessions, config=embedding or EmbeddingConfig(), seed=seed)
     progress("embedding items", 1.0)
-    fitted: Quantiser = ResidualKMeans(codebook_sizes=config.codebook_sizes, seed=seed)
+    sizes = config.sizes_for(len(items))
+    fitted: Quantiser = ResidualKMeans(codebook_sizes=sizes, seed=seed)
     if config.method == "rqvae":
-        fitted = RqVae(codebook_sizes=config.codebook_sizes, seed=seed, config=config.rqvae)
+        fitted = RqVae(codebook_sizes=sizes, seed=seed, config=config.rqvae)
     fitted.fit(embedded.vectors_ND, progress)
     encoded_NL, residuals_NZ = fitted.encode_with_residuals(embedded.vectors_ND)
     codes, sizes = encoded_NL, fitted.codebook_sizes
-    if config.collision_strategy == "level":
+    strategy = config.collision_strategy
+    if strategy is None:
+        crowded = group_sizes(encoded_NL[:, :-1]).max(initial=0) > sizes[-1]
+        strategy = "level" if crowded or config.codebook_sizes is not None else "free"
+    if strategy == "level":
         popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))
         codes, extra = add_level(encoded_NL, popularity_N)
         sizes = (*sizes, extra)
-    elif config.collision_strategy != "none":
-        codes = assign_free_codes(encoded_NL, sizes, residuals_NZ, fitted.centroids[-1], config.collision_strategy)
+    elif strategy != "none":
+        codes = assign_free_codes(encoded_NL, sizes, residuals_NZ, fitted.centroids[-1], strategy)
     return SidFit(
         table=SidTable(item_ids=numpy_ids(items["item_id"]), codes=codes, codebook_sizes=sizes),
         quantiser=fitted,
-        report=_report(embedded, fitted, encoded_NL, codes, sizes, config),
+        report=_report(embedded, fitted, encoded_NL, codes, sizes, config.method, strategy),
     )
 
 
@@ -93,7 +98,8 @@ def _report(
     encoded_NL: NDArray[np.int64],
     codes: NDArray[np.int64],
     sizes: tuple[int, ...],
-    config: QuantiserConfig,
+    method: Method,
+    collision_strategy: CollisionStrategy,
 ) -> SidReport:
     """The report on `codes`, made from `encoded_NL` by resolving collisions. Cost: N * D * L."""
     vectors_ND, num_levels = embedded.vectors_ND, encoded_NL.shape[1]
@@ -109,8 +115,8 @@ def _report(
     return SidReport(
         items=len(codes),
         levels=tuple(LevelReport.of(codes[:, level], size, unexplained(level)) for level, size in enumerate(sizes)),
-        method=config.method,
-        collision_strategy=config.collision_strategy,
+        method=method,
+        collision_strategy=collision_strategy,
         distinct_sids=len(groups),
         distinct_after=len(group_sizes(codes)),
         colliding_items=int(groups[groups > 1].sum()),

@@ -21,7 +21,7 @@ from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class TrainState:
     """The progress of a run; with the seed it determines everything random that follows.
 
     step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
-    best_recall, best_share: of the best weights so far, -1 before the first validation. worse: validations since then.
+    best_recall, best_step: of the best weights so far, -1 before the first of the validations. worse: validations since then.
     """
 
     step: int = 0
@@ -37,9 +37,9 @@ class TrainState:
     batch: int = 0
     seconds: float = 0.0
     loss: float = 0.0
-    next_validation: int = 0
+    validations: int = 0
     best_recall: float = -1.0
-    best_share: float = -1.0
+    best_step: int = -1
     worse: int = 0
 
 
@@ -47,7 +47,8 @@ class TrainState:
 class Checkpoint:
     """A snapshot of a run: resuming gives the weights, bit for bit, of a run that never stopped.
 
-    tensors: weights, AdamW's moments and best weights, named "kind/parameter". data: the `fingerprint` of the training data.
+    tensors: weights, AdamW's moments, averaged and best weights, named "kind/parameter". data: the `fingerprint` of the
+    training data.
     """
 
     state: TrainState
@@ -117,7 +118,7 @@ class Checkpoint:
         return {name.removeprefix(f"{kind}/"): x for name, x in self.tensors.items() if name.startswith(f"{kind}/")}
 
     def check(self, *, recipe: Recipe, vocabulary: AnyVocabulary, data: str) -> None:
-        """CheckpointError unless it belongs to this recipe, vocabulary and data."""
+        """CheckpointError unless it belongs to this recipe (apart from when it stops), vocabulary and data."""
         different = "on another log or other Semantic IDs" if data != self.data else ""
         if vocabulary != self.vocabulary:
             different = f"with codebooks {self.vocabulary.codebook_sizes}, not {vocabulary.codebook_sizes}"

@@ -142,27 +142,44 @@ def evaluate(
     )
 
 
-def recall_on(
-    trie: Trie,
-    log: InteractionLog,
-    split: Split,
-    *,
-    max_items: int,
-    sample: int,
-    num_beams: int = 20,
-    seed: int = 0,
-    seen: Seen = "removed",
-) -> Callable[[AnyModel], float]:
-    """A function that returns a model's Recall@10 on the validation items of a sample of users (`Trainer.validate`)."""
-    eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
+class Validation:
+    """Measures Recall@10 on the validation items of a sample of users: call it with a model (`Trainer.validate`).
 
-    def recall(model: AnyModel) -> float:
-        evaluator = _Evaluator(model, trie, log, eval_set, BeamSearch(trie, num_beams=num_beams), max_items, (seen,))
-        for batch in eval_set.batches(max_items, 128):
+    recalls: that of each baseline by name, popularity among them. seen: whether lists keep seen items, here and for models: the
+    choice that is better for the best baseline.
+    """
+
+    def __init__(
+        self,
+        trie: Trie,
+        log: InteractionLog,
+        split: Split,
+        *,
+        max_items: int,
+        sample: int,
+        baselines: Mapping[str, ScoreFn] | None = None,
+        num_beams: int = 20,
+        seed: int = 0,
+    ) -> None:
+        self._trie, self._log, self._max_items, self._num_beams = trie, log, max_items, num_beams
+        self._eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
+        histories, targets_U = self._eval_set.histories, self._eval_set.targets_U
+        rankings = {
+            name: Ranking.from_ranks(rank_targets(scores, histories, targets_U, num_items=log.num_items))
+            for name, scores in {"popularity": popularity(split.train, log.num_items), **(baselines or {})}.items()
+        }
+        recalls = {
+            seen: {name: getattr(ranking, seen).recall_10.mean for name, ranking in rankings.items()} for seen in SEEN[::-1]
+        }
+        self.seen: Seen = max(recalls, key=lambda seen: max(recalls[seen].values()))
+        self.recalls: dict[str, float] = recalls[self.seen]
+
+    def __call__(self, model: AnyModel) -> float:
+        search = BeamSearch(self._trie, num_beams=self._num_beams)
+        evaluator = _Evaluator(model, self._trie, self._log, self._eval_set, search, self._max_items, (self.seen,))
+        for batch in self._eval_set.batches(self._max_items, 128):
             evaluator.run_batch(batch, compare=False)
-        return RankingMetrics.from_ranks(getattr(evaluator.ranks, seen)).recall_10.mean
-
-    return recall
+        return RankingMetrics.from_ranks(getattr(evaluator.ranks, self.seen)).recall_10.mean
 
 
 def fit_fusion(

@@ -50,7 +50,9 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything that determines training, apart from the data. A checkpoint resumes only under the recipe it was saved with.
+    """Everything that determines training, apart from the data.
+
+    A checkpoint resumes under the recipe that it was saved with; only budget, validations and patience may differ.
 
     The defaults are those that did best on Amazon Beauty in ten minutes of two CPU cores.
 
@@ -59,14 +61,16 @@ class Recipe:
     hidden_size .. tie_word_embeddings: the model (`ModelConfig`). dropout: share of values dropped in training.
     num_experts, num_experts_per_tok: of each decoder layer of an encoder-decoder; 0 experts: a dense layer.
     max_items: the longest history, in items; longer ones are cut into windows. batch_tokens: approximate tokens of a batch.
-    learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0.
+    learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0. A run that is
+    resumed with a larger budget continues at the learning rate of its share of that budget.
     weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
     label_smoothing: share of the target's mass that is spread over the codes of its level.
     precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
     threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
-    validations: how many times, evenly over the last half of the budget, validation recall is measured; the best weights are
-    kept. 0: never, the last weights are kept. validation_users: sample size. patience: training stops after this many
-    validations in a row without a better one; 0: never.
+    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept. Under a
+    budget in minutes those are left out that would take more than 5 % of the time, except the last. 0: never, the last weights
+    are kept. validation_users: sample size. patience: training stops after this many validations in a row without a better
+    one, where an equal one counts as better; 0: never.
     num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
     user_dropout: share of training examples that show the token of no user instead.
     """
@@ -94,9 +98,9 @@ class Recipe:
     label_smoothing: float = 0.05
     precision: Precision = "auto"
     threads: int = 1
-    validations: int = 0
+    validations: int = 12
     validation_users: int = 2000
-    patience: int = 0
+    patience: int = 4
     num_users: int = 0
     user_dropout: float = 0.1
 
@@ -169,8 +173,9 @@ class Recipe:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error
 
     def differences(self, other: "Recipe") -> list[str]:
-        """The settings in which two recipes differ, as "name: this, other"."""
-        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        """The settings in which two recipes differ, apart from when they stop, as "name: this, other"."""
+        stops = {"budget", "validations", "validation_users", "patience"}
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name not in stops)
         return [f"{name}: {value}, {other_value}" for name, value, other_value in pairs if value != other_value]
 
 
@@ -207,9 +212,7 @@ def preset(
             dropout=0.2,
             batch_tokens=8192,
             learning_rate=1e-3,
-            validations=10,
             validation_users=5000,
-            patience=4,
         )
     return replace(recipe, budget=budget or recipe.budget)
 

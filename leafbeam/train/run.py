@@ -4,6 +4,7 @@ Shapes: N items, L levels.
 """
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.semid import SidTable
+from leafbeam.train.baselines import ScoreFn
 from leafbeam.train.checkpoint import Checkpoint
-from leafbeam.train.evaluation import recall_on
+from leafbeam.train.evaluation import Validation
 from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.parallel import DataParallel
 from leafbeam.train.recipe import Recipe
@@ -35,13 +37,19 @@ def train(
     resume: bool = False,
     device: torch.device | str = "cpu",
     parallel: DataParallel | None = None,
+    baselines: Mapping[str, ScoreFn] | None = None,
+    on_baselines: Callable[[Mapping[str, float]], None] | None = None,
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
-    Writes `directory/model` (readable by transformers and `load_model`), `directory/training.json`, and every minute
-    `directory/checkpoint`, from which resume=True continues. directory=None writes nothing. parallel: this one of several
-    processes; rank 0 writes. With `recipe.validations`, recall on the validation items of a sample of users selects the best
-    weights. Test items are never read. Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
+    Writes `directory/model` (readable by transformers and `load_model`), `directory/training.json`, and every minute and at the
+    end `directory/checkpoint`, from which resume=True continues, also with a larger budget. directory=None writes nothing.
+    parallel: this one of several processes; rank 0 writes. With `recipe.validations`, recall on the validation items of a
+    sample of users selects the best weights, and training ends when it no longer rises; a split without validation items
+    (`Split.with_valid`) is trained to the end of the budget. Test items are never read.
+
+    on_baselines: called at the start with Recall@10 of popularity and of `baselines` on the same users.
+    Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
     """
     recipe = recipe or Recipe()
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
@@ -49,9 +57,12 @@ def train(
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
     codes_NL = codes_of_log(log, sids)
     validate = None
-    if recipe.validations:
+    if recipe.validations and len(split.valid_users()):
         trie = Trie.build(codes_NL, codebook_sizes=sids.codebook_sizes, item_ids=log.item_ids)
-        validate = recall_on(trie, log, split, max_items=recipe.max_items, sample=recipe.validation_users)
+        users = recipe.validation_users
+        validate = Validation(trie, log, split, max_items=recipe.max_items, sample=users, baselines=baselines)
+        if on_baselines is not None:
+            on_baselines(validate.recalls)
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
     if directory is None:
@@ -68,6 +79,7 @@ def train(
     if writes:
         model.save_pretrained(directory / "model")
         summary = {**asdict(trainer.state), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
+        summary["baselines"] = {} if validate is None else validate.recalls
         (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return model
 

@@ -3,7 +3,7 @@
 Shapes: U users, E interactions.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,12 @@ class Split:
     def test_users(self) -> NDArray[np.int64]:
         """The users with a test item; their prompts are `before_test().select(users)`, the answers `test_U[users]`."""
         return np.flatnonzero(self.test_U >= 0)
+
+    def with_valid(self) -> "Split":
+        """The same test items; validation items become training items (many published rows do so without saying)."""
+        train = self.before_test()
+        report = replace(self.report, train_interactions=len(train.items_E), valid_interactions=0)
+        return replace(self, train=train, valid_U=np.full_like(self.valid_U, -1), report=report)
 
     def before_test(self) -> Histories:
         """Each user's history before the test item: training items, then the validation item."""

@@ -43,6 +43,10 @@ class TrainStats:
 
 Progress = Callable[[TrainStats], None]
 
+AVERAGE_POWER = 9
+VALIDATION_SHARE = 0.05
+"""Of the time that a budget in minutes may go into validation, apart from the last one."""
+
 
 class Trainer:
     """Trains a model on histories step by step; can stop at any step and resume.
@@ -50,7 +54,10 @@ class Trainer:
     for each step:
         loss = sum over levels of cross_entropy(head(hidden before the code, level), code), mean over the items
         clip the gradient, take an AdamW step at the schedule's learning rate
+        average += (weights - average) * (1 - (1 - 1 / step) ** AVERAGE_POWER)
 
+    What is validated, kept and returned is the average of the weights over about the last ninth of the steps, so that recall
+    can be compared at any time, whatever the learning rate (Karras et al., 2024, section 3).
     The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit.
 
     model: changed in place, on its own device. histories: rows of `codes_NL`. validate: returns Recall@10 on validation items.
@@ -83,6 +90,7 @@ class Trainer:
         self._data = fingerprint(histories, codes_NL, self._users_U)
         self._validate, self._parallel = validate, parallel or DataParallel()
         self._best: dict[str, Tensor] = {}
+        self._validation_s = 0.0
         self._is_consistent = True
         self._clock, self._now = clock, clock()
         self._batches = Batches(
@@ -96,6 +104,7 @@ class Trainer:
         self._epoch = self._batches.epoch(0)
         self._dropout = torch.Generator(device=model.device)
         self._parallel.prepare(model)
+        self._average = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         matrices = [weight for weight in model.parameters() if weight.ndim > 1]
         norms = [weight for weight in model.parameters() if weight.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
@@ -120,17 +129,18 @@ class Trainer:
         return self.share >= 1 or 0 < self.recipe.patience <= self.state.worse
 
     def run(self, *, progress: Progress | None = None, checkpoint: str | Path | None = None, every_s: float = 60.0) -> None:
-        """Train to the end of the budget; the model then holds the best (or the last) weights, in evaluation mode.
+        """Train to the end of the budget; the model then holds the best averaged weights (or the last), in evaluation mode.
 
-        checkpoint: a directory, written every `every_s` seconds and on Ctrl-C (a sharded run then keeps the last one, since
-        its processes stop at different steps). All processes pass it; rank 0 writes.
+        checkpoint: a directory, written every `every_s` seconds, at the end, and on Ctrl-C (a sharded run then keeps the last
+        one, since its processes stop at different steps). All processes pass it; rank 0 writes.
         Raises TrainingError when the loss is no longer finite.
         """
         self._now, saved = self._clock(), self.state.seconds
         try:
             while not self.ended:
+                before = self.share
                 stats = self.step()
-                self._validate_if_due()
+                self._validate_if_due(before)
                 if progress is not None:
                     progress(replace(stats, recall=self.recall))
                 if checkpoint is not None and self.state.seconds - saved >= every_s:  # the same on every process
@@ -141,8 +151,9 @@ class Trainer:
             if checkpoint is not None and self._is_consistent and not self._parallel.shard:
                 self._save(checkpoint)
             raise
-        if self._best:
-            self.model.load_state_dict(self._best)
+        if checkpoint is not None and self.state.seconds > saved:  # a larger budget continues from here
+            self._save(checkpoint)
+        self.model.load_state_dict(self._best or self._average)
         self.model.eval()
 
     def step(self) -> TrainStats:
@@ -187,6 +198,7 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """A snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""
         tensors = {f"best/{name}": full_tensor(weight) for name, weight in self._best.items()}
+        tensors |= {f"average/{name}": full_tensor(weight).clone() for name, weight in self._average.items()}
         for name, weight in self.model.named_parameters():
             kinds = {"weights": weight.detach(), **self._optimizer.state.get(weight, {})}
             tensors |= {f"{kind}/{name}": full_tensor(tensor).clone() for kind, tensor in kinds.items()}
@@ -194,9 +206,12 @@ class Trainer:
         return Checkpoint(state=self.state, bf16=self.bf16, tensors=tensors, **origin)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint. Raises CheckpointError where it belongs to another recipe, vocabulary or log."""
+        """Continue from a checkpoint, perhaps with a larger budget: the learning rate is then that of the new budget's share.
+
+        Raises CheckpointError where it belongs to another recipe, vocabulary or log.
+        """
         checkpoint.check(recipe=self.recipe, vocabulary=self.model.vocabulary, data=self._data)
-        weights, best = checkpoint.of("weights"), checkpoint.of("best")
+        weights, best, average = (checkpoint.of(kind) for kind in ("weights", "best", "average"))
         named = dict(self.model.named_parameters())
         if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in named.items()}:
             raise CheckpointError("the checkpoint's weights are not those of this model: train from the start")
@@ -208,17 +223,22 @@ class Trainer:
                 value = value.to(self.model.device) if kind == "step" else shard_like(value, named[name])
                 self._optimizer.state[named[name]][kind] = value
         self._best = {name: shard_like(weight, named[name]) for name, weight in best.items()}
+        self._average = {name: shard_like(weight, named[name]) for name, weight in average.items()}
         self.state, self.bf16 = checkpoint.state, checkpoint.bf16
         self.recall = self.state.best_recall if self.state.best_recall >= 0 else None
         self._epoch = self._batches.epoch(self.state.epoch)
         self._now = self._clock()
 
     def full_model(self) -> AnyModel:
-        """The model; for a sharded run an unsharded copy in evaluation mode (a collective call)."""
-        if not self._parallel.shard:
-            return self.model
-        model = new_model(self.model.config, self.model.vocabulary, device=self.model.device)
-        model.load_state_dict({name: full_tensor(weight.detach()) for name, weight in self.model.named_parameters()})
+        """The model with the best averaged weights (before the first validation the last), in evaluation mode.
+
+        For a sharded run a collective call; the copy is not sharded.
+        """
+        return self._model_of(self._best or self._average)
+
+    def _model_of(self, weights: dict[str, Tensor]) -> AnyModel:
+        model = new_model(self.model.config, self.model.vocabulary, device="meta")
+        model.load_state_dict({name: full_tensor(weight) for name, weight in weights.items()}, assign=True)
         return model.eval()
 
     def _save(self, directory: str | Path) -> None:
@@ -247,6 +267,9 @@ class Trainer:
             group["lr"] = rate
         self._is_consistent = False
         self._optimizer.step()
+        share = 1 - (1 - 1 / (step + 1)) ** AVERAGE_POWER
+        for name, weight in self.model.named_parameters():
+            self._average[name].lerp_(weight.detach(), share)
         self._advance(loss.item())
         self._is_consistent = True
 
@@ -270,18 +293,22 @@ class Trainer:
         self.state = replace(state, step=state.step + 1, epoch=epoch, batch=batch, seconds=seconds, loss=mean)
         self._now += elapsed
 
-    def _validate_if_due(self) -> None:
-        """Measure recall at the next of the evenly spaced points in the last half of the budget."""
-        count, number = self.recipe.validations, self.state.next_validation
-        if self._validate is None or number >= count or self.share < 0.5 + 0.5 * (number + 1) / count:
+    def _validate_if_due(self, before: float) -> None:
+        """Measure recall where the share of the budget passes a multiple of 1 / validations. before: the share a step ago."""
+        count = self.recipe.validations
+        if self._validate is None or int(self.share * count) == int(before * count):
             return
-        self.model.eval()
+        affordable = self._validation_s <= VALIDATION_SHARE * self.state.seconds or self.recipe.budget.minutes is None
+        if not affordable and self.share < 1:
+            return
+        start = self._clock()
         with torch_threads(self.recipe.threads):
-            self.recall = self._validate(self.full_model())
-        self.state = replace(self.state, next_validation=number + 1, worse=self.state.worse + 1)
-        if self.recall > self.state.best_recall:
-            self.state = replace(self.state, best_recall=self.recall, best_share=self.share, worse=0)
-            self._best = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+            self.recall = self._validate(self._model_of(self._average))
+        self._validation_s += self._parallel.max_seconds(self._clock() - start, self.model.device)
+        self.state = replace(self.state, validations=self.state.validations + 1, worse=self.state.worse + 1)
+        if self.recall >= self.state.best_recall:  # no recall at all, early on, is no reason to stop
+            self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step, worse=0)
+            self._best = {name: weight.clone() for name, weight in self._average.items()}
 
 
 def _predict(

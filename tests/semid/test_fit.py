@@ -85,7 +85,7 @@ def test_equal_seeds_give_equal_codes():
 
 def test_one_item_has_a_sid():
     fit = fit_sids(pa.table({"item_id": ["a"], "title": ["red shoe"]}), None)
-    assert fit.table.codes.tolist() == [[0, 0, 0, 0]]
+    assert fit.table.codes.tolist() == [[0, 0]]
 
 
 def test_progress_is_reported_from_start_to_end():
@@ -153,6 +153,26 @@ def test_beauty_has_few_collisions_and_used_codebooks_in_under_a_minute():
     report = fit_sids(log.items, leave_one_out(log).train).report
     assert time.process_time() - start < 60
     assert report.largest_group <= 32
-    assert report.colliding_items < 0.2 * report.items
-    assert all(level.codes_used == 256 for level in report.levels[:3])
-    assert min(level.perplexity for level in report.levels[:3]) > 80
+    assert [level.codebook_size for level in report.levels] == [2048, 64]
+    assert report.distinct_after == report.items
+    assert [level.codes_used for level in report.levels] == [2048, 64]
+    assert report.levels[0].perplexity > 1000
+
+
+def test_default_codes_are_free_ones_and_get_a_level_where_a_prefix_has_too_many_items():
+    fit = fit_sids(items(), None)
+    assert fit.table.codebook_sizes == (16, 64)
+    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("free", 60)
+    same = pa.table({"item_id": list(range(90)), "title": ["tea"] * 80 + [f"cup {row}" for row in range(10)]})
+    fit = fit_sids(same, None)
+    assert fit.table.codebook_sizes[:2] == (16, 64)
+    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("level", 90)
+
+
+@pytest.mark.parametrize(
+    ("num_items", "sizes"),
+    [(0, (16, 64)), (1, (16, 64)), (300, (64, 64)), (12_101, (2048, 64)), (30_000, (2048, 64)), (10**6, (2048, 256, 64))],
+)
+def test_the_first_codebook_grows_with_the_items(num_items: int, sizes: tuple[int, ...]):
+    assert QuantiserConfig().sizes_for(num_items) == sizes
+    assert QuantiserConfig(codebook_sizes=(7, 7)).sizes_for(num_items) == (7, 7)

@@ -23,6 +23,7 @@ from leafbeam.train import (
     log_from_tables,
     train,
 )
+from leafbeam.train.trainer import AVERAGE_POWER
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
@@ -37,6 +38,7 @@ TINY = Recipe(
     batch_tokens=90,
     learning_rate=1e-2,
     precision="fp32",
+    validations=0,
 )
 
 
@@ -275,8 +277,9 @@ def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path
 
     trainer = trainer_of(recipe, validate=validate)
     while len(seen) < 2:
+        before = trainer.share
         trainer.step()
-        trainer._validate_if_due()
+        trainer._validate_if_due(before)
     trainer.checkpoint().save(tmp_path / "checkpoint")
     resumed = trainer_of(recipe, validate=validate)
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
@@ -381,7 +384,7 @@ def test_train_writes_a_model_that_loads_and_resumes_where_it_stopped(tmp_path: 
     assert same(weights_of(read), weights_of(model))
     assert read.vocabulary == model.vocabulary
     train(log, split, sids, dataclasses.replace(TINY, seed=5, budget=Budget(steps=1)), tmp_path)
-    assert not Checkpoint.exists(tmp_path / "checkpoint")  # nothing of the former run is left to go on with
+    assert Checkpoint.load(tmp_path / "checkpoint").recipe.seed == 5  # nothing of the former run is left to go on with
 
 
 def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
@@ -400,13 +403,13 @@ def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_pat
     recipe = dataclasses.replace(TINY, budget=Budget(steps=200), validations=40, patience=3)
 
     def measured() -> Callable[[object], float]:
-        values = iter([0.1, 0.3, 0.2, 0.2, 0.3, 0.9])
+        values = iter([0.1, 0.3, 0.2, 0.2, 0.29, 0.9])
         return lambda model: next(values)
 
     trainer = trainer_of(recipe, validate=measured())
     trainer.run()
     state = trainer.state
-    assert (state.next_validation, state.best_recall, state.worse) == (5, 0.3, 3)
+    assert (state.validations, state.best_recall, state.worse) == (5, 0.3, 3)
     assert state.step < 200
     assert trainer.ended
     trainer.checkpoint().save(tmp_path / "checkpoint")
@@ -414,3 +417,71 @@ def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_pat
     resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
     resumed.run()
     assert resumed.state.step == state.step
+
+
+def test_a_finished_run_continues_with_a_larger_budget_at_its_learning_rate(tmp_path: Path):
+    trainer_of().run(checkpoint=tmp_path / "checkpoint")
+    larger = dataclasses.replace(TINY, budget=Budget(steps=30), patience=9)
+    resumed = trainer_of(larger)
+    resumed.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    assert (resumed.state.step, resumed.share) == (12, 0.4)
+    assert resumed.step().learning_rate == larger.learning_rate_at(0.4)
+    resumed.run()
+    assert resumed.state.step == 30
+    again = trainer_of()  # the budget of before is used up
+    again.resume(Checkpoint.load(tmp_path / "checkpoint"))
+    assert again.ended
+
+
+def test_what_is_kept_is_the_average_of_the_last_weights():
+    trainer, history = trainer_of(), [weights_of(trainer_of().model)]
+    while not trainer.ended:
+        trainer.step()
+        history.append(weights_of(trainer.model))
+    expected = history[0]
+    for step, weights in enumerate(history[1:], 1):
+        share = 1 - (1 - 1 / step) ** AVERAGE_POWER
+        expected = {name: expected[name] + share * (weights[name] - expected[name]) for name in expected}
+    trainer.run()
+    for name, weight in weights_of(trainer.model).items():
+        torch.testing.assert_close(weight, expected[name])
+        assert not torch.equal(weight, history[-1][name])
+
+
+def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minutes():
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.1
+        return now[0]
+
+    def measured(cost_s: float) -> list[float]:
+        times: list[float] = []
+
+        def validate(model: Transformer) -> float:
+            now[0] += cost_s
+            times.append(trainer.share)
+            return len(times)
+
+        recipe = dataclasses.replace(TINY, budget=Budget(minutes=1), validations=10)
+        trainer = trainer_of(recipe, validate=validate, clock=clock)
+        trainer.run()
+        return times
+
+    np.testing.assert_allclose(measured(0.01), np.arange(1, 11) / 10, atol=0.02)
+    times = measured(1.5)
+    assert 2 <= len(times) <= 4
+    assert times[-1] == 1
+
+
+def test_a_split_with_its_validation_items_trains_on_them_and_never_on_the_test():
+    items = [f"i{number:02}" for number in range(20)]
+    log = log_of([[items[(user + step) % 20] for step in range(3 + user % 5)] for user in range(30)])
+    split = leave_one_out(log).with_valid()
+    assert (split.train.lengths_U == log.histories.lengths_U - 1).all()
+    assert len(split.valid_users()) == 0
+    assert split.before_test().items_E.tolist() == split.train.items_E.tolist()
+    assert (split.report.valid_interactions, split.report.train_interactions) == (0, len(split.train.items_E))
+    seen: list[float] = []
+    train(log, split, sids_of(items), TINY, on_baselines=lambda recalls: seen.append(1))
+    assert not seen  # without validation items nothing is validated
