@@ -48,6 +48,8 @@ def evaluate(
     log = source.read()
     columns = source.text_columns or text_columns(log.items)
     split = leave_one_out(log)
+    if paths.read_report().get("train", {}).get("fit_on") == "train+valid":
+        split = split.with_valid()
     memory = fit_memory(log, split.train, columns)
     memory.fusion = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory).fusion
     baselines = transition_baselines(memory, split.train)

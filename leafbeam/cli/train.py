@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,11 @@ def train(
     minutes: Annotated[float | None, option("--minutes", "Stop after this many minutes.", default="the preset's: 10")] = None,
     epochs: Annotated[float | None, option("--epochs", "Stop after this many passes over the log.")] = None,
     steps: Annotated[int | None, option("--steps", "Stop after this many updates.")] = None,
-    resume: Annotated[bool, option("--resume", "Continue from the run's checkpoint.")] = False,
+    resume: Annotated[bool, option("--resume", "Continue from the checkpoint, perhaps with a larger budget.")] = False,
+    fit_on: Annotated[
+        Literal["train", "train+valid"],
+        option("--fit-on", "train+valid: validation items too, for the last training before a test.", metavar="PARTS"),
+    ] = "train",
     seed: Annotated[int, option("--seed", "Seed of weights, data order and dropout.")] = 0,
     device: DeviceOption = "cpu",
     architecture: Annotated[
@@ -48,7 +53,8 @@ def train(
 ) -> None:
     """Train a model on the training part of the log: everything but each user's last two items.
 
-    Ctrl-C leaves a checkpoint, and --resume continues from it.
+    Recall@10 on a sample of validation users is shown beside baselines. The best weights are kept, and training ends when it no
+    longer rises. Ctrl-C leaves a checkpoint, and --resume continues from it.
     """
     if width is not None and (width % 32 or width < 32):
         raise ArgumentError(f"--width {width}: expected a multiple of 32, the size of an attention head")
@@ -56,11 +62,14 @@ def train(
     paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.index import Trie
+    from leafbeam.retrieve import ItemMemory
     from leafbeam.semid import SidTable, text_columns
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
+    from leafbeam.train.baselines import transition_baselines
     from leafbeam.train.evaluation import fit_fusion
     from leafbeam.train.fusion import fit_memory
+    from leafbeam.train.report import LABELS
 
     limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
     budget = Budget(**limits) if any(limit is not None for limit in limits.values()) else None  # pyright: ignore[reportArgumentType]
@@ -81,32 +90,57 @@ def train(
     sids = SidTable.load(paths.sids)
     source = Source.load(paths.source)
     log = source.read()
-    split = leave_one_out(log)
+    split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
+    columns = source.text_columns or text_columns(log.items)
+    train_memory = fit_memory(log, split.train, columns)
 
     console = stdout()
     began = time.perf_counter()
     latest: list[TrainStats] = []
+    recalls: dict[str, float] = {}
+
+    def show_baselines(found: Mapping[str, float]) -> None:
+        recalls.update(found)
+        listed = ", ".join(f"{LABELS[name]} {recall:.4f}" for name, recall in found.items())
+        console.print(f"Recall@10 on a sample of validation users: {listed}", soft_wrap=True)
 
     def show(stats: TrainStats) -> None:
         latest[:] = [stats]
         left = f"{stats.remaining_s / 60:.1f} min left" if stats.step > 20 else ""
-        recall = "" if stats.recall is None else f"recall@10 {stats.recall:.4f}  "
+        recall = "" if stats.recall is None else f"recall@10 {stats.recall:.4f} (best baseline {max(recalls.values()):.4f})  "
         note = f"step {stats.step:,}  loss {stats.loss:.3f}  {recall}{stats.items_per_second:,.0f} items/s  {left}"
         bar.show("training", stats.share, note)
 
     try:
         with Bar("training") as bar:
-            model = fit(log, split, sids, recipe, run, progress=show, resume=resume, device=device)
+            model = fit(
+                log,
+                split,
+                sids,
+                recipe,
+                run,
+                progress=show,
+                resume=resume,
+                device=device,
+                baselines=transition_baselines(train_memory, split.train),
+                on_baselines=show_baselines,
+            )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")
         next_step(console, "leafbeam", *sys.argv[1:], *([] if resume else ["--resume"]))
         raise typer.Exit(130) from None
     if not latest:
-        console.print("Nothing was left to train: the checkpoint had used up this budget.")
+        console.print(
+            f"Nothing was left to train: the checkpoint had used up {recipe.budget}, or its recall no longer rose. "
+            "A larger --minutes, --epochs or --steps continues the former."
+        )
     else:
         last = asdict(latest[0])
         figures = {name: last[name] for name in ("epochs", "loss", "seconds", "items_per_second")}
         figures |= {"parameters": sum(weight.numel() for weight in model.parameters()), "steps": last["step"]}
+        figures |= {"fit_on": fit_on, "valid_recall_10": last["recall"], "baselines": recalls}
+        if last["share"] < 1:
+            console.print(f"Stopped at {last['share']:.0%} of the budget: recall no longer rises.")
         done(
             console,
             f"{paths.model}: {figures['parameters']:,} parameters, {last['step']:,} steps, {last['epochs']:.1f} passes over "
@@ -115,10 +149,12 @@ def train(
         )
         paths.add_to_report("train", figures)
     began = time.perf_counter()
-    columns = source.text_columns or text_columns(log.items)
     memory = fit_memory(log, log.histories, columns)
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
-    memory.fusion = fit_fusion(model, trie, log, split, fit_memory(log, split.train, columns))
+    if fit_on == "train":
+        memory.fusion = fit_fusion(model, trie, log, split, train_memory)
+    elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
+        memory.fusion = ItemMemory.load(paths.memory).fusion
     memory.save(paths.memory)
     done(console, f"{paths.memory}: the transitions and texts of {len(memory):,} items", since=began)
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -29,7 +29,8 @@ class TrainState:
     """The progress of a run; with the seed it determines everything random that follows.
 
     step: updates made. epoch, batch: the next batch. seconds: of training so far. loss: running mean, nats an item.
-    best_recall, best_step: of the best weights so far, -1 before the first of the validations. worse: validations since then.
+    best_recall, best_step: of the best weights so far, -1 before the first validation. worse: validations since then.
+    validated_step: of the last validation.
     """
 
     step: int = 0
@@ -37,7 +38,7 @@ class TrainState:
     batch: int = 0
     seconds: float = 0.0
     loss: float = 0.0
-    validations: int = 0
+    validated_step: int = 0
     best_recall: float = -1.0
     best_step: int = -1
     worse: int = 0

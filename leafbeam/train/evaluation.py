@@ -48,7 +48,10 @@ class EvaluationSet:
         check_choice("part", part, Part)
         users = split.test_users() if part == "test" else split.valid_users()
         if len(users) == 0:
-            raise ArgumentError("the split holds out no item: no user has three interactions")
+            raise ArgumentError(
+                f"the split holds out no {part} item: users need three interactions, and after fitting on train+valid only the "
+                "test items are held out"
+            )
         if sample is not None and sample < len(users):
             users = np.sort(np.random.default_rng(seed).choice(users, sample, replace=False))
         histories = split.before_test() if part == "test" else split.train
@@ -129,6 +132,7 @@ def evaluate(
         ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
     return EvaluationReport(
         part=part,
+        fit_on="train" if len(split.valid_users()) else "train+valid",
         users=users,
         items=trie.num_items,
         num_beams=num_beams,

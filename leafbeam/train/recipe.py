@@ -67,10 +67,10 @@ class Recipe:
     label_smoothing: share of the target's mass that is spread over the codes of its level.
     precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
     threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
-    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept. Under a
-    budget in minutes those are left out that would take more than 5 % of the time, except the last. 0: never, the last weights
-    are kept. validation_users: sample size. patience: training stops after this many validations in a row without a better
-    one, where an equal one counts as better; 0: never.
+    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept. Left out are
+    those within 100 steps of another and, under a budget in minutes, those that would take more than 5 % of the time, but never
+    the last. 0: never, the last weights are kept. validation_users: sample size. patience: training stops after this many
+    validations in a row without a better one, where an equal one counts as better; 0: never.
     num_users: tokens that user ids are hashed to, put before the history (TIGER: 2,000); 0: the model reads no user.
     user_dropout: share of training examples that show the token of no user instead.
     """

@@ -87,9 +87,13 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """Metrics of a model and of baselines on one part of a split, with the settings. rankings: by method, "model" first."""
+    """Metrics of a model and of baselines on one part of a split, with the settings.
+
+    rankings: by method, "model" first. fit_on: the parts that the baselines, and the model, were fitted on.
+    """
 
     part: str
+    fit_on: str
     users: int
     items: int
     num_beams: int
@@ -129,13 +133,19 @@ class EvaluationReport:
             rows["unconstrained, the same users", "kept"] = free.scores
         elif free is not None:
             rows["unconstrained", "kept"] = free.scores
-        table = Table(title=f"{self.users:,} users, {self.items:,} items, {self.num_beams} beams", caption=self.caption)
+        table = Table(title=self.title, caption=self.caption)
         table.add_column("")
         for name in ("seen items", *self.rankings["model"].kept.estimates):
             table.add_column(name, justify="right")
         for (name, how), metrics in rows.items():
             table.add_row(name, how, *(str(estimate) for estimate in metrics.estimates.values()))
         return table
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a line."""
+        users = f"{self.users:,} users, {self.items:,} items, {self.num_beams} beams"
+        return f"{users}; fitted on {self.fit_on.replace('+', ' and ')}, measured on {self.part}"
 
     @property
     def caption(self) -> str:

@@ -47,6 +47,9 @@ AVERAGE_POWER = 9
 VALIDATION_SHARE = 0.05
 """Of the time that a budget in minutes may go into validation, apart from the last one."""
 
+VALIDATION_STEPS = 100
+"""The fewest steps between validations: after fewer, recall says little."""
+
 
 class Trainer:
     """Trains a model on histories step by step; can stop at any step and resume.
@@ -268,8 +271,8 @@ class Trainer:
         self._is_consistent = False
         self._optimizer.step()
         share = 1 - (1 - 1 / (step + 1)) ** AVERAGE_POWER
-        for name, weight in self.model.named_parameters():
-            self._average[name].lerp_(weight.detach(), share)
+        for name, parameter in self.model.named_parameters():
+            self._average[name].lerp_(parameter.detach(), share)
         self._advance(loss.item())
         self._is_consistent = True
 
@@ -299,13 +302,13 @@ class Trainer:
         if self._validate is None or int(self.share * count) == int(before * count):
             return
         affordable = self._validation_s <= VALIDATION_SHARE * self.state.seconds or self.recipe.budget.minutes is None
-        if not affordable and self.share < 1:
+        if self.share < 1 and not (affordable and self.state.step - self.state.validated_step >= VALIDATION_STEPS):
             return
         start = self._clock()
         with torch_threads(self.recipe.threads):
             self.recall = self._validate(self._model_of(self._average))
         self._validation_s += self._parallel.max_seconds(self._clock() - start, self.model.device)
-        self.state = replace(self.state, validations=self.state.validations + 1, worse=self.state.worse + 1)
+        self.state = replace(self.state, validated_step=self.state.step, worse=self.state.worse + 1)
         if self.recall >= self.state.best_recall:  # no recall at all, early on, is no reason to stop
             self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step, worse=0)
             self._best = {name: weight.clone() for name, weight in self._average.items()}

@@ -43,6 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert last_line(sids) == f"Next: leafbeam train --run {run}"
     trained = call("train", "--run", run, "--steps", "30", "--layers", "1", "--width", "32")
     assert last_line(trained) == f"Next: leafbeam evaluate --run {run}"
+    assert "Recall@10 on a sample of validation users: most popular 0." in trained
     evaluated = call("evaluate", "--run", run, "--users", "100", "--unconstrained", "50")
     assert last_line(evaluated) == f"Next: leafbeam build --run {run}"
     assert last_line(call("build", "--run", run)) == f"Next: leafbeam serve --run {run}"
@@ -66,12 +67,26 @@ def test_the_report_says_what_every_step_found(run: Path):
     assert set(report) == {"data", "fit-sids", "train", "evaluate", "build"}
     assert report["data"]["items"] == 300
     assert report["train"]["steps"] == 30
+    assert report["train"]["valid_recall_10"] is not None
+    assert {"popularity", "graph", "graph_text"} <= set(report["train"]["baselines"])
     assert report["evaluate"]["users"] == 100
     assert {"model", "popularity", "text"} <= set(report["evaluate"]["rankings"])
     assert 0 <= report["evaluate"]["unconstrained"]["invalid"]["mean"] <= 1
     rows = items_of(run).values()
     assert report["build"]["rules"]["in_stock"] == sum(row["stock"] > 0 for row in rows)
     assert report["build"]["rules"]["under_20"] == sum(row["price"] < 20 for row in rows)
+
+
+def test_a_finished_run_is_trained_longer_and_on_validation_items_too(run: Path, tmp_path: Path):
+    longer = tmp_path / "run"
+    shutil.copytree(run, longer)
+    more = call("train", "--run", longer, "--steps", "35", "--layers", "1", "--width", "32", "--resume")
+    assert "35 steps" in more
+    whole = call("train", "--run", longer, "--steps", "5", "--layers", "1", "--width", "32", "--fit-on", "train+valid")
+    assert "Recall@10" not in whole
+    shown = call("evaluate", "--run", longer, "--users", "50", "--unconstrained", "0")
+    assert "fitted on train and valid, measured on test" in " ".join(shown.split())
+    assert json.loads((longer / "report.json").read_text())["evaluate"]["fit_on"] == "train+valid"
 
 
 def test_recommend_prints_titles_that_obey_the_rules(run: Path):

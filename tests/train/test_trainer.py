@@ -23,6 +23,7 @@ from leafbeam.train import (
     log_from_tables,
     train,
 )
+from leafbeam.train import trainer as trainer_module
 from leafbeam.train.trainer import AVERAGE_POWER
 
 SIZES = (4, 5, 2)
@@ -265,7 +266,8 @@ def test_a_loss_that_is_not_a_number_is_a_named_error_and_changes_nothing():
     assert trainer.state.step == 1
 
 
-def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path: Path):
+def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 1)
     recipe = dataclasses.replace(TINY, validations=3)
     answers = iter([0.2, 0.5, 0.1])
     seen: list[dict[str, torch.Tensor]] = []
@@ -399,7 +401,8 @@ def test_codes_follow_the_logs_order_and_a_missing_sid_is_named():
         codes_of_log(log, SidTable(item_ids=np.array([1, 2, 3]), codes=all_codes()[:3], codebook_sizes=SIZES))
 
 
-def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_path: Path):
+def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 1)
     recipe = dataclasses.replace(TINY, budget=Budget(steps=200), validations=40, patience=3)
 
     def measured() -> Callable[[object], float]:
@@ -409,7 +412,7 @@ def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_pat
     trainer = trainer_of(recipe, validate=measured())
     trainer.run()
     state = trainer.state
-    assert (state.validations, state.best_recall, state.worse) == (5, 0.3, 3)
+    assert (state.validated_step, state.best_recall, state.worse) == (25, 0.3, 3)
     assert state.step < 200
     assert trainer.ended
     trainer.checkpoint().save(tmp_path / "checkpoint")
@@ -448,7 +451,8 @@ def test_what_is_kept_is_the_average_of_the_last_weights():
         assert not torch.equal(weight, history[-1][name])
 
 
-def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minutes():
+def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minutes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 10)
     now = [0.0]
 
     def clock() -> float:
@@ -472,6 +476,8 @@ def test_validations_are_spread_over_the_budget_and_cost_a_twentieth_of_its_minu
     times = measured(1.5)
     assert 2 <= len(times) <= 4
     assert times[-1] == 1
+    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 10**6)
+    assert measured(0.01) == [1.0]
 
 
 def test_a_split_with_its_validation_items_trains_on_them_and_never_on_the_test():
