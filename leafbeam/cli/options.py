@@ -26,7 +26,7 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-RunOption = Annotated[Path, option("--run", "Directory that keeps the files of all commands.")]
+RunOption = Annotated[Path, option("--run", "The run directory.")]
 DeviceOption = Annotated[str, option("--device", "Device of the model: cpu, cuda, cuda:1, ...")]
 NoVerifyOption = Annotated[
     bool,
