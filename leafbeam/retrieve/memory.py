@@ -381,8 +381,9 @@ class ItemMemory:
         state, weights_h = self._state, self._weights(rows_h)
         parts_chk = np.zeros((2, len(rows_h), len(rows_k)), np.float32)
         for at, row in enumerate(rows_h.tolist()):
-            following = dict(zip(*(values.tolist() for values in self._row(state, row)), strict=True))
-            parts_chk[0, at] = [following.get(item, 0.0) for item in rows_k.tolist()]
+            items, values = self._row(state, row)
+            row_i, place_i = np.nonzero(items[:, None] == rows_k[None])
+            parts_chk[0, at, place_i] = values[row_i]
         bits_hW, bits_kW = state.bits_NW[rows_h], state.bits_NW[rows_k]
         different_hk = np.bitwise_count(bits_hW[:, None] ^ bits_kW[None]).sum(axis=2)
         compared_hk = np.logical_and.outer(bits_hW.any(axis=1), bits_kW.any(axis=1)) & (np.not_equal.outer(rows_h, rows_k))
