@@ -44,7 +44,7 @@ docs: .venv/.dev
 
 # Benchmarks beside their peers, all of the short ones or those of NAME="step index"; rows go to benchmarks/results.
 bench: .venv/.dev
-	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates); do \
+	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates retrieve); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 
 # Tables and figures of papers, all that need no data or those of NAME=static-table-1; `make figures` draws the plots.

@@ -52,6 +52,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
     app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
     app.command("updates", help="Changes of a live index while it is searched.", rich_help_panel="micro")(_updates)
+    app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("soak", help="An engine under mixed load; counts lost answers and memory.", rich_help_panel="serving")(_soak)
@@ -115,6 +116,12 @@ def _soak(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0
     from benchmarks.serving import soak
 
     _keep("soak", soak.runs(quick, seconds), as_json, quick, timed=soak.TIMED)
+
+
+def _retrieve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
+    from benchmarks.micro import retrieve
+
+    _keep("retrieve", retrieve.runs(quick, data), as_json, quick)
 
 
 def _tokeniser(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
