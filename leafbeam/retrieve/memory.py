@@ -20,7 +20,7 @@ from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Fusion, MemoryScores
 from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
-from leafbeam.retrieve.transitions import Transitions, count_transitions
+from leafbeam.retrieve.transitions import Transitions, count_transitions, item_dtype
 
 _KIND = tensor_file.FileKind(key="leafbeam.memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
 _WORDS = NUM_BITS // 64
@@ -56,7 +56,7 @@ class _State:
 class _ChangedRow(NamedTuple):
     """The transitions of an item since an interaction was counted: their counts, and the parts of scores that they give."""
 
-    items: NDArray[np.uint32]
+    items: NDArray[np.unsignedinteger]
     counts: NDArray[np.float64]
     weights: NDArray[np.float32]
 
@@ -117,7 +117,7 @@ class ItemMemory:
         return cls(state, encoder, config)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
-        """Write one file, atomically. About 180 bytes an item on Amazon Beauty. follows: the version that it replaces."""
+        """Write one file, atomically. About 150 bytes an item on Amazon Beauty. follows: the version that it replaces."""
         self._merge()
         state, encoder = self._state, self.encoder
         ids = state.items.ids_N
@@ -153,7 +153,7 @@ class ItemMemory:
             entries = int(indptr[-1])
             transitions = Transitions(
                 indptr_N1=indptr,
-                items_C=tensor_file.expect(tensors, "items", np.uint32, entries),
+                items_C=tensor_file.expect(tensors, "items", item_dtype(len(ids)), entries),
                 levels_C=tensor_file.expect(tensors, "levels", np.uint8, entries),
                 step=float(header["step"]),
             )
@@ -301,7 +301,9 @@ class ItemMemory:
             items = _table(np.concatenate([state.items.ids_N, ids_n[is_new_n]])) if is_new_n.any() else state.items
             indptr = state.transitions.indptr_N1
             indptr = np.concatenate([indptr, np.full(int(is_new_n.sum()), indptr[-1])])
-            self._state = _State(items=items, transitions=state.transitions._replace(indptr_N1=indptr), bits_NW=bits_NW)
+            rows_C = state.transitions.items_C.astype(item_dtype(len(bits_NW)))
+            transitions = state.transitions._replace(indptr_N1=indptr, items_C=rows_C)
+            self._state = _State(items=items, transitions=transitions, bits_NW=bits_NW)
 
     def _majority(self, state: _State, similar: ItemIds) -> NDArray[np.uint64]:
         """The bits that most of some items have; 0 where none of them has a text."""
@@ -401,7 +403,7 @@ class ItemMemory:
     def _weights(self, rows_h: NDArray[np.int64]) -> NDArray[np.float32]:
         return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)
 
-    def _row(self, state: _State, item: int) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    def _row(self, state: _State, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
         """The transitions of an item, divided by the largest."""
         if (changed := self._changed.get(item)) is not None:
             return changed.items, changed.weights

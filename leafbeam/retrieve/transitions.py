@@ -14,14 +14,19 @@ from leafbeam.retrieve.config import MemoryConfig
 _DAY = 86_400_000_000  # microseconds
 
 
+def item_dtype(num_items: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type of the rows of so many items."""
+    return np.uint16 if num_items <= 1 << 16 else np.uint32
+
+
 class Transitions(NamedTuple):
     """Row i is `items_C[indptr_N1[i]:indptr_N1[i + 1]]`, the largest count first.
 
-    levels_C: uint8, log(1 + count) in units of `step`, at least 1.
+    items_C: uint16, or uint32 for more than 65,536 items. levels_C: uint8, log(1 + count) in units of `step`, at least 1.
     """
 
     indptr_N1: NDArray[np.uint32]
-    items_C: NDArray[np.uint32]
+    items_C: NDArray[np.unsignedinteger]
     levels_C: NDArray[np.uint8]
     step: float
 
@@ -43,12 +48,12 @@ class Transitions(NamedTuple):
         step = max(float(logs_C.max(initial=0)), 1e-6) / 255
         return cls(
             indptr_N1=np.searchsorted(rows_C, np.arange(num_items + 1)).astype(np.uint32),
-            items_C=items_C.astype(np.uint32),
+            items_C=items_C.astype(item_dtype(num_items)),
             levels_C=np.maximum(np.rint(logs_C / step), 1).astype(np.uint8),
             step=step,
         )
 
-    def row(self, item: int) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    def row(self, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float64]]:
         """The items that follow an item, and their counts."""
         entries = slice(int(self.indptr_N1[item]), int(self.indptr_N1[item + 1]))
         return self.items_C[entries], np.expm1(self.levels_C[entries] * self.step)

@@ -238,3 +238,13 @@ def test_a_binding_follows_the_versions_of_a_live_index():
     assert "late" in memory.search(["item-7"], num_items=40, allowed_N=bound.allowed()).item_ids
     only = bound.allowed(live.version().filter(item_ids=["late", "item-6"]))
     assert set(memory.item_ids[only]) == {"late", "item-6"}
+
+
+def test_a_memory_that_grows_beyond_two_bytes_a_row_is_saved_whole(tmp_path):
+    names = [str(n) for n in range(1 << 16)]
+    memory = ItemMemory.fit(names, np.array([0, 2]), np.array([3, 65_535]))
+    memory.insert(["new"], like=[["3"]])
+    memory.observe(["3"], "new")
+    memory.observe(["3"], "new")
+    memory.save(tmp_path / "memory")
+    assert ItemMemory.load(tmp_path / "memory").search(["3"]).item_ids == ("new", "65535")
