@@ -22,7 +22,7 @@ from leafbeam.retrieve.fusion import Fusion, MemoryScores
 from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
 from leafbeam.retrieve.transitions import Transitions, count_transitions, item_dtype
 
-_KIND = tensor_file.FileKind(key="leafbeam.memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
+_KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
 _WORDS = NUM_BITS // 64
 
 
