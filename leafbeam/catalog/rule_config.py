@@ -18,6 +18,8 @@ RuleSource = _OneSource | Sequence[_OneSource] | None
 LISTED = ""
 
 _MAX_SHOWN = 20
+_MAX_DOTS = 32
+_KEY = re.compile(r"^[\[\w.\"' \t-]*", re.MULTILINE)  # a line up to the first character that no key of TOML has
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
@@ -184,6 +186,8 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"cannot read the rules of {path}: {error}") from error
+    if max(key.count(".") for key in _KEY.findall(text)) > _MAX_DOTS:  # tomllib takes time and memory quadratic in them
+        raise RuleError(f"{path} has a key of more than {_MAX_DOTS} dots: a rule's name has none")
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, or an integer of thousands of digits

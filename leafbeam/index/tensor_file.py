@@ -69,27 +69,32 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
     foreign = IndexFileError(f"{path} is not a leafbeam {kind.noun}: expected a safetensors file written by {kind.writer}")
     try:
         with open_regular(path) as file:
-            is_mapped = mapped and os.fstat(file.fileno()).st_size > 0
-            raw = np.memmap(file, np.uint8, "c") if is_mapped else np.fromfile(file, np.uint8)
+            length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size - 8
+            if length > min(size, 1 << 26):
+                raise foreign
+            table = json.loads(file.read(length))
+            metadata = table.pop("__metadata__")
+            header = json.loads(metadata.get(kind.key) or metadata[kind.key.replace("leafbeam", "pleach")])  # the first name
+            format_version = int(header["format_version"])
+            expected = str(header["digest"]) if kind.has_digest else ""
+            if not 1 <= format_version <= kind.newest:
+                raise IndexFileError(
+                    f"{path} has format version {format_version}, this leafbeam reads up to {kind.newest}: upgrade leafbeam"
+                )
+            size -= length
+            if size > max((entry["data_offsets"][1] for entry in table.values()), default=0):  # before all of it is read
+                raise IndexFileError(f"{path} is damaged: there are bytes behind its arrays; copy or save it again")
+            is_mapped = mapped and size > 0
+            body = np.memmap(file, np.uint8, "c", 8 + length) if is_mapped else np.fromfile(file, np.uint8)
     except OSError as error:
         raise IndexFileError(f"cannot open the {kind.noun} {path}: {error.strerror}") from error
-    size = len(raw)
-    length = int(raw[:8].view(np.uint64)[0]) if size >= 8 else size
-    if length > min(size - 8, 1 << 26):
-        raise foreign
-    try:
-        table = json.loads(raw[8 : 8 + length].tobytes())
-        metadata = table.pop("__metadata__")
-        header = json.loads(metadata.get(kind.key) or metadata[kind.key.replace("leafbeam", "pleach")])  # the first name
-        format_version = int(header["format_version"])
-        expected = str(header["digest"]) if kind.has_digest else ""
+    except IndexFileError:  # a ValueError too
+        raise
+    except MemoryError as error:
+        raise IndexFileError(f"the {kind.noun} {path} does not fit into memory: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise foreign from error
-    if not 1 <= format_version <= kind.newest:
-        raise IndexFileError(
-            f"{path} has format version {format_version}, this leafbeam reads up to {kind.newest}: upgrade leafbeam"
-        )
-    body, tensors = raw[8 + length :], Tensors()
+    tensors = Tensors()
     try:
         for name, entry in table.items():
             begin, end = entry["data_offsets"]

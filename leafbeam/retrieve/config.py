@@ -35,7 +35,7 @@ class MemoryConfig:
         for name in ("distance_decay", "reverse", "history_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ArgumentError(f"{name} must be from 0 to 1, not {getattr(self, name)!r}")
-        if not 0 <= self.text_weight < float("inf"):
-            raise ArgumentError(f"text_weight must be 0 or more, not {self.text_weight!r}")
+        if not 0 <= self.text_weight < 1e6:
+            raise ArgumentError(f"text_weight must be 0 or more, and below a million, not {self.text_weight!r}")
         if self.half_life_days is not None and not 0 < self.half_life_days < float("inf"):
             raise ArgumentError(f"half_life_days must be above 0, or None, not {self.half_life_days!r}")

@@ -22,7 +22,7 @@ from leafbeam.retrieve.fusion import Fusion, MemoryScores
 from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
 from leafbeam.retrieve.transitions import Transitions, count_transitions, item_dtype
 
-_KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
+KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
 _WORDS = NUM_BITS // 64
 
 
@@ -133,7 +133,7 @@ class ItemMemory:
         header = {"format_version": 1, "step": state.transitions.step, "config": asdict(self.config), "follows": follows}
         if self.fusion is not None:
             header["fusion"] = asdict(self.fusion)
-        tensor_file.write(Path(path), _KIND, header, tensors)
+        tensor_file.write(Path(path), KIND, header, tensors)
         self.version, self.follows = tensor_file.digest(tensors), follows
 
     @classmethod
@@ -142,13 +142,13 @@ class ItemMemory:
 
         verify: as of `Trie.load`; False maps the file into memory and trusts it.
         """
-        header, tensors = tensor_file.read(Path(path), _KIND, mapped=not verify)
+        header, tensors = tensor_file.read(Path(path), KIND, mapped=not verify)
         try:
             ids = tensors["ids"]
             if ids.ndim == 2:
                 ids = ids.view(f"S{ids.shape[1]}").reshape(-1)
-            elif ids.dtype != np.int64:
-                raise ValueError(f"ids are {ids.dtype}")
+            elif ids.dtype != np.int64 or ids.ndim != 1:
+                raise ValueError(f"ids are {ids.dtype} {ids.shape}")
             indptr = tensor_file.expect(tensors, "indptr", np.uint32, len(ids) + 1)
             entries = int(indptr[-1])
             transitions = Transitions(
@@ -171,7 +171,7 @@ class ItemMemory:
                 raise ValueError(f"bits are {bits_NW.dtype} {bits_NW.shape}")
             if (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
                 raise ValueError("transitions to items that it does not have")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
         memory = cls(_State(items=_table(ids), transitions=transitions, bits_NW=bits_NW), encoder, config, fusion)
         memory.version, memory.follows = version, follows

@@ -116,7 +116,7 @@ def create_app(
     async def docs(http: HttpRequest) -> Response:
         return HTMLResponse(page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"})
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/recommend", recommend, methods=["POST"]),
             Route("/healthz", healthz),
@@ -128,6 +128,8 @@ def create_app(
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a redirect would go where the client's Host header says
+    return app
 
 
 def _json(value: Any, status: int = HTTPStatus.OK) -> Response:

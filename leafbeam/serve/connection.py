@@ -81,6 +81,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: tuple[HTTPStatus, str, str] | None = None  # why a callback of the parser stopped it
         self._in_head = True  # between the start of a request, or of the connection, and the end of the headers
+        self._in_body = False  # between the end of the headers and that of the body
         self._unparsed_bytes = 0  # received of an incomplete head
         self._header_bytes = 0  # of the headers and trailers of this request
 
@@ -169,6 +170,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
             self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
         self._in_head, self._unparsed_bytes, self._header_bytes = True, 0, 0
+        self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -183,13 +185,22 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._end_wait()
+        self._in_head, self._in_body = False, True
+        self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._is_idle:  # answered before its body was there: idle from now on
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        else:
+            self._waiting.pop(self, None)
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline and not self.transport.is_closing():
+        if self._is_idle and not self.transport.is_closing():
             self._in_head, self._unparsed_bytes = True, 0
             self._waiting[self] = None
 
@@ -209,6 +220,9 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     def _end_wait(self) -> None:
         self._waiting.pop(self, None)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -231,6 +245,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         """Answer in the JSON of every failure, and close. A request that still runs on the connection is withdrawn."""
         body = json.dumps({"error": {"type": "RequestError", "message": message, "reason": reason}}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        if self._is_idle:
+        # One answer a request: not after that of an earlier request, nor behind that of a request whose body still arrives.
+        cycle: Any = self.cycle
+        if not (cycle.response_started or self.pipeline) if self._in_body else self._is_idle:
             self.transport.write(STATUS_LINE[status] + head + body)
         self._close(reason)

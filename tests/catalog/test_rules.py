@@ -91,6 +91,14 @@ def test_a_rules_file_may_have_refresh_intervals(tmp_path):
     }
 
 
+@pytest.mark.parametrize("text", ["a." * 50_000 + "b = 1\n", "[" + "'a' . " * 50_000 + "b]\nc.d = 1\n"])
+def test_a_key_of_many_dots_is_refused_at_once(tmp_path, text):
+    path = tmp_path / "rules.toml"
+    path.write_text("[rules]\nx = 'price < 3'\n" + text)
+    with pytest.raises(RuleError, match="has a key of more than 32 dots"):
+        read_rules(path)
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [

@@ -144,6 +144,28 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
         Trie.load(tmp_path / "newer")
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_file_that_was_made_longer_is_refused_before_all_of_it_is_read(tmp_path: Path, keeps: bool, mapped: bool) -> None:
+    path = tmp_path / "index.leafbeam"
+    Trie.build([[0], [1]], (2,)).save(path)
+    if not keeps:
+        path.write_bytes(b"")
+    os.truncate(path, 1 << 40)  # sparse
+    with pytest.raises(IndexFileError, match="bytes behind its arrays" if keeps else "is not a leafbeam index"):
+        read(path, KIND, mapped=mapped)
+
+
+def test_an_index_that_does_not_fit_into_memory_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise MemoryError("Unable to allocate 1.00 TiB")
+
+    Trie.build([[0]], (1,)).save(tmp_path / "index.leafbeam")
+    monkeypatch.setattr(np, "fromfile", fails)
+    with pytest.raises(IndexFileError, match="does not fit into memory: Unable to allocate"):
+        Trie.load(tmp_path / "index.leafbeam")
+
+
 @pytest.mark.parametrize("keep", [9, 100, 0.3, 0.6, 0.9, 0.999])
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: float) -> None:
     raw = FIXTURE.read_bytes()

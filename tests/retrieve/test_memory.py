@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError, ItemIdError
-from leafbeam.index import Trie
+from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
 from leafbeam.retrieve import BoundMemory, ItemMemory, MemoryConfig
+from leafbeam.retrieve.memory import KIND
 from leafbeam.retrieve.text import COSINE
 
 RNG = np.random.default_rng(0)
@@ -158,6 +159,23 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path):
         ItemMemory.load(path)
     with pytest.raises(IndexFileError, match="No such file"):
         ItemMemory.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("damage", ["step", "weight", "ids"])
+def test_absurd_values_behind_a_valid_digest_are_refused(tmp_path, damage):
+    path = tmp_path / "memory"
+    ItemMemory.fit([7, 5, 9], np.array([0, 3]), np.array([0, 1, 2])).save(path)
+    header, tensors = tensor_file.read(path, KIND)
+    if damage == "step":
+        header["step"] = 10**400
+    elif damage == "weight":
+        header["config"]["text_weight"] = 10**400
+    else:
+        tensors["ids"] = tensors["ids"].reshape(3, 1, 1)
+    del header["digest"]
+    tensor_file.write(path, KIND, header, tensors)
+    with pytest.raises(IndexFileError, match="does not hold a complete item memory"):
+        ItemMemory.load(path)
 
 
 def test_a_filter_of_an_index_applies_to_the_memory():

@@ -189,7 +189,9 @@ def test_another_content_type_is_rejected_with_a_hint(client):
 
 
 def test_unknown_paths_and_methods_are_rejected_in_the_same_shape(client):
-    for response, status in ((client.get("/v1/recommend"), 405), (client.get("/nothing"), 404), (client.post("/healthz"), 405)):
+    paths = (client.get("/nothing"), client.get("/healthz/", headers={"Host": "elsewhere"}, follow_redirects=False))
+    methods = (client.get("/v1/recommend"), client.post("/healthz"))
+    for response, status in [(response, 404) for response in paths] + [(response, 405) for response in methods]:
         assert response.status_code == status
         assert set(response.json()["error"]) == {"type", "message"}
 

@@ -21,8 +21,8 @@ PATIENCE = 20
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the length of the body, or at length to /long; /slow waits until the client asks /go."""
-    size, more = 0, True
+    """Answers with the length of the body, or at length to /long; /slow waits for `GO`, /early does not wait for the body."""
+    size, more = 0, scope["path"] != "/early"
     while more:
         message = await receive()
         size += len(message.get("body", b""))
@@ -68,6 +68,16 @@ def answer(client: socket.socket) -> tuple[int, dict[str, Any]]:
         data = file.read()
     head, _, body = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
+
+
+def receive_zero(client: socket.socket) -> None:
+    """Receive an answer of the body 0."""
+    received = b""
+    while not received.endswith(b"\r\n\r\n0"):
+        part = client.recv(1000)
+        assert part, received
+        received += part
+    assert received.startswith(b"HTTP/1.1 200 ")
 
 
 def ask(port: int, **options: Any) -> str:
@@ -179,6 +189,55 @@ def test_a_running_request_is_never_closed_for_a_new_connection() -> None:
         for client in running:
             with client.makefile("rb") as file:
                 assert file.read().endswith(b"2")
+
+
+def test_a_request_whose_body_does_not_arrive_gives_way_to_a_new_connection() -> None:
+    with serving(max_connections=4) as (port, refused), ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(connect(port)).sendall(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\na")
+        assert ask(port) == "9"
+        assert refused == ["connections"]
+
+
+def test_the_last_of_pipelined_requests_is_not_closed_for_a_new_connection() -> None:
+    with serving(max_connections=1) as (port, refused), connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\nconnection: close\r\n\r\n")
+        with client.makefile("rb") as file:
+            assert file.readline() == b"HTTP/1.1 200 OK\r\n"  # the first is answered, the second runs
+            with connect(port) as late:
+                assert answer(late)[0] == 503
+            GO.set()
+            assert file.read().count(b"200 OK") == 1
+        assert refused == ["connections"]
+
+
+def test_a_malformed_chunk_gets_the_json_of_every_failure() -> None:
+    with serving() as (port, refused), connect(port) as client:
+        client.sendall(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0x2\r\nab\r\n")
+        status, error = answer(client)
+        assert (status, error["reason"]) == (400, "not_http")
+        assert refused == ["not_http"]
+
+
+@pytest.mark.parametrize("head", [b"content-length: 99999", b"transfer-encoding: chunked"])
+def test_the_rest_of_the_body_of_an_answered_request_gets_no_second_answer(head: bytes) -> None:
+    with serving(max_header_bytes=4096) as (port, _), connect(port) as client:
+        client.sendall(b"POST /early HTTP/1.1\r\n%s\r\n\r\n" % head)
+        receive_zero(client)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(b"x" * 50_000)
+            assert client.recv(1000) == b""
+
+
+def test_a_connection_answered_before_its_body_was_there_stays_open_behind_it() -> None:
+    with serving(header_s=0.2) as (port, refused), connect(port) as client:
+        client.sendall(b"POST /early HTTP/1.1\r\ncontent-length: 3\r\n\r\n")
+        receive_zero(client)
+        client.sendall(b"abc")
+        time.sleep(0.4)
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        receive_zero(client)
+        assert refused == []
 
 
 def test_what_is_not_http_gets_the_json_of_every_failure() -> None:
