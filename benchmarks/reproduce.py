@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from matplotlib.figure import Figure
@@ -103,6 +103,9 @@ def _learning(name: str) -> Any:
         seeds: Annotated[int, typer.Option("--seeds", help="Runs, of seeds 0, 1, ...")] = 1,
         minutes: Annotated[float | None, typer.Option("--minutes", help="Minutes of training for each model.")] = None,
         epochs: Annotated[float | None, typer.Option("--epochs", help="The same in passes over the data.")] = None,
+        fit_on: Annotated[
+            Literal["train", "train+valid"], typer.Option("--fit-on", help="Parts of the log that Table 1 trains on.")
+        ] = "train",
         note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
         as_json: AsJson = False,
         redraw: Redraw = False,
@@ -121,7 +124,14 @@ def _learning(name: str) -> Any:
                 raise ArgumentError(f"{name} learns from data: expected --data DIR, one data set or a directory with several")
             shares = (*(share or ()), *(more_shares or ())) or (0.02, 0.05)
             run = LearningRun(
-                data=data_sets(data), quick=quick, seeds=seeds, shares=shares, minutes=minutes, epochs=epochs, note=note
+                data=data_sets(data),
+                quick=quick,
+                seeds=seeds,
+                shares=shares,
+                minutes=minutes,
+                epochs=epochs,
+                fit_on=fit_on,
+                note=note,
             )
 
             def keep(row: dict[str, Any]) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.rows import RESULTS, make_row
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.semid.config import check_choice
 from leafbeam.train import Budget, RankingMetrics
 
 __all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled"]
@@ -25,6 +26,7 @@ Row = dict[str, Any]
 class LearningRun:
     """Options of a run. data: directories, one data set each. note: a remark for the rows.
 
+    fit_on: "train+valid" trains on validation items too; SASRec and the weights of the fusion, which need them, are left out.
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
     Raises ArgumentError for numbers out of range.
     """
@@ -35,9 +37,11 @@ class LearningRun:
     shares: tuple[float, ...] = (0.02, 0.05)
     minutes: float | None = None
     epochs: float | None = None
+    fit_on: Literal["train", "train+valid"] = "train"
     note: str = ""
 
     def __post_init__(self) -> None:
+        check_choice("fit_on", self.fit_on, Literal["train", "train+valid"])
         if self.seeds < 1:
             raise ArgumentError(f"--seeds {self.seeds}: at least 1")
         if not self.shares or not all(0 < share < 1 for share in self.shares):
@@ -89,14 +93,14 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share and seed."""
+    """The last kept row of each data set, share, parts fitted on and seed."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
         at = row["parameters"]
         if at["quick"] == quick:
-            last[at["data"], at.get("share", 0.0), at["seed"]] = row
+            last[at["data"], at.get("share", 0.0), at.get("fit_on", "train"), at["seed"]] = row
     return [last[key] for key in sorted(last)]
 
 

@@ -25,7 +25,9 @@ from leafbeam.train import (
     load_log,
     train,
 )
-from leafbeam.train.baselines import ScoreFn, text_neighbours
+from leafbeam.train.baselines import ScoreFn, text_neighbours, transition_baselines
+from leafbeam.train.evaluation import fit_fusion
+from leafbeam.train.fusion import fit_memory
 
 __all__ = ["TABLE", "published"]
 
@@ -65,6 +67,10 @@ SOURCES = (
 _FIGURES = ("recall_5", "ndcg_5", "recall_10", "ndcg_10")
 _NAMES = {
     "leafbeam": "leafbeam",
+    "fused": "leafbeam and memory",
+    "graph_text": "transition graph and text",
+    "graph": "transition graph",
+    "transitions": "transitions from the last item",
     "sasrec": "SASRec, trained here",
     "text_neighbours": "nearest by text",
     "popularity": "most popular",
@@ -112,7 +118,7 @@ def _recipes(run: LearningRun, seed: int) -> tuple[EmbeddingConfig, QuantiserCon
 
 def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, console: Console) -> Row:
     embedding, quantiser, recipe, sasrec_recipe = _recipes(run, seed)
-    split = leave_one_out(log)
+    split = leave_one_out(log) if run.fit_on == "train" else leave_one_out(log).with_valid()
     seconds: dict[str, float] = {}
     with console.status("") as status:
 
@@ -130,8 +136,16 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         model = train(log, split, fitted.table, recipe, progress=training)
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
-        sasrec, how = fit_sasrec(split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done))
-        baselines: dict[str, ScoreFn] = {"sasrec": sasrec_scores(sasrec)}
+        memory = fit_memory(log, split.train, columns)
+        memory.fusion = fit_fusion(model, trie, log, split, memory)
+        baselines: dict[str, ScoreFn] = transition_baselines(memory, split.train)
+        sasrec_measured: dict[str, float] = {}
+        if run.fit_on == "train":  # SASRec stops by validation items
+            sasrec, sasrec_measured = fit_sasrec(
+                split, log.num_items, sasrec_recipe, progress=lambda done, _, __: say("training SASRec", done)
+            )
+            baselines["sasrec"] = sasrec_scores(sasrec)
+            sasrec_measured["parameters"] = _size(sasrec)
         if columns:
             baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=embedding.text_dims, seed=seed))
         report = evaluate(
@@ -141,6 +155,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             split,
             sample=QUICK_USERS if run.quick else None,
             baselines=baselines,
+            memory=memory,
             unconstrained_users=100 if run.quick else 2000,
             progress=lambda done, total: say("evaluating", done / total),
         )
@@ -149,6 +164,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         {
             "data": directory.name,
             "seed": seed,
+            "fit_on": run.fit_on,
             "quick": run.quick,
             "users": report.users,
             "num_beams": report.num_beams,
@@ -168,9 +184,9 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             "invalid": None if free is None else asdict(free.invalid),
             "split": asdict(split.report),
             "train": {**place, "parameters": sum(weight.numel() for weight in model.parameters())},
-            "sasrec_train": {**{name: round(value, 4) for name, value in how.items()}, "parameters": _size(sasrec)},
+            "sasrec_train": {name: round(value, 4) for name, value in sasrec_measured.items()},
             "sids": {"distinct": fitted.report.distinct_sids, "colliding": fitted.report.colliding_items},
-            "seconds": {**seconds, "sasrec": round(how["seconds"], 1)},
+            "seconds": seconds,
         },
     )
 
@@ -187,7 +203,9 @@ def _size(model: Any) -> int:
 def _by_data(rows: list[Row]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row["parameters"]["data"], []).append(row)
+        at = row["parameters"]
+        fitted = " (fitted on train and valid)" if at.get("fit_on") == "train+valid" else ""
+        groups.setdefault(f"{at['data']}{fitted}", []).append(row)
     return groups
 
 
@@ -207,13 +225,15 @@ def _show(console: Console, rows: list[Row]) -> None:
         for label, figures in published(data).items():
             table.add_row(f"[dim]{label}[/]", *(f"{100 * figure:.2f}" for figure in figures))
         console.print(table)
-        sasrec = at["sasrec"]
-        console.print(
-            f"leafbeam: {measured['train']['parameters']:,} parameters, {at['budget']} ({measured['train']['epochs']} epochs) "
-            f"on one thread. SASRec here: {_loss_of(sasrec)}, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
-            f"{measured['sasrec_train']['epochs']:.0f} epochs in {measured['seconds']['sasrec']:.0f} s; "
-            f"{sasrec['differs']}.{' ' + at['note'] if at['note'] else ''}"
+        sasrec, trained = at["sasrec"], measured["sasrec_train"]
+        ours = (
+            f"leafbeam: {measured['train']['parameters']:,} parameters, {at['budget']} ({measured['train']['epochs']} epochs)"
         )
+        peer = (
+            f" SASRec here: {_loss_of(sasrec)}, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
+            f"{trained['epochs']:.0f} epochs in {trained['seconds']:.0f} s; {sasrec['differs']}."
+        )
+        console.print(f"{ours} on one thread.{peer if trained else ''}{' ' + at['note'] if at['note'] else ''}")
     console.print(SOURCES)
 
 
