@@ -87,7 +87,7 @@ class Recipe:
     tie_word_embeddings: bool = True
     num_experts: int = 0
     num_experts_per_tok: int = 2
-    dropout: float = 0.1
+    dropout: float = 0.25
     max_items: int = 20
     batch_tokens: int = 1024
     learning_rate: float = 3e-3
@@ -198,6 +198,7 @@ def preset(
             intermediate_size=192,
             num_attention_heads=2,
             num_key_value_heads=2,
+            dropout=0.1,
             learning_rate=4e-3,
         )
     elif name == "base":
