@@ -4,8 +4,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -32,7 +33,7 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.model import PromptStore, Transformer, load_model
-from leafbeam.retrieve import ItemMemory
+from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
@@ -43,7 +44,8 @@ class CatalogFiles:
 
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
     of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. verify: whether the index
-    is checked and read into memory (`Trie.load`). memory: the file of an item memory.
+    is checked and read into memory (`Trie.load`). memory: the file of an item memory. learn: whether it
+    counts interactions (`Engine.observe`), which no other process may do then.
     """
 
     index: str | os.PathLike[str]
@@ -53,8 +55,11 @@ class CatalogFiles:
     rule_timeout_s: float = 60.0
     verify: bool = True
     memory: str | os.PathLike[str] | None = None
+    learn: bool = False
 
     def __post_init__(self) -> None:
+        if self.learn and self.memory is None:
+            raise ArgumentError("learn=True counts interactions in an item memory: pass its file as memory=")
         if (self.rules is not None or self.refresh is not None) and self.catalog is None:
             raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
 
@@ -89,7 +94,7 @@ class Engine:
         model: Model,
         catalog: Catalog | Trie,
         *,
-        memory: ItemMemory | None = None,
+        memory: ItemMemory | LiveMemory | None = None,
         limits: Limits | None = None,
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -105,15 +110,16 @@ class Engine:
         self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
         self.scheduler = Scheduler(self.settings, clock, self.counts)
-        self.memory = memory
-        channel = None if memory is None else MemoryChannel(memory, self.version)
+        self._live_memory = memory if isinstance(memory, LiveMemory) else None
+        self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
+        channel = None if self.memory is None else MemoryChannel(self.memory, self.version)
         self._results = ResultWriter(self.counts, clock, channel, reads_users=model.vocabulary.num_users > 0)
         self._workers: list[Worker] = []
         megabytes = self.settings.prompt_store_mb
         self.prompt_store = PromptStore(megabytes << 20) if megabytes else None
         self._offline_decoder = Decoder(model, clock, self.prompt_store)
         self._offline_lock = threading.Lock()
-        self._opened: Catalog | None = None
+        self._opened = ExitStack()
         self._is_warm = False
 
     def _check(self, *, can_capture: bool) -> None:
@@ -159,16 +165,15 @@ class Engine:
         model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
         catalog = CatalogFiles(index=catalog) if isinstance(catalog, str | os.PathLike) else catalog
         source = catalog.open() if isinstance(catalog, CatalogFiles) else catalog
-        opened = source if source is not catalog and isinstance(source, Catalog) else None
-        try:
-            path = catalog.memory if isinstance(catalog, CatalogFiles) else None
-            memory = None if path is None else ItemMemory.load(path)
+        with ExitStack() as opened:
+            if source is not catalog and isinstance(source, Catalog):
+                opened.callback(source.close)
+            memory = None
+            if isinstance(catalog, CatalogFiles) and catalog.memory is not None:
+                live = opened.enter_context(LiveMemory.open(catalog.memory)) if catalog.learn else None
+                memory = live or ItemMemory.load(catalog.memory, verify=catalog.verify)
             engine = cls(model, source, memory=memory, limits=limits, settings=settings)
-        except BaseException:
-            if opened is not None:
-                opened.close()
-            raise
-        engine._opened = opened
+            engine._opened = opened.pop_all()
         return engine
 
     def __repr__(self) -> str:
@@ -243,10 +248,9 @@ class Engine:
         self._results.stop(wait=not any(worker.is_alive() for worker in self._workers))
 
     def close(self, grace_s: float = 30.0) -> None:
-        """Stop, and close the catalog if `load` opened it."""
+        """Stop, and close what `load` opened."""
         self.stop(grace_s)
-        if self._opened is not None:
-            self._opened.close()
+        self._opened.close()
 
     def __enter__(self) -> "Engine":
         self.start()
@@ -284,6 +288,15 @@ class Engine:
             self.counts.add("refused", error.reason if isinstance(error, RequestError) else other)
             raise
         return pending.future
+
+    def observe(self, events: Sequence[Event]) -> int:
+        """Count interactions in the item memory (see `LiveMemory.observe`); the next request sees them.
+
+        Raises RequestError if the engine was not given a LiveMemory, ItemIdError, LogError.
+        """
+        if self._live_memory is None:
+            raise RequestError("this engine counts no interactions: give it a LiveMemory, or start the server with --learn")
+        return self._live_memory.observe(events)
 
     @overload
     def recommend(self, requests: Request) -> Result: ...

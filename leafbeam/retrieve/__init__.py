@@ -3,12 +3,13 @@
 from leafbeam.retrieve.bound import BoundMemory
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Example, Fusion, features
-from leafbeam.retrieve.live_memory import LiveMemory
+from leafbeam.retrieve.live_memory import Event, LiveMemory
 from leafbeam.retrieve.memory import ItemMemory, MemoryResult, Reason
 
 __all__ = [
     "Beams",
     "BoundMemory",
+    "Event",
     "Example",
     "Fusion",
     "ItemMemory",

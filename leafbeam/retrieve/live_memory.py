@@ -67,11 +67,13 @@ class LiveMemory:
         """Count interactions, each with the user's history before it, oldest item first, and return how many pairs counted.
 
         Ids that the memory does not have are left out. An event that is sent twice counts twice. Cost: one write, and with
-        sync=True one fsync. Raises LogError; nothing is counted then.
+        sync=True one fsync. Raises ItemIdError for ids of two kinds, LogError; nothing is counted then.
         """
         distances = self.memory.config.distances
         rows = [[*_plain(history)[-distances:], *_plain([item_id])] for history, item_id in events]
         with self._lock:
+            for row in rows:
+                self.memory.check_kind(row)  # before it is in the log
             self._log.append(json.dumps({"observe": rows}).encode())
             return sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
 

@@ -286,8 +286,7 @@ class ItemMemory:
         check_unique(ids_n)
         with self._lock:
             state = self._state
-            if state.items.num_items and ids_n.dtype.kind != state.items.kind:
-                raise ItemIdError(f"the memory's ids are {ID_KINDS[state.items.kind]}, not {ID_KINDS[ids_n.dtype.kind]}")
+            self.check_kind(item_ids)
             if like is not None:
                 bits_nW = np.stack([self._majority(state, similar) for similar in like])
             else:
@@ -314,6 +313,12 @@ class ItemMemory:
             return np.zeros(_WORDS, np.uint64)
         share = np.unpackbits(bits_kW.view(np.uint8), axis=1).mean(axis=0)
         return np.packbits(share >= 0.5).view(np.uint64)
+
+    def check_kind(self, item_ids: ItemIds) -> None:
+        """Raise ItemIdError for ids that are not of the memory's kind."""
+        kind, given = self._state.items.kind, as_id_array(item_ids).dtype.kind
+        if self.num_items and len(item_ids) and given != kind:
+            raise ItemIdError(f"the memory's ids are {ID_KINDS[kind]}, not {ID_KINDS[given]}: {list(item_ids)[:3]}")
 
     def search(
         self,

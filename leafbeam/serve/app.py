@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,10 +23,12 @@ from leafbeam.errors import ArgumentError, LeafbeamError, RequestError, Unavaila
 from leafbeam.serve.errors import BodyError, describe, error_response, http_error, unexpected_error
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.openapi import document_of, page_of
-from leafbeam.serve.schema import Health, Readiness, RecommendAnswer, RecommendBody
+from leafbeam.serve.schema import EventsAnswer, EventsBody, Health, Readiness, RecommendAnswer, RecommendBody
 
 _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
 _DECODER = msgspec.json.Decoder(RecommendBody)
+_EVENTS_DECODER = msgspec.json.Decoder(EventsBody)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def create_app(
@@ -92,6 +94,18 @@ def create_app(
             metrics.observe(status, time.perf_counter() - began)
         return response
 
+    async def events(http: HttpRequest) -> Response:
+        """Count interactions; the write to disk waits in a thread."""
+        try:
+            body = await read_body(http, max_bytes=max_body_bytes, max_s=max_body_s)
+            content = _decode(body, http.headers.get("content-type", ""), engine.limits, _EVENTS_DECODER)
+            observed = [(event.history, event.item_id) for event in content.events]
+            return _json(EventsAnswer(pairs=await asyncio.to_thread(engine.observe, observed)))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except LeafbeamError as error:
+            return error_response(http, error)
+
     async def healthz(http: HttpRequest) -> Response:
         return _json(Health())
 
@@ -119,6 +133,7 @@ def create_app(
     app = Starlette(
         routes=[
             Route("/v1/recommend", recommend, methods=["POST"]),
+            Route("/v1/events", events, methods=["POST"]),
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", prometheus),
@@ -178,10 +193,12 @@ async def read_body(http: HttpRequest, *, max_bytes: int, max_s: float) -> bytes
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
-    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values.
+    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+    return _decode(body, content_type, limits, _DECODER).to_request()
 
-    The first mistake ends the parsing: no body takes more than a few milliseconds, whatever is in it.
-    """
+
+def _decode(body: bytes, content_type: str, limits: Limits, decoder: "msgspec.json.Decoder[S]") -> S:
+    """The content of a body. The first mistake ends the parsing: no body takes more than a few milliseconds."""
     kind = content_type.partition(";")[0].strip().lower()
     is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
     if not body or not is_json:
@@ -190,7 +207,7 @@ def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
     if body.count(b",") > max_values:
         raise BodyError(f"the body may hold up to {max_values:,} values: send fewer ids")
     try:
-        return _DECODER.decode(body).to_request()
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise BodyError(describe(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -37,6 +37,14 @@ def document_of(limits: Limits) -> dict[str, Any]:
             **{status: {"description": text, "content": _content("ErrorAnswer")} for status, text in _FAILURES.items()},
         },
     }
+    events = {
+        "summary": "Count interactions in the item memory (with --learn)",
+        "requestBody": {"required": True, "content": _content("EventsBody")},
+        "responses": {
+            "200": {"description": "Counted and on disk", "content": _content("EventsAnswer")},
+            **{status: {"description": text, "content": _content("ErrorAnswer")} for status, text in _FAILURES.items()},
+        },
+    }
     not_ready = {"503": {"description": "Not ready", "content": _content("Readiness")}}
     text = {"text/plain": {"schema": {"type": "string"}}}
     return {
@@ -44,6 +52,7 @@ def document_of(limits: Limits) -> dict[str, Any]:
         "info": {"title": "leafbeam", "version": "1", "description": _DESCRIPTION},
         "paths": {
             "/v1/recommend": {"post": recommend},
+            "/v1/events": {"post": events},
             "/healthz": {"get": _get("Is the process up?", _content("Health"))},
             "/readyz": {"get": _get("Does the server answer requests now?", _content("Readiness"), not_ready)},
             "/metrics": {"get": _get("Counters for Prometheus", text)},

@@ -77,6 +77,25 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Request(**values, deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3)
 
 
+class EventBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An interaction: what a user took, and the newest items that the user had before."""
+
+    history: Annotated[list[Id], Meta(description="Item ids, oldest first; the last few count.")] = []
+    item_id: Id
+
+
+class EventsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Interactions to count in the item memory."""
+
+    events: Annotated[list[EventBody], Meta(max_length=1000)]
+
+
+class EventsAnswer(Struct, frozen=True, kw_only=True):
+    """What was counted, durably."""
+
+    pairs: Annotated[int, Meta(description="Pairs of items of the memory that were counted.")]
+
+
 class TimingsAnswer(Struct, frozen=True, kw_only=True):
     """Milliseconds of each stage. `prefill`, `rounds` and `constrain` are those of the whole batch."""
 
@@ -165,7 +184,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
 def components(limits: Limits) -> dict[str, Any]:
     """The schemas of the OpenAPI document, with the engine's limits."""
-    types = [RecommendBody, RecommendAnswer, ErrorAnswer, Health, Readiness]
+    types = [RecommendBody, RecommendAnswer, EventsBody, EventsAnswer, ErrorAnswer, Health, Readiness]
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     for schema in schemas.values():
         if "description" in schema:

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
-from leafbeam.engine import Channel, Engine, ItemId, Request
-from leafbeam.errors import ItemIdError, RequestError
+from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Request
+from leafbeam.errors import ArgumentError, ItemIdError, RequestError
 from leafbeam.index import Trie
 from leafbeam.retrieve import Fusion, ItemMemory
 from tests.engine.conftest import ITEM_IDS, RULES
@@ -109,3 +109,21 @@ def test_an_empty_index_and_an_empty_history_give_short_answers(shop, memory):
     engine = Engine(shop.model, shop.trie, memory=memory)
     assert engine.recommend(Request(channel="memory")).item_ids == ()
     assert engine.recommend(Request(channel="fused")).item_ids == engine.recommend(Request(channel="model")).item_ids
+
+
+def test_interactions_are_learnt_while_requests_are_answered(shop, memory, tmp_path):
+    path = tmp_path / "memory.leafbeam"
+    memory.save(path)
+    shop.trie.save(tmp_path / "index.leafbeam")
+    files = CatalogFiles(index=tmp_path / "index.leafbeam", memory=path, learn=True)
+    request = Request(history=("é100",), num_items=1, channel="memory")
+    with Engine.load(shop.model, files) as engine:
+        assert engine.submit(request).result(30).item_ids != ("é101",)
+        assert engine.observe([(("é100",), "é101")] * 50 + [(("unknown",), "é101")]) == 50
+        assert engine.submit(request).result(30).item_ids == ("é101",)
+    with Engine.load(shop.model, files) as engine:  # the first has closed the memory
+        assert engine.submit(request).result(30).item_ids == ("é101",)
+    with pytest.raises(RequestError, match="counts no interactions"):
+        Engine(shop.model, shop.trie, memory=memory).observe([(("é100",), "é101")])
+    with pytest.raises(ArgumentError, match="memory="):
+        CatalogFiles(index=tmp_path / "index.leafbeam", learn=True)

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from leafbeam.engine import Engine, Limits, Request, Settings
+from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
+from leafbeam.retrieve import ItemMemory
 from leafbeam.serve import Metrics, create_app
 from leafbeam.serve.app import parse_body
 from leafbeam.serve.errors import BodyError
@@ -460,7 +461,7 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
     responses = document["paths"][URL]["post"]["responses"]
     for status in ("400", "408", "413", "422", "429", "500", "503"):
         assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
-    assert set(document["paths"]) == {URL, "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {URL, "/v1/events", "/healthz", "/readyz", "/metrics"}
 
 
 def test_ids_that_no_index_can_hold_are_ignored_and_reported(first_shop):
@@ -515,3 +516,27 @@ def test_any_bytes_get_a_named_error(client, body, kind):
     response = client.post(URL, content=body, headers={"Content-Type": kind})
     assert response.status_code in (400, 422)
     assert response.json()["error"]["message"]
+
+
+def test_events_are_counted_and_their_mistakes_are_named(first_shop, tmp_path):
+    ids = list(first_shop.item_ids)
+    ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1])).save(tmp_path / "memory.leafbeam")
+    model, index, catalog, rules = first_shop.files
+    files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=tmp_path / "memory.leafbeam", learn=True)
+    with Engine.load(model, files) as engine:
+        client = TestClient(create_app(engine))
+        wanted = {"history": [1005], "channel": "memory", "rules": ["cheap"]}
+        assert client.post("/v1/recommend", json=wanted).json()["item_ids"] == []
+        events = [{"history": [1005], "item_id": 1042}, {"history": [1005], "item_id": 1030}, {"item_id": 7}]
+        assert client.post("/v1/events", json={"events": events}).json() == {"pairs": 2}
+        answer = client.post("/v1/recommend", json=wanted).json()
+        assert answer["item_ids"] == [1042]  # 1030 is not cheap
+        assert answer["reasons"] == [{"channel": "transition", "item_id": 1005, "score": 1.0}]
+        for body in ({}, {"events": [{"history": [1]}]}, {"events": [{"item_id": "x", "history": [1]}]}, {"events": 3}):
+            response = client.post("/v1/events", json=body)
+            assert response.status_code == 422, body
+            assert response.json()["error"]["message"]
+    with first_shop.engine() as engine:
+        response = TestClient(create_app(engine)).post("/v1/events", json={"events": []})
+        assert response.status_code == 422
+        assert "--learn" in response.json()["error"]["message"]
