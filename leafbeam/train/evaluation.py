@@ -172,7 +172,7 @@ class Validation:
             name: Ranking.from_ranks(rank_targets(scores, histories, targets_U, num_items=log.num_items))
             for name, scores in {"popularity": popularity(split.train, log.num_items), **(baselines or {})}.items()
         }
-        recalls = {
+        recalls: dict[Seen, dict[str, float]] = {
             seen: {name: getattr(ranking, seen).recall_10.mean for name, ranking in rankings.items()} for seen in SEEN[::-1]
         }
         self.seen: Seen = max(recalls, key=lambda seen: max(recalls[seen].values()))
