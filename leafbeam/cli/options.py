@@ -30,7 +30,7 @@ RunOption = Annotated[Path, option("--run", "The run directory.")]
 DeviceOption = Annotated[str, option("--device", "Device of the model: cpu, cuda, cuda:1, ...")]
 NoVerifyOption = Annotated[
     bool,
-    option("--no-verify", "Map the index unchecked: at once, but damage gives wrong items or a crash."),
+    option("--no-verify", "Trust the index: damage gives wrong items or a crash."),
 ]
 ScoringOption = Annotated[
     Literal["full", "allowed"],

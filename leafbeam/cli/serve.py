@@ -17,7 +17,6 @@ from leafbeam.extras import require, require_device
 TABLE = "A table of users"
 Channel = Literal["model", "memory", "fused"]
 ENGINE_FILES = ("model", "trie", "catalog", "rules")
-RULES = "Rules"
 BATCHES = "Batches and memory"
 LIMITS = "Limits"
 
@@ -131,16 +130,16 @@ def serve(
     device: DeviceOption = "cpu",
     no_verify: NoVerifyOption = False,
     learn: Annotated[bool, option("--learn", "Count interactions sent to POST /v1/events in the item memory.")] = False,
-    workers: Annotated[int, option("--workers", "Threads that run batches over one copy of the weights.")] = 1,
+    workers: Annotated[int, option("--workers", "Threads that run batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
     rule: Annotated[
-        list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", RULES, metavar="NAME=SQL")
+        list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", metavar="NAME=SQL")
     ] = None,
     refresh: Annotated[
-        str | None, option("--refresh", "Interval of rules that name none.", RULES, default="at SIGHUP", metavar="60s")
+        str | None, option("--refresh", "Interval of rules that name none.", default="at SIGHUP", metavar="60s")
     ] = None,
-    rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation of a rule, at most.", RULES)] = 60.0,
+    rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation of a rule, at most.")] = 60.0,
     threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="cores / workers")] = None,
     max_batch: Annotated[int, option("--max-batch", "Maximum requests in one batch.", BATCHES)] = 16,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", "Its maximum prompt tokens.", BATCHES)] = 32_768,
