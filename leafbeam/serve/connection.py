@@ -185,9 +185,10 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        self._in_head = False
         self._stop_timer()
-        super().on_headers_complete()
+        super().on_headers_complete()  # raises for a URL that is none
+        self._in_body = True
 
     def on_message_complete(self) -> None:
         self._in_body = False
