@@ -2,8 +2,8 @@
 
 Of each attack: the longest time that a callback held the event loop and by how much the server's peak of resident memory grew
 while one hostile client made it a few times; and p50 and p99 of a quiet client, which asks for recommendations and /healthz in
-turns, without and with four processes that repeat the attack as fast as they can. They take cores from the server too, so
-"busy" stands first: four processes that work without sending anything.
+turns, without and with four processes that repeat the attack as fast as they can, at the lowest priority. They still take time
+of the server's cores, so "busy" stands first: four such processes that work without sending anything.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class _Quiet:
 
 
 class _Attacker:
-    """A process that makes attacks."""
+    """A process that makes attacks, at the lowest priority: on a machine of its own it would take no core from the server."""
 
     def __init__(self, url: str) -> None:
-        words = [sys.executable, "-m", "benchmarks.serving.hostile_client", url]
+        words = ["nice", "-n", "19", sys.executable, "-m", "benchmarks.serving.hostile_client", url]
         self._child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def begin(self, attack: str, seconds: float) -> None:

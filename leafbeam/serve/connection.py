@@ -30,26 +30,42 @@ def descriptor_limit() -> int:
     return max(8, min(16_384, available - max(used, _RESERVED_DESCRIPTORS) - 16))
 
 
+@dataclass(kw_only=True, slots=True)
+class _Shared:
+    """What the connections of one server share.
+
+    waiting: those without a complete request, oldest first. buffer: shared because what is read into it is parsed at once.
+    bulk_at: when the next connection with more to read than the buffer holds may read on, in seconds of the event loop.
+    """
+
+    waiting: "dict[BoundedConnection, None]" = field(default_factory=dict)
+    buffer: bytearray = field(default_factory=lambda: bytearray(_READ_BYTES))
+    bulk_at: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
     """What one client may send and hold open.
 
-    max_header_bytes: of request line, headers and trailers; more gets 431. max_pipelined: requests sent before the answer to
-    the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its headers; then
-    408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client must read an
-    answer. max_connections: at this number, the connection that has waited longest without a complete request is closed for a
-    new one; if every one has a request running, the new one gets 503.
+    max_header_bytes, max_headers: of request line, headers and trailers; more gets 431. max_pipelined: requests sent before the
+    answer to the first; more get 400. header_s: seconds from the first byte of a connection or request to the end of its
+    headers; then 408. idle_s: seconds that a connection stays open between two requests. write_s: seconds in which a client
+    must read an answer. bulk_bytes_per_s: read from all clients together that send more than 8 KiB at once, so that floods of
+    long bodies leave time for answers. max_connections: at this number, the connection that has waited longest without a
+    complete request is closed for a new one; if every one has a request running, the new one gets 503.
     """
 
     max_header_bytes: int = 32 << 10
+    max_headers: int = 100
     max_pipelined: int = 16
     header_s: float = 10.0
     idle_s: float = 75.0  # longer than load balancers keep idle connections, so that the server never closes one first
     write_s: float = 10.0
+    bulk_bytes_per_s: float = 16 << 20
     max_connections: int = field(default_factory=descriptor_limit)
 
     def __post_init__(self) -> None:
-        least = {"max_header_bytes": 256, "max_pipelined": 1, "max_connections": 1}
+        least = {"max_header_bytes": 256, "max_headers": 1, "max_pipelined": 1, "max_connections": 1}
         for limit in fields(self):
             value, minimum = getattr(self, limit.name), least.get(limit.name, 0)
             if not value >= minimum or value == 0:
@@ -60,22 +76,19 @@ class ConnectionLimits:
 class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright: ignore[reportIncompatibleMethodOverride]
     """One connection. It reads a bounded number of bytes in each turn of the event loop.
 
-    waiting: shared by the connections of a server: those without a complete request, oldest first. buffer: shared too, because
-    what is read into it is parsed at once. refused: called with a reason for the metrics whenever a connection or request is
-    refused here.
+    refused: called with a reason for the metrics whenever a connection or request is refused here.
     """
 
     def __init__(
         self,
         *,
         limits: ConnectionLimits,
-        waiting: "dict[BoundedConnection, None]",
-        buffer: bytearray,
+        shared: _Shared,
         refused: Callable[[str], None],
         **uvicorn: Any,
     ) -> None:
         super().__init__(**uvicorn)
-        self._limits, self._waiting, self._buffer, self._refused = limits, waiting, buffer, refused
+        self._limits, self._shared, self._waiting, self._refused = limits, shared, shared.waiting, refused
         self.ws_protocol_class = None  # an upgraded connection would have no bounds
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -83,7 +96,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         self._in_head = True  # between the start of a request, or of the connection, and the end of the headers
         self._in_body = False  # between the end of the headers and that of the body
         self._unparsed_bytes = 0  # received of an incomplete head
-        self._header_bytes = 0  # of the headers and trailers of this request
+        self._header_bytes = self._num_headers = 0  # of the headers and trailers of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -112,16 +125,18 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
     @classmethod
     def factory(cls, limits: ConnectionLimits, refused: Callable[[str], None]) -> "partial[BoundedConnection]":
         """What uvicorn calls for each connection of one server."""
-        return partial(cls, limits=limits, waiting={}, buffer=bytearray(_READ_BYTES), refused=refused)
+        return partial(cls, limits=limits, shared=_Shared(), refused=refused)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        return self._buffer
+        return self._shared.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
-        if nbytes == len(self._buffer) and not self.transport.is_closing():  # more may be there: other connections go first
+        shared = self._shared
+        self.data_received(bytes(memoryview(shared.buffer)[:nbytes]))
+        if nbytes == len(shared.buffer) and not self.transport.is_closing():  # more may be there: other connections go first
             self.transport.pause_reading()
-            self.loop.call_soon(self._read_on)
+            shared.bulk_at = max(shared.bulk_at, self.loop.time()) + nbytes / self._limits.bulk_bytes_per_s
+            self.loop.call_at(shared.bulk_at, self._read_on)
 
     def _read_on(self) -> None:
         if not self.transport.is_closing() and not self.flow.read_paused:
@@ -157,7 +172,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     @property
     def _headers_too_long(self) -> tuple[HTTPStatus, str, str]:
-        message = f"the headers may have up to {self._limits.max_header_bytes:,} bytes"
+        limits = self._limits
+        message = f"a request may have up to {limits.max_headers:,} headers of {limits.max_header_bytes:,} bytes in all"
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, "headers_too_long"
 
     def _stop_parsing(self, refusal: tuple[HTTPStatus, str, str]) -> None:
@@ -169,7 +185,7 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         if len(self.pipeline) >= self._limits.max_pipelined:
             message = f"up to {self._limits.max_pipelined} requests may follow before the first is answered"
             self._stop_parsing((HTTPStatus.BAD_REQUEST, message, "pipelined"))
-        self._in_head, self._unparsed_bytes, self._header_bytes = True, 0, 0
+        self._in_head, self._unparsed_bytes, self._header_bytes, self._num_headers = True, 0, 0, 0
         self._unset_keepalive_if_required()
         super().on_message_begin()
 
@@ -179,7 +195,8 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self._limits.max_header_bytes:
+        self._num_headers += 1
+        if self._header_bytes > self._limits.max_header_bytes or self._num_headers > self._limits.max_headers:
             self._stop_parsing(self._headers_too_long)
         if self._in_head:  # trailers are counted and dropped
             super().on_header(name, value)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 import threading
 import time
@@ -310,7 +311,8 @@ def test_a_connection_reads_a_bounded_part_in_each_turn_of_the_loop() -> None:
     async def run() -> list[bool]:
         config = uvicorn.Config(echo, log_config=None, lifespan="off")
         config.load()
-        factory = BoundedConnection.factory(ConnectionLimits(max_connections=9), lambda reason: None)
+        limits = ConnectionLimits(max_connections=9, bulk_bytes_per_s=math.inf)
+        factory = BoundedConnection.factory(limits, lambda reason: None)
         connection = factory(config=config, server_state=(state := ServerState()), app_state={})
         connection.connection_made(transport := Transport())
         buffer = connection.get_buffer(-1)
@@ -318,7 +320,7 @@ def test_a_connection_reads_a_bounded_part_in_each_turn_of_the_loop() -> None:
         buffer[:] = b"POST / HTTP/1.1\r\ncontent-length: 99999\r\n\r\n".ljust(len(buffer), b"x")
         connection.buffer_updated(len(buffer))
         states = [transport.reads]
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         states.append(transport.reads)
         connection.buffer_updated(6)
         states.append(transport.reads)
@@ -330,6 +332,41 @@ def test_a_connection_reads_a_bounded_part_in_each_turn_of_the_loop() -> None:
         return states
 
     assert asyncio.run(run()) == [False, True, True]
+
+
+def test_clients_that_send_much_share_a_rate() -> None:
+    async def run() -> list[float]:
+        config = uvicorn.Config(echo, log_config=None, lifespan="off")
+        config.load()
+        limits = ConnectionLimits(max_connections=9, bulk_bytes_per_s=8192 / 0.05)
+        factory, state, loop = BoundedConnection.factory(limits, lambda reason: None), ServerState(), asyncio.get_running_loop()
+        begun, transports = loop.time(), [Transport(), Transport()]
+        connections = [factory(config=config, server_state=state, app_state={}) for _ in transports]
+        for connection, transport in zip(connections, transports, strict=True):
+            connection.connection_made(transport)
+            buffer = connection.get_buffer(-1)
+            buffer[:] = b"POST / HTTP/1.1\r\ncontent-length: 99999\r\n\r\n".ljust(len(buffer), b"x")
+            connection.buffer_updated(len(buffer))
+        times: list[float] = []
+        for connection, transport in zip(connections, transports, strict=True):
+            while not transport.reads:
+                await asyncio.sleep(0.001)
+            times.append(loop.time() - begun)
+            connection.connection_lost(ConnectionResetError())
+        await asyncio.gather(*state.tasks)
+        return times
+
+    first, second = asyncio.run(run())
+    assert first >= 0.049
+    assert second >= 0.099
+
+
+def test_more_headers_than_a_request_needs_are_refused() -> None:
+    with serving(max_headers=5) as (port, _), connect(port) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 6 + b"\r\n")
+        status, body = answer(client)
+    assert status == 431
+    assert "up to 5 headers of" in body["message"]
 
 
 def test_limits_that_cannot_be_are_refused() -> None:

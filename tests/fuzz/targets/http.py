@@ -81,7 +81,7 @@ def fuzz_http(data: bytes) -> None:
         connection.connection_lost(None)
         async with asyncio.timeout(5):
             await asyncio.gather(*state.tasks)
-        assert not factory.keywords["waiting"]
+        assert not factory.keywords["shared"].waiting
         assert not state.connections
 
     loop.run_until_complete(run())
