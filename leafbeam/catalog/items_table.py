@@ -131,6 +131,7 @@ class ItemsTable:
     def close(self) -> None:
         """Stop evaluations, and close an exclusive file once no session uses it; after 5 s it stays open."""
         self.stop()
+        self._limit.join()
         if self._use_lock is not None:
             self._use_lock.close()
         give_up = time.monotonic() + _CLOSE_S

@@ -52,12 +52,20 @@ class TimeLimit:
         finally:
             with self._changed:
                 del self._running[block]
+                if self.stopped:
+                    self._changed.notify_all()
 
     def stop(self) -> None:
         """Interrupt every block that runs, and start no other."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """After `stop`: wait for the watching thread, which holds connections, once nothing runs."""
+        watcher = self._watcher
+        if watcher is not None and not self._running:
+            watcher.join(1.0)
 
     def _watch(self) -> None:
         """Interrupt what is over its deadline; ends after having seen nothing run for as long as the limit."""

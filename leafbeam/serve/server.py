@@ -47,6 +47,7 @@ class SighupReloader:
     def __init__(self) -> None:
         self._signals: SimpleQueue[bool] = SimpleQueue()  # unlike a lock, safe in a handler, which may interrupt any code
         self._is_running = False
+        self._thread: threading.Thread | None = None
 
     @contextmanager
     def installed(self) -> Generator["SighupReloader"]:
@@ -69,7 +70,13 @@ class SighupReloader:
         if reload is not None:
             self._is_running = True
             # A daemon: a reload that hangs does not keep the process alive.
-            threading.Thread(target=self._work, args=(reload,), name="leafbeam-reload", daemon=True).start()
+            self._thread = threading.Thread(target=self._work, args=(reload,), name="leafbeam-reload", daemon=True)
+            self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of a reload that was interrupted."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _work(self, reload: Callable[[], object]) -> None:
         while self._signals.get():
@@ -242,6 +249,7 @@ def serve(
         finally:
             reloader.set_reload(None)
             engine.close()
+            reloader.join(5.0)
 
 
 def _is_loopback(host: str) -> bool:
