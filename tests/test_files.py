@@ -39,10 +39,10 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_link_under_the_name_is_replaced_and_not_written_through(tmp_path: Path, link) -> None:
     victim, path = tmp_path / "victim", tmp_path / "index.leafbeam"
-    victim.write_text("somebody's own file")
+    victim.write_text("another user's file")
     link(victim, path)
     Trie.build([[0, 1], [1, 0]], [2, 2]).save(path)
-    assert victim.read_text() == "somebody's own file"
+    assert victim.read_text() == "another user's file"
     assert Trie.load(path).num_items == 2
     assert path.is_file()
     assert not path.is_symlink()

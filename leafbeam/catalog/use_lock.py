@@ -12,7 +12,7 @@ _OPEN = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 class UseLock:
     """A shared lock on `NAME.lock` beside a file, held until `close`, so that a process that changes items sees other users.
 
-    It excludes nobody, and the file is never written. Raises OSError where it cannot be created.
+    It keeps no process out, and the file is never written. Raises OSError where it cannot be created.
     """
 
     def __init__(self, path: Path) -> None:

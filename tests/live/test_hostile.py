@@ -16,7 +16,7 @@ from leafbeam.live.manifest import Directory, Manifest, _checksum
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 from tests.live.dictionary import START, agree, started
 
-VICTIM = b"somebody's own file"
+VICTIM = b"another user's file"
 
 
 @pytest.fixture

@@ -309,7 +309,7 @@ class Schedule:
             except Crash:
                 restart = True
             except LogError as error:
-                if not self.counts["opened"] and "holds no live index" in str(error):  # and nobody was told that there is one
+                if not self.counts["opened"] and "holds no live index" in str(error):  # and no create had returned
                     self.create()
                     return
                 if lost_all and "damaged at byte" in str(error):
@@ -320,7 +320,7 @@ class Schedule:
                 self.disk.armed = self.disk.armed and restart
         number, found = self.index.version().number, content(self.index.version())
         if number == len(self.states):
-            assert self.uncertain is not None, "a change that nobody made"
+            assert self.uncertain is not None, "a change that no client made"
             assert found == self.uncertain
             self.states.append(found)
         else:
