@@ -67,9 +67,10 @@ def read_table(path: Path, id_columns: tuple[str, ...], *, delimiter: str = ",")
             table = pacsv.read_csv(path, convert_options=convert, parse_options=parse)
         else:
             raise DataError(f"{path.name} is neither .parquet, .csv nor .csv.gz: convert it to one of them")
+        names = table.column_names  # raises UnicodeDecodeError
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has the column {repeated[0]!r} more than once: rename one of them")
     return SourceTable(table, str(path), is_csv)

@@ -34,10 +34,17 @@ _MEMORY = 4 << 30  # that a target may allocate: an absurd size is a MemoryError
 
 
 def all_targets() -> dict[str, Target]:
-    """The functions `fuzz_NAME` of all target modules, by name."""
+    """The functions `fuzz_NAME` of all target modules, by name; a name of two modules is a mistake."""
     modules = [importlib.import_module(f"{targets.__name__}.{info.name}") for info in pkgutil.iter_modules(targets.__path__)]
-    found = {name.removeprefix("fuzz_"): getattr(module, name) for module in modules for name in vars(module)}
-    return {name: found[name] for name in sorted(found) if callable(found[name]) and found[name].__name__ == f"fuzz_{name}"}
+    found = [
+        (name.removeprefix("fuzz_"), item)
+        for module in modules
+        for name, item in vars(module).items()
+        if name.startswith("fuzz_")
+    ]
+    by_name = dict(sorted(found))
+    assert len(by_name) == len(found), f"two targets have one name: {sorted(name for name, _ in found)}"
+    return by_name
 
 
 def corpus_of(name: str) -> list[bytes]:

@@ -80,7 +80,7 @@ def fuzz_items(data: bytes) -> None:
     assert report.not_in_index == report.num_items
 
 
-def fuzz_log(data: bytes) -> None:
+def fuzz_interactions(data: bytes) -> None:
     """Interactions and items, each as CSV or Parquet."""
     files: list[Path] = []
     for name, content in zip(("interactions", "items"), data.split(SEPARATOR, 1), strict=False):
