@@ -92,7 +92,7 @@ def read(path: Path, kind: FileKind, *, mapped: bool = False) -> tuple[dict[str,
         raise
     except MemoryError as error:
         raise IndexFileError(f"the {kind.noun} {path} does not fit into memory: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise foreign from error
     tensors = Tensors()
     try:
