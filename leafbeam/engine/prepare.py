@@ -15,6 +15,7 @@ from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request, sho
 from leafbeam.engine.settings import Settings
 from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError
 from leafbeam.index import Version
+from leafbeam.index.items import is_possible
 
 
 class RequestPreparer:
@@ -125,19 +126,9 @@ def _lookup(
             f"{name} holds {short_repr(wrong)}, but the item ids of this index are {kind}, such as {example!r}: send them {fix}"
         )
     max_bytes = max((array.dtype.itemsize for array in text), default=0)
-    possible = [item for item in ids if _is_possible(item, max_bytes)]
+    possible = [item for item in ids if is_possible(item, max_bytes)]
     segment_n, row_n = version.locate(possible)  # type: ignore[arg-type]
     found_n = segment_n >= 0
     known = [item for item, found in zip(possible, found_n.tolist(), strict=True) if found]
     of_known = set(known)
     return known, segment_n[found_n], row_n[found_n], tuple(item for item in ids if item not in of_known)
-
-
-def _is_possible(item: ItemId, max_bytes: int) -> bool:
-    """False for ids that no index can hold: beyond int64, longer than the longest id, with NUL or half a surrogate pair."""
-    if isinstance(item, int):
-        return -(2**63) <= item < 2**63
-    try:
-        return "\0" not in item and len(item.encode()) <= max_bytes
-    except UnicodeEncodeError:
-        return False

@@ -91,6 +91,19 @@ def decode_ids(ids_n: NDArray[np.generic]) -> NDArray[Any]:
         raise ItemIdError(f"item ids hold bytes that are not UTF-8 ({error}): expected integers or strings") from error
 
 
+def is_possible(item_id: int | str, max_bytes: int) -> bool:
+    """False for ids that no index has: beyond int64, longer than the longest of `max_bytes`, with NUL or half a surrogate pair.
+
+    Asked before ids of a client become an array, in which each takes as much memory as the longest.
+    """
+    if isinstance(item_id, int):
+        return -(2**63) <= item_id < 2**63
+    try:
+        return "\0" not in item_id and len(item_id.encode()) <= max_bytes
+    except UnicodeEncodeError:
+        return False
+
+
 def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> None:
     """Raise ItemIdError where a row is -1. where: what was searched, for the message."""
     unknown = np.flatnonzero(rows_n < 0)

@@ -47,10 +47,11 @@ def lock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the path still names the open file."""
+def is_at(descriptor: int, path: Path, size: int | None = None) -> bool:
+    """Whether the path still names the open file, and it has this size."""
+    found = os.fstat(descriptor)
     try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+        return os.path.samestat(found, os.lstat(path)) and size in (None, found.st_size)
     except FileNotFoundError:
         return False
 

@@ -144,13 +144,27 @@ class WriteAheadLog:
             raise LogError(f"cannot write to the log {contents.path}: {error.strerror}") from error
         return cls(contents.path, descriptor, number=contents.number, end=contents.end, sync=sync)
 
+    def check(self) -> None:
+        """Raise LogError if the file is not as this log left it: what is written then is lost. Cost: two system calls."""
+        if self.failure is not None:
+            raise LogError(self.failure)
+        try:
+            is_ours = disk.is_at(self._descriptor, self.path, self.end)
+        except OSError as error:
+            raise LogError(f"cannot read {self.path} ({error.strerror}): nothing was changed") from error
+        if not is_ours:
+            self.failure = (
+                f"{self.path} was removed, replaced or changed while this process wrote it: nothing was changed, and no more "
+                f"changes are accepted; leave that file alone, and open it again"
+            )
+            raise LogError(self.failure)
+
     def append(self, *payloads: bytes) -> int:
         """Write records and return the number of the last. Cost: one write and, with sync, one fsync.
 
         Raises LogError; none of them is then in the log, or `failure` is set if that is uncertain.
         """
-        if self.failure is not None:
-            raise LogError(self.failure)
+        self.check()
         number, frames = self.number, b""
         for payload in payloads:
             if len(payload) > _MAX_PAYLOAD:

@@ -1,6 +1,7 @@
 """LiveMemory: an item memory that counts interactions as they happen, durably."""
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -9,21 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from leafbeam.errors import LogError
+from leafbeam.errors import LeafbeamError, LogError
 from leafbeam.index.items import ItemIds
 from leafbeam.live import disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
 from leafbeam.retrieve.memory import ItemMemory
 
+log = logging.getLogger("leafbeam.retrieve")
+
 Event = tuple[ItemIds, int | str]
+COMPACT_BYTES = 16 << 20  # of a log, and not less than the memory's
 
 
 class LiveMemory:
     """The file of an item memory and, beside it, a log of the interactions and items since it was written.
 
     An interaction counts for the next search once `observe` returns, and survives a killed process, and with sync=True a power
-    cut. `compact` writes both into the file. One process may have a memory open. A log of another file, such as that of a
-    memory since fitted again, is refused by LogError.
+    cut. `compact` writes both into the file; `observe` does so once the log is longer than the memory and 16 MiB. One process
+    may have a memory open. A log of another file, such as that of a memory since fitted again, is refused by LogError.
 
     memory: the item memory, to be given to an engine.
 
@@ -34,6 +38,7 @@ class LiveMemory:
     def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog) -> None:
         self.path, self.memory, self._log = path, memory, log
         self._lock = threading.Lock()
+        self._compact_at = max(COMPACT_BYTES, memory.nbytes)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, sync: bool = True) -> "LiveMemory":
@@ -70,12 +75,19 @@ class LiveMemory:
         sync=True one fsync. Raises ItemIdError for ids of two kinds, LogError; nothing is counted then.
         """
         distances = self.memory.config.distances
-        rows = [[*_plain(history)[-distances:], *_plain([item_id])] for history, item_id in events]
+        rows: list[list[int | str]] = []
         with self._lock:
-            for row in rows:
-                self.memory.check_kind(row)  # before it is in the log
+            for history, item_id in events:
+                before, item = self.memory.known(_plain(history)[-distances:]), self.memory.known(_plain([item_id]))
+                if before and item:
+                    rows.append([*before, *item])
+            if not rows:
+                return 0
             self._log.append(json.dumps({"observe": rows}).encode())
-            return sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
+            pairs = sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
+            if self._log.end > self._compact_at:
+                self._compact_or_warn()
+            return pairs
 
     def insert(self, item_ids: ItemIds, texts: Sequence[str]) -> None:
         """`ItemMemory.insert` with texts, durably. Raises ItemIdError, ArgumentError, and LogError if it is not durable."""
@@ -86,12 +98,25 @@ class LiveMemory:
     def compact(self) -> None:
         """Write the counts and the new items into the file, and begin a new log. Raises LogError, OSError."""
         with self._lock:
-            number, sync = self._log.number, self._log.sync
-            self.memory.save(self.path, follows=self.memory.version)
-            disk.sync_path(self.path)
-            disk.sync_path(self.path.parent)
-            self._log.close(discard=True)
-            self._log = _new_log(self.path, self.memory, number, sync)
+            self._compact()
+
+    def _compact(self) -> None:
+        self._log.check()
+        number, sync = self._log.number, self._log.sync
+        self.memory.save(self.path, follows=self.memory.version)
+        disk.sync_path(self.path)
+        disk.sync_path(self.path.parent)
+        self._log.close(discard=True)
+        self._log = _new_log(self.path, self.memory, number, sync)
+        self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
+
+    def _compact_or_warn(self) -> None:
+        """Compact; a failure loses nothing, as the log has every event, and is tried again at twice the length."""
+        try:
+            self._compact()
+        except (LeafbeamError, OSError) as error:
+            self._compact_at = 2 * self._log.end
+            log.warning("cannot write the item memory %s: its log grows on (%s)", self.path, error)
 
     def close(self) -> None:
         """Close the log. Raises OSError."""

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError
 from leafbeam.index import tensor_file
-from leafbeam.index.items import ID_KINDS, ItemIds, ItemTable, as_id_array, check_item_ids, check_unique, decode_ids
+from leafbeam.index.items import (
+    ID_KINDS,
+    ItemIds,
+    ItemTable,
+    as_id_array,
+    check_item_ids,
+    check_unique,
+    decode_ids,
+    is_possible,
+)
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Fusion, MemoryScores
@@ -213,6 +222,13 @@ class ItemMemory:
         """The ids of some rows."""
         return self._state.items.ids_of(rows_k).tolist()
 
+    def known(self, item_ids: Sequence[int | str]) -> list[int | str]:
+        """Those of some ids that the memory has. Raises ItemIdError for ids of another kind."""
+        ids_N = self._state.items.ids_N
+        self.check_kind(item_ids)
+        possible = [item_id for item_id in item_ids if is_possible(item_id, ids_N.dtype.itemsize)]
+        return [item_id for item_id, row in zip(possible, self.rows_of(possible).tolist(), strict=True) if row >= 0]
+
     def observe(self, history: ItemIds, item_id: int | str) -> int:
         """Count one more interaction, after a history with the oldest item first; searches that begin later see it.
 
@@ -286,7 +302,7 @@ class ItemMemory:
         check_unique(ids_n)
         with self._lock:
             state = self._state
-            self.check_kind(item_ids)
+            self.check_kind(decode_ids(ids_n))
             if like is not None:
                 bits_nW = np.stack([self._majority(state, similar) for similar in like])
             else:
@@ -316,9 +332,10 @@ class ItemMemory:
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
-        kind, given = self._state.items.kind, as_id_array(item_ids).dtype.kind
-        if self.num_items and len(item_ids) and given != kind:
-            raise ItemIdError(f"the memory's ids are {ID_KINDS[kind]}, not {ID_KINDS[given]}: {list(item_ids)[:3]}")
+        kind = self._state.items.kind
+        wrong = next((item_id for item_id in item_ids if isinstance(item_id, str) != (kind == "S")), None)
+        if self.num_items and wrong is not None:
+            raise ItemIdError(f"the memory's ids are {ID_KINDS[kind]}, not {ID_KINDS['iS'[kind == 'i']]}: {str(wrong)[:80]!r}")
 
     def search(
         self,

@@ -175,8 +175,8 @@ class Server:
         version = self.engine.version
         if not _is_loopback(self._host):
             log.warning(
-                "anyone who can reach %s can ask for recommendations and read /metrics: there are no keys and no TLS, so put a "
-                "proxy in front (docs/how-to/deploy.md)",
+                "anyone who can reach %s can ask for recommendations, read /metrics and, with --learn, send events: there are "
+                "no keys and no TLS, so put a proxy in front (docs/how-to/deploy.md)",
                 self.url,
             )
         items = f"{len(version):,} items (index {version_name(version)})"

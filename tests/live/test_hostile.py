@@ -225,3 +225,24 @@ def test_ids_of_bytes_that_are_not_utf8_are_refused_before_they_are_logged(shop:
         index.insert([[0, 0, 0]], ["é\0é"])
     with LiveIndex.open(shop) as index:
         agree(index, {**START, "é\0é": (0, 0, 0)})
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "truncated", "longer"])
+def test_a_log_that_another_process_changed_takes_no_more_changes(shop: Path, change: str) -> None:
+    """An acknowledged change would be lost, or the log unreadable."""
+    index, log = LiveIndex.open(shop), shop / "changes-0.log"
+    index.delete(["a"])
+    before = log.read_bytes()
+    if change in ("removed", "replaced"):
+        log.unlink()
+    if change == "replaced":
+        log.write_bytes(before)
+    if change == "truncated":
+        os.truncate(log, 40)
+    if change == "longer":
+        log.write_bytes(before + b"\0")
+    for _ in range(2):
+        with pytest.raises(LogError, match=r"changes-0.log was removed, replaced or changed .* nothing was changed"):
+            index.delete(["b"])
+    agree(index, {key: START[key] for key in "bcd"})
+    index.close()

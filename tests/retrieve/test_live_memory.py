@@ -1,5 +1,6 @@
 """Interactions that are counted one by one equal those that are fitted, and survive a killed process."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leafbeam.errors import LogError
+from leafbeam.errors import ItemIdError, LogError
 from leafbeam.retrieve import ItemMemory, LiveMemory
 
 NAMES = [f"item-{n}" for n in range(12)]
@@ -125,3 +126,57 @@ def test_a_record_that_is_no_event_is_refused(path: Path):
         live._log.append(b"[3")
     with pytest.raises(LogError, match="record 1"):
         LiveMemory.open(path)
+
+
+def test_events_that_count_nothing_are_not_written(path: Path):
+    log = path.with_name("memory.log")
+    with LiveMemory.open(path) as live:
+        before = log.stat().st_size
+        long = "x" * 900_000
+        nothing = [([long, "unknown"], "item-1"), (["item-1"], long), ([], "item-1"), (["a\0", "\ud800"], "item-1")]
+        assert live.observe(nothing) == 0
+        assert log.stat().st_size == before
+        assert live.observe([(["item-1", long, "item-2"], "item-3")]) == 2
+        assert log.stat().st_size < before + 200
+        counts = live.memory.counts("item-3")
+    with LiveMemory.open(path) as live:
+        assert live.memory.counts("item-3") == counts
+
+
+@pytest.mark.parametrize("event", [(["item-1", 1], "item-2"), (["item-1"], 1), ([1], "item-1")])
+def test_an_event_with_ids_of_two_kinds_is_refused(path: Path, event: tuple[list[str | int], str | int]):
+    with LiveMemory.open(path) as live, pytest.raises(ItemIdError, match="ids are strings, not integers"):
+        live.observe([event])
+
+
+def test_a_long_log_is_compacted_and_a_full_disk_postpones_that(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("leafbeam.retrieve.live_memory.COMPACT_BYTES", 2000)
+    log, histories = path.with_name("memory.log"), random_histories(30)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with LiveMemory.open(path) as live:
+        with monkeypatch.context() as patch:
+            patch.setattr(ItemMemory, "save", full)
+            for event in events(histories)[:60]:
+                assert live.observe([event]) > 0
+        assert log.stat().st_size > 2000
+        for event in events(histories)[60:] * 2:
+            live.observe([event])
+            assert log.stat().st_size < 2 * 60 * 60
+        live.observe(events(histories) * 10)
+        assert log.stat().st_size < 100
+        counted = live.memory
+    assert_equal(ItemMemory.load(path), counted)
+
+
+def test_a_second_writer_in_the_place_of_a_removed_log_ends_the_first(path: Path):
+    with LiveMemory.open(path) as first:
+        path.with_name("memory.log").unlink()
+        with LiveMemory.open(path) as second:
+            with pytest.raises(LogError, match="removed, replaced or changed"):
+                first.observe([(["item-1"], "item-2")])
+            with pytest.raises(LogError, match="removed, replaced or changed"):
+                first.compact()
+            assert second.observe([(["item-1"], "item-2")]) == 1

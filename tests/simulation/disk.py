@@ -161,8 +161,9 @@ class SimulatedDisk:
         if holder != descriptor:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked")
 
-    def is_at(self, descriptor: int, path: Path) -> bool:
-        return self.names_now.get(path.name) is self._open[descriptor]
+    def is_at(self, descriptor: int, path: Path, size: int | None = None) -> bool:
+        inode = self._open[descriptor]
+        return self.names_now.get(path.name) is inode and size in (None, len(inode.data))
 
     def write(self, descriptor: int, data: bytes) -> None:
         inode = self._open[descriptor]
