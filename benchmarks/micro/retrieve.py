@@ -82,7 +82,7 @@ def check(memory: ItemMemory, log: InteractionLog) -> None:
         for step, item in enumerate(log.item_ids[log.histories[user]][::-1][: memory.config.history].tolist()):
             counts = plain.counts(item)
             for other, count in counts.items():
-                part = np.log1p(count) / np.log1p(max(counts.values()))
+                part = np.log1p(count) / (memory.config.shrinkage + np.log1p(max(counts.values())))
                 expected[other] = expected.get(other, 0.0) + memory.config.history_decay**step * part
         result = plain.search(log.item_ids[log.histories[user]])
         found = [expected[item] for item in result.item_ids]

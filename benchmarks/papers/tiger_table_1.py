@@ -27,7 +27,7 @@ from leafbeam.train import (
 )
 from leafbeam.train.baselines import ScoreFn, text_neighbours, transition_baselines
 from leafbeam.train.evaluation import fit_fusion
-from leafbeam.train.fusion import fit_memory
+from leafbeam.train.fusion import fit_memory, tune_memory
 
 __all__ = ["TABLE", "published"]
 
@@ -69,6 +69,7 @@ _NAMES = {
     "leafbeam": "leafbeam",
     "fused": "leafbeam and memory",
     "graph_text": "transition graph and text",
+    "memory": "item memory",
     "graph": "transition graph",
     "transitions": "transitions from the last item",
     "sasrec": "SASRec, trained here",
@@ -136,7 +137,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
         model = train(log, split, fitted.table, recipe, progress=training)
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
-        memory = fit_memory(log, split.train, columns)
+        memory = tune_memory(fit_memory(log, split.train, columns), split)
         memory.fusion = fit_fusion(model, trie, log, split, memory)
         baselines: dict[str, ScoreFn] = transition_baselines(memory, split.train)
         sasrec_measured: dict[str, float] = {}

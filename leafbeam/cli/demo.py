@@ -14,6 +14,7 @@ def make_shop(
     out: Annotated[Path, option("--out", "Directory for items.parquet, interactions.parquet, rules.toml.")],
     items: Annotated[int, option("--items", "Number of items.")] = 20_000,
     users: Annotated[int, option("--users", "Number of users.")] = 20_000,
+    repeats: Annotated[float, option("--repeats", "Share of interactions that take an item again (0.5: like music).")] = 0.0,
     seed: Annotated[int, option("--seed", "The same seed gives the same shop.")] = 0,
     force: Annotated[bool, option("--force", "Replace existing tables.")] = False,
 ) -> None:
@@ -26,7 +27,7 @@ def make_shop(
     from leafbeam.demo.rules import write_rules
 
     began = time.perf_counter()
-    shop = generate(num_items=items, num_users=users, seed=seed)
+    shop = generate(num_items=items, num_users=users, repeats=repeats, seed=seed)
     shop.save(out)
     rules = write_rules(out / "rules.toml", shop.items)
     counts = f"{shop.items.num_rows:,} items, {users:,} users, {shop.interactions.num_rows:,} interactions"

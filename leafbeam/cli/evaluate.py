@@ -50,8 +50,9 @@ def evaluate(
     split = leave_one_out(log)
     if paths.read_report().get("train", {}).get("fit_on") == "train+valid":
         split = split.with_valid()
-    memory = fit_memory(log, split.train, columns)
-    memory.fusion = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory).fusion
+    fitted = None if paths.fitted_memory is None else ItemMemory.load(paths.fitted_memory)
+    memory = fit_memory(log, split.train, columns, None if fitted is None else fitted.config)
+    memory.fusion = None if fitted is None else fitted.fusion
     baselines = transition_baselines(memory, split.train)
     if columns:
         baselines["text"] = text_neighbours(text_vectors(log.items, columns, dims=256, seed=seed))

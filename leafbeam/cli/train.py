@@ -66,9 +66,9 @@ def train(
     from leafbeam.semid import SidTable, text_columns
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
-    from leafbeam.train.baselines import transition_baselines
+    from leafbeam.train.baselines import memory_scores, transition_baselines
     from leafbeam.train.evaluation import fit_fusion
-    from leafbeam.train.fusion import fit_memory
+    from leafbeam.train.fusion import fit_memory, tune_memory
     from leafbeam.train.report import LABELS
 
     limits = {"minutes": minutes, "epochs": epochs, "steps": steps}
@@ -92,7 +92,8 @@ def train(
     log = source.read()
     split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
     columns = source.text_columns or text_columns(log.items)
-    train_memory = fit_memory(log, split.train, columns)
+    memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
+    train_memory = tune_memory(fit_memory(log, split.train, columns, memory_config), split)
 
     console = stdout()
     began = time.perf_counter()
@@ -122,7 +123,7 @@ def train(
                 progress=show,
                 resume=resume,
                 device=device,
-                baselines=transition_baselines(train_memory, split.train),
+                baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
                 on_baselines=show_baselines,
             )
     except KeyboardInterrupt:
@@ -149,7 +150,7 @@ def train(
         )
         paths.add_to_report("train", figures)
     began = time.perf_counter()
-    memory = fit_memory(log, log.histories, columns)
+    memory = train_memory.with_transitions(log.histories.indptr_U1, log.histories.items_E)
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     if fit_on == "train":
         memory.fusion = fit_fusion(model, trie, log, split, train_memory)

@@ -160,12 +160,12 @@ def choose_moves(
 
 
 def generate_interactions(
-    assortment: tuple[Department, ...], items: ShopItems, num_users: int, rng: np.random.Generator
+    assortment: tuple[Department, ...], items: ShopItems, num_users: int, rng: np.random.Generator, repeats: float = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(user_E, item_E, seconds_E before the end of today), user by user, oldest first.
 
-    All users are simulated one step at a time; none takes an item twice, or before its first day. A user takes 5 to 40 items,
-    fewer only where a tiny shop has none left.
+    All users are simulated one step at a time; none takes an item before its first day, or twice but for the share `repeats` of
+    steps, which take one of the user's earlier items. A user takes 5 to 40 items, fewer only where a tiny shop has none left.
     """
     sampler = ItemSampler(assortment, items)
     users = generate_users(assortment, sampler, num_users, rng)
@@ -178,6 +178,10 @@ def generate_interactions(
         user = np.flatnonzero(step < users.length_U)
         moves = choose_moves(sampler, items, users, user, last_U[user], rng)
         pending = np.arange(len(user))
+        if repeats and step:
+            again = pending[rng.random(len(user)) < repeats]
+            taken_UT[user[again], step] = last_U[user[again]] = taken_UT[user[again], rng.integers(0, step, len(again))]
+            pending = np.flatnonzero(taken_UT[user, step] < 0)
         for attempt in range(MAX_TRIES):
             item = sampler.draw(moves, pending, attempt // 3, rng)  # wider groups after every third failed attempt
             mover = user[pending]

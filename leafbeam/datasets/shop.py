@@ -38,13 +38,13 @@ class Shop:
         pq.write_table(self.interactions, directory / "interactions.parquet")
 
 
-def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, seed: int = 0) -> Shop:
+def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, repeats: float = 0.0, seed: int = 0) -> Shop:
     """Generate a shop and its users' history; the same arguments give the same tables on every machine.
 
     The last day is always `TODAY`: compare with the newest `first_seen` of the catalog, not with the clock. About a second
-    for the default sizes.
+    for the default sizes. repeats: the share of interactions that take an item again, as in logs of music or groceries.
 
-    Raises ArgumentError for less than one user, or a number of items that the assortment cannot fill.
+    Raises ArgumentError for less than one user, a share of 1 or more, or a number of items that the assortment cannot fill.
 
     >>> shop = make_shop(num_items=300, num_users=100, seed=1)
     >>> shop.items.num_rows
@@ -52,10 +52,12 @@ def make_shop(*, num_items: int = 20_000, num_users: int = 20_000, seed: int = 0
     """
     if num_users < 1 or seed < 0:
         raise ArgumentError(f"num_users={num_users}, seed={seed}: a shop needs at least one user and a seed of at least 0")
+    if not 0 <= repeats < 1:
+        raise ArgumentError(f"repeats={repeats!r}: expected a share of at least 0 and below 1")
     rng = np.random.default_rng(seed)
     assortment = read_assortment()
     generated = generate_items(assortment, num_items, rng)
-    user_E, item_E, seconds_E = generate_interactions(assortment, generated, num_users, rng)
+    user_E, item_E, seconds_E = generate_interactions(assortment, generated, num_users, rng, repeats)
 
     categories = pa.array([category.name for department in assortment for category in department.categories])
     brands = pa.array([brand for department in assortment for brand in department.brands])

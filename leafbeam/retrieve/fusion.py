@@ -5,6 +5,7 @@ Shapes: N items of the memory, F features, E examples, C candidates of an exampl
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
 
+_ROUNDS, _FACTORS = 2, (0.7, 0.85, 1.2, 1.4)  # of the search for weights of higher recall
 _PRIOR_EXAMPLES = 20.0  # how many examples the default weights count for
 
 
@@ -65,9 +67,11 @@ class Fusion:
 
     @classmethod
     def fit(cls, examples: Sequence[Example]) -> "Fusion":
-        """Maximise the probability of what users took among their candidates: a softmax over each list, by Newton's method.
+        """Maximise the probability of what users took among their candidates, then the mean of Recall@10 + NDCG@10.
 
-        (The conditional logit of McFadden, 1974.) The default weights count for 20 examples, so a few users change little.
+        First a softmax over each list, by Newton's method (the conditional logit of McFadden, 1974), in which the default
+        weights count for 20 examples, so that a few users change little. Then one weight after the other is scaled where the
+        mean rises by more than its standard error: likelihood counts the whole list, recall its beginning.
         """
         prior_F = np.asarray(astuple(cls()), np.float64)
         if not examples:
@@ -93,6 +97,20 @@ class Fusion:
             weights_F -= step_F * min(1.0, 2.0 / max(1e-9, float(np.abs(step_F).max())))
             if np.abs(step_F).max() < 1e-4:
                 break
+
+        def gains(weights_F: NDArray[np.float64]) -> NDArray[np.float64]:
+            scores_EC = np.where(is_candidate_EC, x_ECF @ weights_F, -np.inf)
+            ranks_E = (scores_EC >= (taken_EF @ weights_F - 1e-9)[:, None]).sum(axis=1) - 1
+            return np.where(ranks_E < 10, 1 + 1 / np.log2(np.maximum(ranks_E, 0) + 2.0), 0.0)
+
+        best_E = gains(weights_F)
+        for feature, factor in product(list(range(len(weights_F))) * _ROUNDS, _FACTORS):
+            scaled_F = weights_F.copy()
+            scaled_F[feature] *= factor
+            gains_E = gains(scaled_F)
+            change_E = gains_E - best_E
+            if change_E.mean() > change_E.std() / np.sqrt(len(change_E)):
+                weights_F, best_E = scaled_F, gains_E
         return cls(**dict(zip(cls.__slots__, weights_F.tolist(), strict=True)))
 
 

@@ -77,7 +77,7 @@ class ItemMemory:
     fusion: how its scores are added to those of a model, where `fit_fusion` has learnt it.
 
     score(item) = sum over the newest items of the history, each older one at `history_decay`:
-        log(1 + count(pair)) / the largest of its row + text_weight * cosine(texts), but for the item itself
+        log(1 + count(pair)) / (shrinkage + the largest of its row) + text_weight * cosine(texts), but for the item itself
 
     Nothing is trained. A count covers the two orders of a pair and up to `distances` positions. Items that may not be returned
     cost nothing and never displace others. An item is found if its score is above 0.
@@ -124,6 +124,19 @@ class ItemMemory:
             bits_NW=no_bits if encoder is None or texts is None else encoder.encode(texts),
         )
         return cls(state, encoder, config)
+
+    def with_transitions(
+        self,
+        indptr_U1: NDArray[np.integer],
+        items_E: NDArray[np.integer],
+        *,
+        times_E: NDArray[np.integer] | None = None,
+        config: MemoryConfig | None = None,
+    ) -> "ItemMemory":
+        """A memory of the same items and texts that counts other histories, as of `fit`. config: None: this memory's."""
+        config = config or self.config
+        transitions = count_transitions(indptr_U1, items_E, self.num_items, config, times_E)
+        return ItemMemory(replace(self._state, transitions=transitions), self.encoder, config, self.fusion)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
         """Write one file, atomically. About 150 bytes an item on Amazon Beauty. follows: the version that it replaces."""
@@ -267,7 +280,7 @@ class ItemMemory:
             items, counts = np.append(items, np.uint32(item)), np.append(counts, count)
         if len(items):
             logs = np.log1p(counts)
-            self._changed[row] = _ChangedRow(items, counts, (logs / logs.max()).astype(np.float32))
+            self._changed[row] = _ChangedRow(items, counts, (logs / (self.config.shrinkage + logs.max())).astype(np.float32))
 
     def _merge(self) -> None:
         """Move the changed rows into the transitions; their largest `max_entries` are kept."""
@@ -426,13 +439,14 @@ class ItemMemory:
         return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)
 
     def _row(self, state: _State, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
-        """The transitions of an item, divided by the largest."""
+        """The transitions of an item, divided by the largest and `shrinkage`."""
         if (changed := self._changed.get(item)) is not None:
             return changed.items, changed.weights
         indptr = state.transitions.indptr_N1
         begin, end = int(indptr[item]), int(indptr[item + 1])
         levels = state.transitions.levels_C[begin:end]
-        return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(levels[0] if len(levels) else 1)
+        largest = (levels[0] if len(levels) else 1) + self.config.shrinkage / state.transitions.step
+        return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(largest)
 
 
 def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ Shapes: U users, B users of a batch, N items, D dimensions, K beams, L levels, V
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -81,14 +82,19 @@ def memory_scores(memory: ItemMemory) -> ScoreFn:
 
 
 def transition_baselines(memory: ItemMemory, train: Histories) -> dict[str, ScoreFn]:
-    """The last item's transitions, the transition graph, and `memory`, which counts `train`, where it has texts.
+    """The last item's transitions and the transition graph of `train`, and the graph with the texts of `memory`, if any.
 
     (An Embarrassingly Simple Graph Heuristic, arXiv 2605.07125.)
     """
-    fit = partial(ItemMemory.fit, memory.item_ids, train.indptr_U1, train.items_E)
-    last = MemoryConfig(distances=1, reverse=0.0, history=1)
-    found = {"transitions": memory_scores(fit(config=last)), "graph": memory_scores(fit())}
-    return found if memory.encoder is None else {**found, "graph_text": memory_scores(memory)}
+    last = MemoryConfig(distances=1, reverse=0.0, history=1, text_weight=0.0)
+    graph = MemoryConfig(
+        distances=3, distance_decay=0.6, reverse=0.5, history=5, history_decay=0.6, shrinkage=0.0, text_weight=0.0
+    )
+    configs = {"transitions": last, "graph": graph}
+    if memory.encoder is not None:
+        configs["graph_text"] = replace(graph, text_weight=1.0)
+    count = partial(memory.with_transitions, train.indptr_U1, train.items_E)
+    return {name: memory_scores(count(config=config)) for name, config in configs.items()}
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession
 from leafbeam.retrieve import Fusion, ItemMemory
 from leafbeam.semid.config import check_choice
-from leafbeam.train.baselines import ScoreFn, SidSet, popularity, rank_targets, unconstrained_search
+from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
 from leafbeam.train.fusion import FusedRanks, FusionExamples
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog
@@ -93,11 +93,10 @@ def evaluate(
     best SIDs is a miss. Items of equal score rank before the held-out one.
 
     sample: number of users, drawn by `seed`; None: all. baselines: other methods by name, each a function from histories to
-    scores of all items of the log; popularity in the training part is always among them. memory: an item
-    memory of the training part, whose rows are those of the log; with its `fusion`, the fused ranking is reported too.
-    unconstrained_users: how many are
-    also searched without the trie, to measure invalid SIDs and time. threads: of the model. progress: called with (users done,
-    all users).
+    scores of all items of the log; popularity in the training part is always among them. memory: an item memory of the
+    training part, whose rows are those of the log: its ranking is reported too, alone and fused. unconstrained_users: how many
+    are also searched without the trie, to measure invalid SIDs and time. threads: of the model. progress: called with (users
+    done, all users).
 
     Raises ItemIdError where the trie lacks an item of the log, ArgumentError where trie and model differ in their levels.
     """
@@ -126,8 +125,11 @@ def evaluate(
                 done += len(batch)
                 if progress is not None:
                     progress(done, users)
+    ranks = {"model": evaluator.ranks}
     scorers = {"popularity": popularity(split.train, log.num_items), **(baselines or {})}
-    ranks = {"model": evaluator.ranks} if fused is None else {"model": evaluator.ranks, "fused": fused.ranks}
+    if memory is not None and fused is not None:
+        ranks["fused"] = fused.ranks
+        scorers = {"memory": memory_scores(memory), **scorers}
     for name, scores in scorers.items():
         ranks[name] = rank_targets(scores, eval_set.histories, eval_set.targets_U, num_items=log.num_items)
     return EvaluationReport(

@@ -38,6 +38,11 @@ class Estimate:
         return f"{self.mean:.4f} ± {self.error:.4f}"
 
 
+def ndcg_gains(ranks_U: NDArray[np.integer], k: int) -> NDArray[np.float64]:
+    """NDCG@k of each user: 1 / log2(rank + 2) among the first k, else 0."""
+    return np.where((ranks_U >= 0) & (ranks_U < k), 1 / np.log2(np.maximum(ranks_U, 0) + 2.0), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankingMetrics:
     """Recall and NDCG where each user has exactly one relevant item.
@@ -61,10 +66,9 @@ class RankingMetrics:
         """From the rank of each user's item in its list, 0 first, MISS where it is not listed."""
         if len(ranks_U) == 0:
             raise ArgumentError("there is no user to measure: the split holds out no item (users need three interactions)")
-        gains_U = np.where(ranks_U >= 0, 1 / np.log2(np.maximum(ranks_U, 0) + 2.0), 0.0)
-        top_U = {k: (ranks_U >= 0) & (ranks_U < k) for k in (1, 5, 10)}
-        estimates = {f"recall_{k}": Estimate.from_values(top_U[k].astype(np.float64)) for k in (1, 5, 10)}
-        estimates |= {f"ndcg_{k}": Estimate.from_values(np.where(top_U[k], gains_U, 0.0)) for k in (5, 10)}
+        hits_U = {k: ((ranks_U >= 0) & (ranks_U < k)).astype(np.float64) for k in (1, 5, 10)}
+        estimates = {f"recall_{k}": Estimate.from_values(hits_U[k]) for k in (1, 5, 10)}
+        estimates |= {f"ndcg_{k}": Estimate.from_values(ndcg_gains(ranks_U, k)) for k in (5, 10)}
         return cls(users=len(ranks_U), **estimates)
 
     @property

@@ -11,11 +11,12 @@ from rich.table import Table
 from leafbeam.errors import DataError
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 
-SERVED = ("model", "fused")
-"""The rankings that a server of the run returns."""
+SERVED = ("model", "memory", "fused")
+"""The rankings that a server of the run returns: its channels."""
 
 LABELS = {
     "model": "leafbeam",
+    "memory": "item memory",
     "fused": "leafbeam and memory",
     "popularity": "most popular",
     "text": "nearest by text",
@@ -79,7 +80,7 @@ class Verdict:
         if errors <= 2:
             return f"{lead}: no clear difference. Evaluate more users, or train longer: leafbeam train --resume --minutes 30."
         if self.best in SERVED:
-            return f"{lead}: serve {best}."
+            return f'{lead}: serve the channel "{self.best}".'
         if self.best == "text":
             return f"{lead}: the log is small beside its texts. Train longer (leafbeam train --resume --minutes 30)."
         return f"{lead}: the model has not learnt enough. Train longer: leafbeam train --resume --minutes 30."

@@ -1,5 +1,7 @@
 """The synthetic shop: learnable interactions, and the promised distributions of its attributes."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow.compute as pc
 import pytest
@@ -126,8 +128,18 @@ def test_the_last_item_predicts_better_than_popularity(shop: Shop):
         ({"num_items": 50_000_000}, "titles"),
         ({"num_users": 0}, "at least one user"),
         ({"seed": -1}, "seed"),
+        ({"repeats": 1.0}, "share"),
     ],
 )
-def test_invalid_sizes_are_named(arguments: dict[str, int], message: str):
+def test_invalid_sizes_are_named(arguments: dict[str, Any], message: str):
     with pytest.raises(ArgumentError, match=message):
         make_shop(**arguments)
+
+
+def test_a_share_of_interactions_repeats_earlier_items():
+    def repeated(shop: Shop) -> float:
+        rows = list(zip(shop.interactions["user_id"].to_pylist(), shop.interactions["item_id"].to_pylist(), strict=True))
+        return 1 - len(set(rows)) / len(rows)
+
+    assert repeated(make_shop(num_items=400, num_users=300)) == 0
+    assert 0.35 < repeated(make_shop(num_items=400, num_users=300, repeats=0.5)) < 0.5

@@ -1,5 +1,6 @@
 """An item memory equals the formula of its docstring, in plain Python, and finds allowed items alone."""
 
+from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_scores_equal_the_formula(settings: dict[str, float]):
     for step, before in enumerate(history[::-1][: config.history]):
         row = {after: log(1 + count) for (first, after), count in counts.items() if first == before and count}
         for after in range(30):
-            score = row.get(after, 0.0) / max(row.values())
+            score = row.get(after, 0.0) / (config.shrinkage + max(row.values()))
             if after != before and bits[after].any() and bits[before].any():
                 score += config.text_weight * float(COSINE[(bits[after] != bits[before]).sum()])
             expected[after] += config.history_decay**step * score
@@ -118,8 +119,9 @@ def test_older_interactions_count_less_under_a_half_life():
     day = 86_400_000_000
     arguments = (range(3), np.array([0, 2, 4]), np.array([0, 1, 0, 2]))
     times = np.array([0, 0, 10 * day, 10 * day])
-    assert ItemMemory.fit(*arguments, times_E=times).search([0]).scores == (1.0, 1.0)
-    decayed = ItemMemory.fit(*arguments, times_E=times, config=MemoryConfig(half_life_days=10)).search([0])
+    plain = MemoryConfig(shrinkage=0.0)
+    assert ItemMemory.fit(*arguments, config=plain).search([0]).scores == (1.0, 1.0)
+    decayed = ItemMemory.fit(*arguments, times_E=times, config=replace(plain, half_life_days=10)).search([0])
     assert decayed.item_ids == (2, 1)
     assert decayed.scores[1] == pytest.approx(log(1.5) / log(2), abs=0.01)
     with pytest.raises(ArgumentError, match="times_E"):
