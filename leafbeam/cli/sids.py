@@ -66,9 +66,9 @@ def fit_sids(
         CollisionStrategy | None,
         option(
             "--collision-strategy",
-            "level, free, hungarian, sinkhorn, none.",
+            "spread, level, free, hungarian, sinkhorn, none.",
             VECTORS,
-            default="free; level if --codebooks",
+            default="spread; level if --codebooks",
             metavar="NAME",
         ),
     ] = None,
@@ -141,6 +141,7 @@ def fit_sids(
         )
     fitted.table.save(paths.sids)
     fitted.quantiser.save(paths.quantiser)
+    fitted.code_vectors.save(paths.quantiser, fitted.table)
     console.print(str(fitted.report), style="dim")
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)

@@ -63,7 +63,7 @@ def train(
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.index import Trie
     from leafbeam.retrieve import ItemMemory
-    from leafbeam.semid import SidTable, text_columns
+    from leafbeam.semid import CodeVectors, SidTable, text_columns
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
     from leafbeam.train.baselines import memory_scores, transition_baselines
@@ -125,6 +125,7 @@ def train(
                 device=device,
                 baselines={**transition_baselines(train_memory, split.train), "memory": memory_scores(train_memory)},
                 on_baselines=show_baselines,
+                code_vectors=CodeVectors.load(paths.quantiser, sids),
             )
     except KeyboardInterrupt:
         console.print("Stopped; the checkpoint is kept.")

@@ -59,6 +59,14 @@ class Transitions(NamedTuple):
         return self.items_C[entries], np.expm1(self.levels_C[entries] * self.step)
 
 
+class PairCounts(NamedTuple):
+    """Counts of item pairs by the row of the first item, then of the second."""
+
+    rows_C: NDArray[np.int64]
+    items_C: NDArray[np.int64]
+    counts_C: NDArray[np.float64]
+
+
 def count_transitions(
     indptr_U1: NDArray[np.integer],
     items_E: NDArray[np.integer],
@@ -66,6 +74,18 @@ def count_transitions(
     config: MemoryConfig,
     times_E: NDArray[np.integer] | None = None,
 ) -> Transitions:
+    """The transitions of histories (see `count_pairs`)."""
+    pairs = count_pairs(indptr_U1, items_E, num_items, config, times_E)
+    return Transitions.of_counts(*pairs, num_items, config.max_entries)
+
+
+def count_pairs(
+    indptr_U1: NDArray[np.integer],
+    items_E: NDArray[np.integer],
+    num_items: int,
+    config: MemoryConfig,
+    times_E: NDArray[np.integer] | None = None,
+) -> PairCounts:
     """Count the pairs of each history, oldest item first. times_E: microseconds, for `config.half_life_days`.
 
     Cost: one sort of at most 2 * distances * E pairs. Raises ArgumentError for item rows out of range.
@@ -90,4 +110,4 @@ def count_transitions(
     key_C, entry = np.unique(np.concatenate(keys), return_inverse=True)
     count_C = np.bincount(entry, np.concatenate(counts), len(key_C)).astype(np.float64)
     key_C, count_C = key_C[count_C > 0], count_C[count_C > 0]
-    return Transitions.of_counts(key_C // num_items, key_C % num_items, count_C, num_items, config.max_entries)
+    return PairCounts(key_C // num_items, key_C % num_items, count_C)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from leafbeam.semid.code_vectors import CodeVectors
     from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, RqVaeConfig
     from leafbeam.semid.embedding import Embedding, embed, text_columns, text_vectors
     from leafbeam.semid.fit import SidFit, fit_sids
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from leafbeam.semid.vectors import VectorBlocks, load_vectors
 
 __all__ = [
+    "CodeVectors",
     "CollisionStrategy",
     "Embedding",
     "EmbeddingConfig",

@@ -42,6 +42,22 @@ def add_level(codes_NL: NDArray[np.int64], priority_N: NDArray[np.number] | None
     return np.column_stack([codes_NL, number_N]), int(sizes.max())
 
 
+def spread_level(codes_NL: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """The codes with a level of `size` codes, different within a prefix, of which each has as many items as any other.
+
+    for the number i of each item in the order of its prefix: last code = i modulo size
+
+    The codes of a residual are shared by similar items, which a model then can hardly tell apart; these are shared by items
+    that have nothing in common. Raises CodesError where more items share a prefix than there are codes.
+    """
+    largest = int(group_sizes(codes_NL).max(initial=0))
+    if largest > size:
+        raise CodesError(f"{largest:,} items share a prefix, but the level has {size:,} codes: give it at least {largest:,}")
+    last_N = np.empty(len(codes_NL), np.int64)
+    last_N[np.lexsort(codes_NL.T[::-1])] = np.arange(len(codes_NL)) % size
+    return np.column_stack([codes_NL, last_N])
+
+
 def assign_free_codes(
     codes_NL: NDArray[np.int64],
     codebook_sizes: tuple[int, ...],

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from leafbeam.errors import ArgumentError
 
 Method = Literal["kmeans", "rqvae"]
-CollisionStrategy = Literal["level", "free", "hungarian", "sinkhorn", "none"]
+CollisionStrategy = Literal["spread", "level", "free", "hungarian", "sinkhorn", "none"]
 Gradient = Literal["straight-through", "rotation"]
 
 
@@ -82,12 +82,13 @@ class RqVaeConfig:
 class QuantiserConfig:
     """How vectors become codes.
 
-    codebook_sizes: one number a level. None: by the number of items, a large first level and then 64 codes, which trains faster
-    and recommends better than levels of equal size; four levels of 256 for an RQ-VAE.
+    codebook_sizes: one number a level. None: by the number of items, one large level, which trains faster and recommends better
+    than levels of equal size (two beyond 200,000 items); four levels of 256 for an RQ-VAE.
     method: "kmeans" quantises the vectors, "rqvae" a learned latent space.
-    collision_strategy: for items with equal codes: "level" numbers them in an extra level; "free", "hungarian" and "sinkhorn"
-    move them to free codes of the last level (`assign_free_codes`); "none" lets them share a SID. None: "level" for
-    codebook_sizes of your own; else "free", or "level" where a prefix has more items than the last level has codes.
+    collision_strategy: for items with equal codes. "spread" and "level" add a level: "spread" of `spread_codes` codes, each of
+    one item or of few and unlike ones; "level" numbers the items of each SID (TIGER). "free", "hungarian" and "sinkhorn" move
+    items to free codes of the last level (`assign_free_codes`); "none" lets them share a SID. None: "spread", but "level" for
+    an RQ-VAE or codebook_sizes of your own.
     """
 
     codebook_sizes: tuple[int, ...] | None = None
@@ -104,20 +105,33 @@ class QuantiserConfig:
         if self.codebook_sizes is not None:
             object.__setattr__(self, "codebook_sizes", check_codebook_sizes(self.codebook_sizes))
 
+    @property
+    def default_collision_strategy(self) -> CollisionStrategy:
+        """What `collision_strategy=None` stands for."""
+        return "spread" if self.codebook_sizes is None and self.method == "kmeans" else "level"
+
     def sizes_for(self, num_items: int) -> tuple[int, ...]:
         """The codebook sizes for so many items.
 
         >>> QuantiserConfig().sizes_for(12_000)
-        (2048, 64)
+        (2048,)
         """
         if self.codebook_sizes is not None:
             return self.codebook_sizes
         if self.method == "rqvae":
             return (256, 256, 256, 256)
-        first = 2 ** round(log2(max(num_items, 1) / 6))  # about six items a code
-        if first <= 4096:
-            return (min(max(first, 16), 2048), 64)
-        return (2048, 256, 64)
+        if num_items > 200_000:
+            return (2048, 256)
+        return (min(max(2 ** round(log2(max(num_items, 1) / 6)), 16), 2048),)  # about six items a code
+
+
+def spread_codes(num_items: int, largest: int) -> int:
+    """The codes of the level that "spread" adds: one an item, at most 16,384 unless a prefix has more items.
+
+    >>> spread_codes(12_000, largest=40)
+    12000
+    """
+    return max(min(num_items, 16_384), largest)
 
 
 def check_choice(name: str, value: object, literal: Any) -> None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes
-from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig
+from leafbeam.semid.code_vectors import CodeVectors
+from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
+from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, spread_codes
 from leafbeam.semid.embedding import Embedding, Sessions, embed
 from leafbeam.semid.quantiser import Progress, Quantiser
 from leafbeam.semid.report import LevelReport, SidReport, neighbour_overlap
@@ -23,10 +24,11 @@ from leafbeam.semid.vectors import check_vectors
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidFit:
-    """The SIDs, the quantiser that made them (it also encodes new items), and the report."""
+    """The SIDs, the quantiser that made them (it also encodes new items), the vectors of their codes, and the report."""
 
     table: SidTable
     quantiser: Quantiser
+    code_vectors: CodeVectors
     report: SidReport
 
 
@@ -75,11 +77,11 @@ def fit_sids(
     fitted.fit(embedded.vectors_ND, progress)
     encoded_NL, residuals_NZ = fitted.encode_with_residuals(embedded.vectors_ND)
     codes, sizes = encoded_NL, fitted.codebook_sizes
-    strategy = config.collision_strategy
-    if strategy is None:
-        crowded = group_sizes(encoded_NL[:, :-1]).max(initial=0) > sizes[-1]
-        strategy = "level" if crowded or config.codebook_sizes is not None else "free"
-    if strategy == "level":
+    strategy = config.collision_strategy or config.default_collision_strategy
+    if strategy == "spread":
+        extra = spread_codes(len(items), int(group_sizes(encoded_NL).max(initial=0)))
+        codes, sizes = spread_level(encoded_NL, extra), (*sizes, extra)
+    elif strategy == "level":
         popularity_N = None if sessions is None else np.bincount(sessions.items_E, minlength=len(items))
         codes, extra = add_level(encoded_NL, popularity_N)
         sizes = (*sizes, extra)
@@ -88,6 +90,7 @@ def fit_sids(
     return SidFit(
         table=SidTable(item_ids=numpy_ids(items["item_id"]), codes=codes, codebook_sizes=sizes),
         quantiser=fitted,
+        code_vectors=CodeVectors.of_items(embedded.vectors_ND, codes, sizes),
         report=_report(embedded, fitted, encoded_NL, codes, sizes, config.method, strategy),
     )
 

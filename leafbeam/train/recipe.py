@@ -64,7 +64,10 @@ class Recipe:
     learning_rate: its peak. warmup: share of the budget over which it rises; then it falls along a cosine to 0. A run that is
     resumed with a larger budget continues at the learning rate of its share of that budget.
     weight_decay: of matrices and embeddings, not of norms. betas: AdamW's. clip_norm: of the whole gradient.
-    label_smoothing: share of the target's mass that is spread over the codes of its level.
+    label_smoothing: share of the target's mass that is spread over the codes of its level. graph_weight: share of the loss that
+    asks for what a transition graph of the training part expects, in place of the next item alone (`GraphTeacher`), 0: none;
+    graph_items: how many items it names. sampled_codes: a last level of more codes is trained on so many drawn ones, and on
+    those under the item's prefix (`SampledLevel`).
     precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
     threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
     validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept. Left out are
@@ -96,6 +99,9 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
     label_smoothing: float = 0.05
+    graph_weight: float = 0.6
+    graph_items: int = 60
+    sampled_codes: int = 512
     precision: Precision = "auto"
     threads: int = 1
     validations: int = 12
@@ -105,14 +111,14 @@ class Recipe:
     user_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_tokens", "threads", "validation_users"):
+        for name in ("max_items", "batch_tokens", "threads", "validation_users", "graph_items", "sampled_codes"):
             _check_whole(name, getattr(self, name), low=1)
         for name in ("seed", "validations", "patience", "num_users"):
             _check_whole(name, getattr(self, name), low=0)
         for name in ("learning_rate", "clip_norm"):
             _check_number(name, getattr(self, name), low=0, exclusive=True)
         _check_number("weight_decay", self.weight_decay, low=0)
-        for name in ("warmup", "label_smoothing", "dropout", "user_dropout"):
+        for name in ("warmup", "label_smoothing", "dropout", "user_dropout", "graph_weight"):
             _check_number(name, getattr(self, name), low=0, below=1)
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
@@ -168,6 +174,8 @@ class Recipe:
         try:
             settings: dict[str, Any] = json.loads(text)
             settings["budget"] = Budget(**settings["budget"])
+            old = {"graph_weight": 0.0, "sampled_codes": 2**62}  # a recipe of before there were these settings
+            settings = old | settings
             return cls(**settings)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CheckpointError(f"the recipe of the checkpoint cannot be read ({error}): train again") from error

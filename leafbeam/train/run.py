@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ItemIdError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
-from leafbeam.semid import SidTable
+from leafbeam.semid import CodeVectors, SidTable
 from leafbeam.train.baselines import ScoreFn
 from leafbeam.train.checkpoint import Checkpoint
 from leafbeam.train.evaluation import Validation
@@ -39,6 +39,7 @@ def train(
     parallel: DataParallel | None = None,
     baselines: Mapping[str, ScoreFn] | None = None,
     on_baselines: Callable[[Mapping[str, float]], None] | None = None,
+    code_vectors: CodeVectors | None = None,
 ) -> AnyModel:
     """Train a model on the training part of a split, and save it.
 
@@ -48,6 +49,7 @@ def train(
     sample of users selects the best weights, and training ends when it no longer rises; a split without validation items
     (`Split.with_valid`) is trained to the end of the budget. Test items are never read.
 
+    code_vectors: of `fit_sids`, where the embeddings of the codes begin; None: at random.
     on_baselines: called at the start with Recall@10 of popularity and of `baselines` on the same users.
     Raises ItemIdError where an item has no SID, CheckpointError, TrainingError.
     """
@@ -55,6 +57,8 @@ def train(
     vocabulary = recipe.vocabulary(sids.codebook_sizes)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
+    if code_vectors is not None:
+        _embed_codes(model, code_vectors, recipe)
     codes_NL = codes_of_log(log, sids)
     validate = None
     if recipe.validations and len(split.valid_users()):
@@ -82,6 +86,18 @@ def train(
         summary["baselines"] = {} if validate is None else validate.recalls
         (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return model
+
+
+@torch.no_grad()
+def _embed_codes(model: AnyModel, code_vectors: CodeVectors, recipe: Recipe) -> None:
+    """Set the embedding and the head of the codes that have items, as large as random ones."""
+    embeddings = code_vectors.embeddings(recipe.hidden_size, seed=recipe.seed)
+    for level, vectors_VW in enumerate(embeddings):
+        known_V = ~np.isnan(vectors_VW[:, 0])
+        tokens_V = torch.from_numpy(model.vocabulary.level_tokens(level)[known_V])
+        for weight in {id(w): w for w in (model.embedding.weight, model.head_weight)}.values():
+            rows_VW = torch.from_numpy(vectors_VW[known_V]) * weight[tokens_V].std().clamp(min=1e-6).cpu()
+            weight[tokens_V.to(weight.device)] = rows_VW.to(weight)
 
 
 def codes_of_log(log: InteractionLog, sids: SidTable) -> NDArray[np.int64]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,8 +19,10 @@ from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
 from leafbeam.train.histories import Histories
+from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
 from leafbeam.train.recipe import Recipe
+from leafbeam.train.teacher import GraphTeacher
 from leafbeam.train.threads import torch_threads
 
 
@@ -90,6 +91,12 @@ class Trainer:
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
+        self._teacher = self._sampled = None
+        if recipe.graph_weight:
+            self._teacher = GraphTeacher(histories, len(codes_NL), num_targets=recipe.graph_items)
+        last = model.vocabulary.codebook_sizes[-1]
+        if last > recipe.sampled_codes:
+            self._sampled = SampledLevel(codes_NL, last, drawn=recipe.sampled_codes, device=model.device)
         self._data = fingerprint(histories, codes_NL, self._users_U)
         self._validate, self._parallel = validate, parallel or DataParallel()
         self._best: dict[str, Tensor] = {}
@@ -185,18 +192,42 @@ class Trainer:
         )
 
     def loss(self, items_BT: Tensor, users_B: Tensor | None = None) -> Tensor:
-        """Nats an item: the cross-entropy over each level's codes, summed, plus the router loss of experts."""
+        """Nats an item: the cross-entropy over each level's codes, summed, plus the router loss of experts.
+
+        target of a level: (1 - w) next item's code, label-smoothed, + w soft targets' codes
+            w = graph_weight x the mass of the soft targets that share the next item's codes of the levels before
+        """
         tokens_BTL = self._tokens_NL[items_BT]
         with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             hidden_BPLD, router_loss = _predict(self.model, tokens_BTL, self._dropout, users_B)
-            logits_L = [self.model.head(hidden_BPLD[:, :, level], level) for level in range(tokens_BTL.shape[2])]
-        codes_BPL = self._codes_NL[items_BT][:, -hidden_BPLD.shape[1] :]
-        smoothing = self.recipe.label_smoothing
-        losses_L = [
-            F.cross_entropy(logits.flatten(0, 1).float(), codes_BPL[:, :, level].flatten(), label_smoothing=smoothing)
-            for level, logits in enumerate(logits_L)
-        ]
-        return torch.stack(losses_L).sum() + router_loss
+            full = range(tokens_BTL.shape[2] - (self._sampled is not None))
+            logits_L = [self.model.head(hidden_BPLD[:, :, level], level) for level in full]
+        predicted = hidden_BPLD.shape[1]
+        codes_PL = self._codes_NL[items_BT][:, -predicted:].flatten(0, 1)
+        targets = self._targets(items_BT, codes_PL)
+        loss, smoothing = torch.zeros((), device=self.model.device), self.recipe.label_smoothing
+        for logits, target in zip(logits_L, targets, strict=False):
+            loss = loss + full_loss(logits.flatten(0, 1).float(), target, label_smoothing=smoothing)
+        if self._sampled is not None:
+            weight_VD = self.model.vocabulary.level_rows(self.model.head_weight, len(targets) - 1)
+            hidden_PD, items_P = hidden_BPLD[:, :, -1].flatten(0, 1).float(), items_BT[:, -predicted:].flatten()
+            loss = loss + self._sampled.loss(hidden_PD, weight_VD, items_P, targets[-1], self._dropout)
+        return loss + router_loss
+
+    def _targets(self, items_BT: Tensor, codes_PL: Tensor) -> list[LevelTarget]:
+        """The targets of each level, for the last items of the windows."""
+        levels, weight = codes_PL.unbind(1), self.recipe.graph_weight
+        if self._teacher is None:
+            return [LevelTarget(codes_P=codes_P, soft_PR=None, weights_PR=codes_P, weight=0) for codes_P in levels]
+        first = items_BT.shape[1] - len(codes_PL) // len(items_BT)
+        soft = self._teacher.targets(items_BT.cpu().numpy(), first)
+        weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
+        codes_PRL = self._codes_NL[torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)]
+        targets: list[LevelTarget] = []
+        for codes_P, soft_PR in zip(levels, codes_PRL.unbind(2), strict=True):
+            targets.append(LevelTarget(codes_P=codes_P, soft_PR=soft_PR, weights_PR=weights_PR, weight=weight))
+            weights_PR = weights_PR * (soft_PR == codes_P[:, None])
+        return targets
 
     def checkpoint(self) -> Checkpoint:
         """A snapshot of the run (copies of the weights and of AdamW's moments); in a sharded run a collective call."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leafbeam.errors import ArgumentError, CodesError
-from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes
+from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
 
 tables = st.integers(0, 20).flatmap(
     lambda rows: st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=rows, max_size=rows)
@@ -101,3 +101,17 @@ def test_dead_codes_are_used_when_live_ones_run_out():
         assert set(moved[:, 1].tolist()) == {0, 1, 2}
     with pytest.raises(ArgumentError, match="assignment='best'"):
         assign_free_codes(codes, (1, 9), np.zeros((3, 1), np.float32), last, "best")
+
+
+def test_spread_codes_differ_within_a_prefix_and_have_as_many_items_each():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 5, (200, 2))
+    spread = spread_level(codes, 40)
+    assert (spread[:, :2] == codes).all()
+    assert len(np.unique(spread, axis=0)) == 200
+    assert (np.bincount(spread[:, 2], minlength=40) == 5).all()
+    largest = group_sizes(codes).max()
+    assert len(np.unique(spread_level(codes, int(largest)), axis=0)) == 200
+    with pytest.raises(CodesError, match=f"at least {largest}"):
+        spread_level(codes, int(largest) - 1)
+    assert spread_level(np.empty((0, 2), np.int64), 4).shape == (0, 3)

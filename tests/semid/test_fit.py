@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from leafbeam.errors import ArgumentError, CodesError, DataError
-from leafbeam.semid import EmbeddingConfig, QuantiserConfig, RqVae, RqVaeConfig, fit_sids, plot_report
+from leafbeam.errors import ArgumentError, CheckpointError, CodesError, DataError
+from leafbeam.semid import CodeVectors, EmbeddingConfig, QuantiserConfig, RqVae, RqVaeConfig, SidTable, fit_sids, plot_report
 from leafbeam.semid.report import neighbour_overlap
 from leafbeam.train import leave_one_out, load_log
 
@@ -153,25 +153,56 @@ def test_beauty_has_few_collisions_and_used_codebooks_in_under_a_minute():
     report = fit_sids(log.items, leave_one_out(log).train).report
     assert time.process_time() - start < 60
     assert report.largest_group <= 32
-    assert [level.codebook_size for level in report.levels] == [2048, 64]
+    assert [level.codebook_size for level in report.levels] == [2048, 12101]
     assert report.distinct_after == report.items
-    assert [level.codes_used for level in report.levels] == [2048, 64]
+    assert [level.codes_used for level in report.levels] == [2048, 12101]
     assert report.levels[0].perplexity > 1000
 
 
-def test_default_codes_are_free_ones_and_get_a_level_where_a_prefix_has_too_many_items():
+def test_default_codes_are_spread_over_a_last_level_that_is_as_large_as_the_largest_prefix():
     fit = fit_sids(items(), None)
-    assert fit.table.codebook_sizes == (16, 64)
-    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("free", 60)
+    assert fit.table.codebook_sizes == (16, 60)
+    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("spread", 60)
     same = pa.table({"item_id": list(range(90)), "title": ["tea"] * 80 + [f"cup {row}" for row in range(10)]})
     fit = fit_sids(same, None)
-    assert fit.table.codebook_sizes[:2] == (16, 64)
-    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("level", 90)
+    assert fit.table.codebook_sizes == (16, 90)
+    assert (fit.report.collision_strategy, fit.report.distinct_after) == ("spread", 90)
+
+
+def test_code_vectors_are_the_means_of_their_items_and_come_back_from_their_file(tmp_path):
+    fit = fit_sids(items(), None)
+    first, last = fit.code_vectors.levels
+    assert (first.shape[0], last.shape[0]) == (16, 60)
+    assert np.isnan(first).all(axis=1).tolist() == (np.bincount(fit.table.codes[:, 0], minlength=16) == 0).tolist()
+    counts = np.bincount(fit.table.codes[:, 0], minlength=16)
+    of_items = last[fit.table.codes[:, 1]]  # each item has its own
+    for code in np.flatnonzero(counts):
+        np.testing.assert_allclose(first[code], of_items[fit.table.codes[:, 0] == code].mean(axis=0), atol=1e-5)
+    for width in (8, 96, 512):
+        rows = np.concatenate(fit.code_vectors.embeddings(width, seed=3))
+        assert rows.shape == (76, width)
+        assert np.nanmean(rows**2) == pytest.approx(1, rel=1e-3)
+    fit.code_vectors.save(tmp_path, fit.table)
+    loaded = CodeVectors.load(tmp_path, fit.table)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(loaded.levels, fit.code_vectors.levels, strict=True))
+
+
+def test_code_vectors_of_other_sids_or_in_a_damaged_file_are_refused(tmp_path):
+    fit = fit_sids(items(), None)
+    assert CodeVectors.load(tmp_path, fit.table) is None
+    fit.code_vectors.save(tmp_path, fit.table)
+    other = SidTable(item_ids=fit.table.item_ids, codes=fit.table.codes[::-1], codebook_sizes=fit.table.codebook_sizes)
+    with pytest.raises(CheckpointError, match="other Semantic IDs"):
+        CodeVectors.load(tmp_path, other)
+    (path,) = tmp_path.glob("code_vectors*")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="fit-sids"):
+        CodeVectors.load(tmp_path, fit.table)
 
 
 @pytest.mark.parametrize(
     ("num_items", "sizes"),
-    [(0, (16, 64)), (1, (16, 64)), (300, (64, 64)), (12_101, (2048, 64)), (30_000, (2048, 64)), (10**6, (2048, 256, 64))],
+    [(0, (16,)), (1, (16,)), (300, (64,)), (12_101, (2048,)), (200_000, (2048,)), (10**6, (2048, 256))],
 )
 def test_the_first_codebook_grows_with_the_items(num_items: int, sizes: tuple[int, ...]):
     assert QuantiserConfig().sizes_for(num_items) == sizes

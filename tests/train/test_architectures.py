@@ -14,6 +14,7 @@ from leafbeam.train.batches import Batches
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
+    graph_weight=0.0,
     budget=Budget(steps=10),
     architecture="encoder-decoder",
     hidden_size=16,

@@ -28,6 +28,7 @@ from leafbeam.train.trainer import AVERAGE_POWER
 
 SIZES = (4, 5, 2)
 TINY = Recipe(
+    graph_weight=0.0,
     budget=Budget(steps=12),
     hidden_size=16,
     intermediate_size=32,

@@ -1,0 +1,83 @@
+"""CodeVectors: what the items of each code have in common, as the model's first embedding of its tokens.
+
+Shapes: N items, D dimensions of a vector, L levels, V codes of a level, W width of a model.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from leafbeam.errors import CheckpointError
+from leafbeam.files import replacing
+from leafbeam.semid.table import SidTable
+
+_FILE = "code_vectors.safetensors"
+_DIMS = 256  # of the principal axes that are kept: more than most models are wide
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CodeVectors:
+    """The mean vector of the items of each code, on the principal axes of all items; NaN for a code without an item.
+
+    A model whose token embeddings begin there, rather than at random numbers, starts from the items' texts and co-occurrence:
+    it reaches the same recall in fewer passes, and a higher one in the end.
+
+    levels: one float32 (V, D) a level, of mean square about 1, the axis of largest variance first.
+    """
+
+    levels: tuple[NDArray[np.float32], ...]
+
+    @classmethod
+    def of_items(cls, vectors_ND: NDArray[np.float32], codes_NL: NDArray[np.int64], sizes: tuple[int, ...]) -> "CodeVectors":
+        """From the items' vectors and codes. Cost: one D x D eigendecomposition, and N D (D + L)."""
+        centred_ND = vectors_ND - vectors_ND.mean(axis=0)
+        _, axes_DD = np.linalg.eigh(centred_ND.T.astype(np.float64) @ centred_ND)
+        projected_ND = centred_ND @ axes_DD[:, ::-1][:, :_DIMS].astype(np.float32)
+        levels: list[NDArray[np.float32]] = []
+        for level, size in enumerate(sizes):
+            sums_VD = np.zeros((size, projected_ND.shape[1]), np.float32)
+            np.add.at(sums_VD, codes_NL[:, level], projected_ND)
+            counts_V = np.bincount(codes_NL[:, level], minlength=size)[:, None]
+            levels.append(np.where(counts_V, sums_VD / np.maximum(counts_V, 1), np.nan).astype(np.float32))
+        return cls(levels=tuple(levels))
+
+    def embeddings(self, width: int, *, seed: int = 0) -> tuple[NDArray[np.float32], ...]:
+        """Rows of `width` dimensions and mean square 1 on the whole, one array a level, NaN for a code without an item.
+
+        The axes are rotated at random, by the seed, so that all heads of a model see all of them.
+        """
+        rotation_WW = np.linalg.qr(np.random.default_rng(seed).normal(size=(width, width)))[0].astype(np.float32)
+        first = [level_VD[:, :width] for level_VD in self.levels]
+        padded = [np.pad(level_VD, ((0, 0), (0, width - level_VD.shape[1]))) for level_VD in first]
+        square = np.nanmean(np.concatenate(padded) ** 2)
+        return tuple((level_VW @ rotation_WW) / np.sqrt(max(square, 1e-12)) for level_VW in padded)
+
+    def save(self, directory: str | Path, sids: SidTable) -> None:
+        """Write one file beside the quantiser's; `sids`: the table that the codes are of."""
+        tensors = {f"level_{level}": vectors_VD for level, vectors_VD in enumerate(self.levels)}
+        with replacing(Path(directory) / _FILE) as part:
+            save_file(tensors, part, metadata={"sids": sids.digest})
+
+    @classmethod
+    def load(cls, directory: str | Path, sids: SidTable) -> "CodeVectors | None":
+        """Read what `save` wrote; None where there is no file, as beside SIDs from elsewhere.
+
+        Raises CheckpointError for a damaged file, or one of other SIDs.
+        """
+        path = Path(directory) / _FILE
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="np") as file:
+                digest = (file.metadata() or {}).get("sids")
+                levels = tuple(file.get_tensor(f"level_{level}") for level in range(sids.num_levels))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise CheckpointError(f"{path} does not hold vectors of codes ({error}): run `leafbeam fit-sids`") from error
+        shapes = [vectors.shape[:1] for vectors in levels if vectors.ndim == 2 and vectors.dtype == np.float32]
+        if digest != sids.digest or shapes != [(size,) for size in sids.codebook_sizes]:
+            raise CheckpointError(f"{path} is of other Semantic IDs: run `leafbeam fit-sids` again, or remove the file")
+        return cls(levels=levels)

@@ -1,0 +1,102 @@
+"""Losses over the codes of one level: of all codes, or of a sample where the last level is wide.
+
+Shapes: N items, P predicted items, D hidden, V codes of the level, R items of a soft target, M pairs of an item and a sibling
+(an item of the same prefix), K drawn codes.
+"""
+
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+_NEVER = -1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LevelTarget:
+    """What a level should predict.
+
+    codes_P: the next item's code. soft_PR: codes of a soft target, or None; weights_PR: their weights, of sum 1 or less.
+    weight: share of the soft target in the loss, where its weights sum to 1.
+    """
+
+    codes_P: Tensor
+    soft_PR: Tensor | None
+    weights_PR: Tensor
+    weight: float
+
+    def mix(self, hard_P: Tensor, normaliser_P: Tensor, expected_P: Tensor) -> Tensor:
+        """The mean loss. hard_P: of the next item; expected_P: the sum of the soft target's weights times logits."""
+        if self.soft_PR is None:
+            return hard_P.mean()
+        mass_P = self.weights_PR.sum(1)
+        soft_P = normaliser_P - expected_P / mass_P.clamp(min=1e-9)
+        share_P = self.weight * mass_P
+        return torch.where(mass_P > 0, (1 - share_P) * hard_P + share_P * soft_P, hard_P).mean()
+
+
+def full_loss(logits_PV: Tensor, target: LevelTarget, *, label_smoothing: float) -> Tensor:
+    """The cross-entropy over all codes of a level, in nats."""
+    hard_P = F.cross_entropy(logits_PV, target.codes_P, label_smoothing=label_smoothing, reduction="none")
+    if target.soft_PR is None:
+        return hard_P.mean()
+    expected_P = (logits_PV.gather(1, target.soft_PR) * target.weights_PR).sum(1)
+    return target.mix(hard_P, logits_PV.logsumexp(1), expected_P)
+
+
+class SampledLevel:
+    """The cross-entropy over a last level of many codes: over those under the item's prefix, and some drawn ones.
+
+    log Z = log(sum over siblings' codes of exp(logit) + (V / K) * sum over K drawn codes, siblings left out, of exp(logit))
+
+    The codes under the prefix are those that a constrained search chooses from; the drawn ones stand for the rest, so that Z
+    estimates the sum over the whole codebook (sampled softmax: Bengio and Senecal, 2008). Cost: (K + M / P) D an item, not V D.
+    """
+
+    def __init__(self, codes_NL: NDArray[np.int64], num_codes: int, *, drawn: int, device: torch.device) -> None:
+        prefix_N = np.unique(codes_NL[:, :-1], axis=0, return_inverse=True)[1].reshape(-1)
+        order_N = np.argsort(prefix_N, kind="stable")
+        counts = np.bincount(prefix_N)
+        starts = np.cumsum(counts) - counts
+        self._codes_N = torch.from_numpy(codes_NL[order_N, -1]).to(device)  # of the items, by prefix
+        self._first_N, self._count_N = (torch.from_numpy(x[prefix_N]).to(device) for x in (starts, counts))
+        self._num_codes, self._drawn = num_codes, min(drawn, num_codes)
+
+    def loss(
+        self, hidden_PD: Tensor, weight_VD: Tensor, items_P: Tensor, target: LevelTarget, draws: torch.Generator
+    ) -> Tensor:
+        """Nats; `draws` makes the sample, one for all items."""
+        count_P = self._count_N[items_P]
+        pair_M = torch.repeat_interleave(torch.arange(len(items_P), device=items_P.device), count_P)
+        ends_P = count_P.cumsum(0)
+        within_M = torch.arange(len(pair_M), device=items_P.device) - (ends_P - count_P)[pair_M]
+        codes_M = self._codes_N[self._first_N[items_P][pair_M] + within_M]
+        siblings_M = (hidden_PD[pair_M] * weight_VD[codes_M]).sum(1)
+        drawn_K = torch.randperm(self._num_codes, generator=draws, device=draws.device)[: self._drawn]
+        logits_PK = hidden_PD @ weight_VD[drawn_K].T + log(self._num_codes / self._drawn)
+        column_V = torch.full((self._num_codes,), -1, device=items_P.device)
+        column_V[drawn_K] = torch.arange(self._drawn, device=items_P.device)
+        drawn_M = column_V[codes_M] >= 0
+        siblings_PK = torch.zeros(logits_PK.shape, dtype=torch.bool, device=items_P.device)
+        siblings_PK[pair_M[drawn_M], column_V[codes_M][drawn_M]] = True
+        drawn_P = logits_PK.masked_fill(siblings_PK, _NEVER).logsumexp(1)
+        normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
+        logit_P = (hidden_PD * weight_VD[target.codes_P]).sum(1)
+        expected_P = torch.zeros_like(logit_P)
+        if target.soft_PR is not None:
+            row_S, column_S = target.weights_PR.nonzero(as_tuple=True)
+            logit_S = (hidden_PD[row_S] * weight_VD[target.soft_PR[row_S, column_S]]).sum(1)
+            expected_P = expected_P.index_add(0, row_S, logit_S * target.weights_PR[row_S, column_S])
+        return target.mix(normaliser_P - logit_P, normaliser_P, expected_P)
+
+
+def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:
+    """The log-sum-exp of the values of each segment, none of them empty."""
+    largest = torch.full((segments,), -torch.inf, device=values_M.device, dtype=values_M.dtype)
+    largest = largest.scatter_reduce(0, segment_M, values_M.detach(), "amax")
+    sums = torch.zeros_like(largest).index_add(0, segment_M, (values_M - largest[segment_M]).exp())
+    return sums.log() + largest

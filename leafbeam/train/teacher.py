@@ -1,0 +1,105 @@
+"""GraphTeacher: soft targets of training, from the transitions between the items of all histories.
+
+Shapes: N items, C counted pairs, B windows of a batch, T items of each, P = B x (T - first) targets, R items of a soft target.
+"""
+
+# numba has no types.
+# pyright: basic, reportCallIssue=false
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.jit import njit
+from leafbeam.retrieve.config import MemoryConfig
+from leafbeam.retrieve.transitions import count_pairs
+from leafbeam.train.histories import Histories
+
+
+class SoftTargets(NamedTuple):
+    """items_PR: int32 item rows, largest weight first. weights_PR: float32, rows of sum 1, or of zeros: nothing is known."""
+
+    items_PR: NDArray[np.int32]
+    weights_PR: NDArray[np.float32]
+
+
+class GraphTeacher:
+    """What a transition graph expects next, without what it has learnt from the very pair that is to be predicted.
+
+    for each position, over the newest items of the window, each older one at `history_decay`:
+        weight(item) += count(pair) / the counts of its row     less the pair (newest item, target) itself, once
+    drop the items of the window before the position, keep the `num_targets` largest, scale them to sum 1
+
+    A model that is asked for the next item alone takes many passes to find out which others are as likely; here it is told
+    (distillation: Hinton et al., 2015, with a graph for the teacher).
+    """
+
+    def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig | None = None) -> None:
+        self._config, self._num_targets = config or MemoryConfig(), num_targets
+        pairs = count_pairs(histories.indptr_U1, histories.items_E, num_items, self._config)
+        self._items_C, self._counts_C = pairs.items_C.astype(np.int32), pairs.counts_C.astype(np.float32)
+        self._indptr_N1 = np.searchsorted(pairs.rows_C, np.arange(num_items + 1))
+        self._sums_N = np.bincount(pairs.rows_C, pairs.counts_C, num_items).astype(np.float32)
+        self._scratch_N = np.zeros(num_items, np.float32)
+
+    def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
+        """For each item of the windows from position `first` on. Cost: the entries of `history` rows, and their sort, each."""
+        config = self._config
+        shape = items_BT.shape[0] * (items_BT.shape[1] - first), self._num_targets
+        targets = SoftTargets(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+        arrays = self._indptr_N1, self._items_C, self._counts_C, self._sums_N, self._scratch_N
+        decays = config.history, config.history_decay, config.distances, config.distance_decay
+        _targets(items_BT.astype(np.int32), first, *arrays, *decays, *targets)
+        return targets
+
+
+@njit(cache=True, nogil=True)
+def _targets(
+    items_BT,
+    first,
+    indptr_N1,
+    items_C,
+    counts_C,
+    sums_N,
+    scratch_N,
+    history,
+    history_decay,
+    distances,
+    distance_decay,
+    out_PR,
+    weights_PR,
+):
+    num_targets = out_PR.shape[1]
+    touched = np.empty(scratch_N.size, np.int32)
+    for b in range(items_BT.shape[0]):
+        for t in range(max(first, 1), items_BT.shape[1]):
+            p = b * (items_BT.shape[1] - first) + t - first
+            target, weight, found = items_BT[b, t], np.float32(1), 0
+            for back in range(min(history, t)):
+                row = items_BT[b, t - 1 - back]
+                own = np.float32(distance_decay**back) if back < distances else np.float32(0)
+                total = sums_N[row] - own
+                if total > 1e-4:
+                    for entry in range(indptr_N1[row], indptr_N1[row + 1]):
+                        item, count = items_C[entry], counts_C[entry]
+                        if item == target:
+                            count -= own
+                        if count > 1e-4:
+                            if scratch_N[item] == 0:
+                                touched[found] = item
+                                found += 1
+                            scratch_N[item] += weight * count / total
+                weight *= np.float32(history_decay)
+            for s in range(t):
+                scratch_N[items_BT[b, s]] = 0
+            values = np.empty(found, np.float32)
+            for at in range(found):
+                values[at] = scratch_N[touched[at]]
+                scratch_N[touched[at]] = 0
+            order = np.argsort(-values)[:num_targets]
+            total = values[order].sum()
+            if total > 0:
+                for at in range(order.size):
+                    out_PR[p, at] = touched[order[at]]
+                    weights_PR[p, at] = values[order[at]] / total
