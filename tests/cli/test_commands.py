@@ -99,7 +99,7 @@ def test_a_command_too_early_names_the_one_to_run_first(tmp_path: Path, words: t
         (("fit-sids", "--format", "xml"), "not one of 'tables', 'amazon', 'movielens'"),
         (("fit-sids", "--codebooks", "12,x"), "such as 256,256,256"),
         (("fit-sids", "--codebooks", "0,4"), "of each level, at least 1"),
-        (("fit-sids", "--collision-strategy", "glue"), "not one of 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
+        (("fit-sids", "--collision-strategy", "glue"), "not one of 'spread', 'level', 'free', 'hungarian', 'sinkhorn', 'none'"),
         (("fit-sids", "--format", "movielens", "--items", "m.csv"), "goes with --format tables or amazon"),
         (("fit-sids", "--format", "amazon", "--time-unit", "ms"), "--time-unit goes with --format tables"),
         (("fit-sids", "--format", "movielens", "--text-ids"), "--text-ids goes with --format tables"),
