@@ -17,6 +17,10 @@ from leafbeam.retrieve.transitions import count_pairs
 from leafbeam.train.histories import Histories
 
 
+_NEAR = MemoryConfig(distances=3, distance_decay=0.6, reverse=0.5)
+"""Pairs further apart would make targets several times as costly."""
+
+
 class SoftTargets(NamedTuple):
     """items_PR: int32 item rows, largest weight first. weights_PR: float32, rows of sum 1, or of zeros: nothing is known."""
 
@@ -35,8 +39,8 @@ class GraphTeacher:
     (distillation: Hinton et al., 2015, with a graph for the teacher).
     """
 
-    def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig | None = None) -> None:
-        self._config, self._num_targets = config or MemoryConfig(), num_targets
+    def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig = _NEAR) -> None:
+        self._config, self._num_targets = config, num_targets
         pairs = count_pairs(histories.indptr_U1, histories.items_E, num_items, self._config)
         self._items_C, self._counts_C = pairs.items_C.astype(np.int32), pairs.counts_C.astype(np.float32)
         self._indptr_N1 = np.searchsorted(pairs.rows_C, np.arange(num_items + 1))
