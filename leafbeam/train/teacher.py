@@ -16,7 +16,6 @@ from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.transitions import count_pairs
 from leafbeam.train.histories import Histories
 
-
 _NEAR = MemoryConfig(distances=3, distance_decay=0.6, reverse=0.5)
 """Pairs further apart would make targets several times as costly."""
 
