@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce figures gpu clean
+.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce peers figures gpu clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -52,6 +52,10 @@ reproduce: .venv/.dev
 	for name in $(or $(NAME),static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 
+# vLLM for CPUs in an environment of its own, for `python -m benchmarks production`; without it, its rows say that it is missing.
+peers: .venv-peers/.installed
+	@du -sh .venv-peers
+
 # The numbers and plots of the README and docs/results, from the newest rows that are not refused.
 figures: .venv/.dev
 	$(BIN)/python -m benchmarks figures
@@ -74,5 +78,12 @@ gpu:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@ .venv/.demo
 
+# vLLM needs none of the three, and those it would bring were built for another torch.
+.venv-peers/.installed: benchmarks/peers/vllm-requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	.venv-peers/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf .venv runs site
+	rm -rf .venv .venv-peers runs site

@@ -29,6 +29,7 @@ _HELP = {
         "language": "Rounds over regular languages, with and without the allowed-only head.",
     },
     "serving": {
+        "production": "Beam search of vLLM on a CPU and of transformers, on the same model.",
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },

@@ -1,4 +1,4 @@
-"""Attention of many beams on a GPU: parity with float64, then one layer's time beside a copy for each beam and a tree mask.
+"""Attention of many beams on a GPU: parity with float64, then one layer's time beside PagedAttention and a tree mask.
 
 Shapes: as `ops.attention`.
 """
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import Measured, attempt, poisoned, relative_error, times
 from benchmarks.micro.attention import QWEN3_06B, Shape, bytes_of
+from benchmarks.peers import paged_attention
 from benchmarks.peers.in_place_reorder import by_parent, follow_on_device, two_passes
-from benchmarks.peers.paged_attention import PagedBeams
+from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import TreeBeams
 from leafbeam.ops.attention import reference, triton
 
@@ -130,10 +131,8 @@ def measure(device: torch.device, shape: Shape, bandwidth: float, operations: fl
     def in_torch() -> Tensor:
         return reference.merge(*reference.prefix_attention(query, *keys[:2]), *reference.suffix_attention(query, *keys[2:]))
 
-    peers: dict[str, Any] = {"shared, torch": in_torch}
-    if counts["per_beam"] < 30e9:
-        paged = PagedBeams.of(*keys)
-        peers["per beam, paged"] = partial(paged.attend, query)
+    paged = partial(paged_attention.attend, PagedBeams.of(*keys), query)
+    peers: dict[str, Any] = {"shared, torch": in_torch, "paged": paged}
     tree = TreeBeams.of(*keys)
     peers["tree mask, torch"] = partial(tree.attend, query)
     for name, run in peers.items():

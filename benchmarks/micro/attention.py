@@ -1,4 +1,4 @@
-"""`python -m benchmarks attention`: one layer of a decode step of many beams: prompt shared, a copy for each beam, a tree mask.
+"""`python -m benchmarks attention`: one layer of a decode step of many beams: prompt shared, block tables, copies, a tree.
 
 On a CPU at modest shapes, one thread, float32; and, from arithmetic alone, the bytes of a whole step of Qwen3-0.6B at 512 beams
 and a prompt of 1,000 tokens, bfloat16: shapes for a GPU (`gpu` measures them on one).
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import BeamCopies, TreeBeams
 from benchmarks.rows import interleaved, spread
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
@@ -64,7 +65,7 @@ def runs(quick: bool) -> Runs:
 
 
 def bytes_of(shape: Shape, itemsize: int) -> dict[str, int]:
-    """Bytes of keys and values that one layer's attention reads, if each way reads what it has to once."""
+    """Bytes of keys and values that one layer's attention reads; per_beam: through block tables and of copies alike."""
     token = 2 * shape.groups * shape.size * itemsize
     prompts, suffixes = shape.requests * shape.tokens, shape.requests * shape.beams * shape.codes
     return {
@@ -92,11 +93,18 @@ def drawn(shape: Shape, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torc
 def _measure(shape: Shape, repeats: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     query, key, value, slots = drawn(shape, seed)
     copies, tree = BeamCopies.of(key, value, *slots), TreeBeams.of(key, value, *slots)
+    pages = PagedBeams.of(key, value, *slots)
+    key_pages = pages.transposed()
 
     def shared() -> torch.Tensor:
         return merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots))
 
-    ways = {"shared": shared, "per_beam": lambda: copies.attend(query), "tree": lambda: tree.attend(query)}
+    ways = {
+        "shared": shared,
+        "paged": lambda: pages.attend(query, key_pages),
+        "per_beam": lambda: copies.attend(query),
+        "tree": lambda: tree.attend(query),
+    }
     expected = shared()
     for run in ways.values():
         torch.testing.assert_close(run(), expected, rtol=1e-3, atol=1e-4)
@@ -104,9 +112,9 @@ def _measure(shape: Shape, repeats: int, seed: int = 0) -> tuple[dict[str, Any],
     mine = times["shared"]["p50"]
     measured = {
         "us": times,
-        "per_beam_over_shared": round(times["per_beam"]["p50"] / mine, 2),
-        "tree_over_shared": round(times["tree"]["p50"] / mine, 2),
+        **{f"{name}_over_shared": round(times[name]["p50"] / mine, 2) for name in ways if name != "shared"},
         "bytes": bytes_of(shape, 4),
+        "bytes_held": {"paged": pages.nbytes, "per_beam": copies.nbytes, "tree": tree.nbytes},
         "repeats": repeats,
     }
     return {"what": "one layer", "dtype": "float32", "threads": 1} | asdict(shape), measured

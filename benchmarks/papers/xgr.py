@@ -32,10 +32,16 @@ Row = dict[str, Any]
 RESULTS_NAME = "reproduce_xgr"
 LABELS = {
     "leafbeam": "leafbeam",
-    "per_beam_copies": "a copy of the prompt for each beam",
+    "paged_attention": "PagedAttention",
+    "per_beam_copies": "per-beam copies",
     "hf_generate": "generate of transformers",
 }
-_STYLES = {"leafbeam": ("#1f7a4a", "o"), "per_beam_copies": ("#d9822b", "s"), "hf_generate": ("#7b5ea7", "v")}
+_STYLES = {
+    "leafbeam": ("#1f7a4a", "o"),
+    "paged_attention": ("#d9822b", "s"),
+    "per_beam_copies": ("#b0b7b3", "^"),
+    "hf_generate": ("#7b5ea7", "v"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Figure 17 of xGR: the attention of one layer of a decode round: latency, arithmetic a second, and how much memory it reads.
 
-Ours and copies in torch on one CPU thread, the same answers (asserted). The paper's third panel is how busy the memory pipeline
-is; a CPU tells no such thing, so here it is the bytes that each way has to read, over the seconds, beside what a sum reaches.
+Ours and copies in torch, PagedAttention in numba, on one CPU thread, the same answers (asserted). The paper's third panel is
+how busy the memory pipeline is; a CPU tells no such thing, so here it is the bytes that each way has to read, over the
+seconds, beside what a sum reaches.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from rich.console import Console
 
 from benchmarks.micro.attention import Shape, bytes_of, drawn
 from benchmarks.papers.drawing import finish, new_figure
-from benchmarks.papers.xgr import Row, RunOptions, ServingFigure, paper_says, style, table, tidy
+from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, paper_says, style, table, tidy
+from benchmarks.peers.paged_beams import PagedBeams
 from benchmarks.peers.per_beam_attention import BeamCopies
 from benchmarks.rows import interleaved
 from benchmarks.serving import engines
@@ -42,15 +44,19 @@ def _points(options: RunOptions) -> Points:
 @torch.inference_mode()
 def _measured(shape: Shape, bandwidth: float, repeats: int) -> dict[str, Any]:
     query, key, value, slots = drawn(shape)
-    copies = BeamCopies.of(key, value, *slots)
+    copies, pages = BeamCopies.of(key, value, *slots), PagedBeams.of(key, value, *slots)
+    key_pages = pages.transposed()
     ways = {
         "leafbeam": lambda: merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots)),
+        "paged_attention": lambda: pages.attend(query, key_pages),
         "per_beam_copies": lambda: copies.attend(query),
     }
-    torch.testing.assert_close(ways["leafbeam"](), ways["per_beam_copies"](), rtol=1e-3, atol=1e-4)
+    for way in ways.values():
+        torch.testing.assert_close(way(), ways["leafbeam"](), rtol=1e-3, atol=1e-4)
     seconds = {name: float(np.median(one)) for name, one in interleaved(ways, repeats).items()}
     operations = 4 * shape.requests * shape.beams * shape.heads * shape.size * (shape.tokens + shape.codes)
-    read = {"leafbeam": bytes_of(shape, 4)["shared"], "per_beam_copies": bytes_of(shape, 4)["per_beam"]}
+    counts = bytes_of(shape, 4)
+    read = {name: counts["shared" if name == "leafbeam" else "per_beam"] for name in ways}
     return {
         name: {
             "ms": round(taken * 1e3, 3),
@@ -72,7 +78,7 @@ def _bandwidth() -> float:
 def _show(console: Console, rows: list[Row]) -> None:
     cells = []
     for row in rows:
-        at, mine, other = row["parameters"], row["measured"]["leafbeam"], row["measured"]["per_beam_copies"]
+        at, mine, other = row["parameters"], row["measured"]["leafbeam"], row["measured"]["paged_attention"]
         cells.append(
             (
                 f"{at['requests']} x {at['tokens']}",
@@ -91,13 +97,13 @@ def _show(console: Console, rows: list[Row]) -> None:
         "requests x tokens",
         "beams",
         "ms",
-        "copies",
+        "paged",
         "ratio",
         "GFLOP/s",
-        "copies",
+        "paged",
         "bytes read",
         "of bandwidth",
-        "copies",
+        "paged",
     )
     console.print(table("one layer, one round, float32, one CPU thread", columns, cells))
     paper_says(
@@ -115,7 +121,7 @@ def _draw(rows: list[Row]) -> Figure:
     for axes, (key, words) in zip(panels, wanted, strict=True):
         for line, (requests, tokens) in zip(lines, cases, strict=False):
             group = [row for row in rows if (row["parameters"]["requests"], row["parameters"]["tokens"]) == (requests, tokens)]
-            for name in ("leafbeam", "per_beam_copies"):
+            for name in (name for name in LABELS if name in group[0]["measured"]):
                 look = style(name)
                 look |= {"ls": line, "label": f"{look['label']}, {requests} x {tokens}"}
                 axes.plot([row["parameters"]["beams"] for row in group], [row["measured"][name][key] for row in group], **look)

@@ -1,4 +1,4 @@
-"""The engine and its peers, side by side in this process: generate of transformers, and the prompt copied for each beam.
+"""The engine and its peers, side by side in this process: PagedAttention, per-beam copies, and generate of transformers.
 
 All find the same items, asserted before any speed is measured, and run the same batches interleaved.
 """
@@ -9,24 +9,31 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from benchmarks.peers import per_beam_engine
+from benchmarks.peers import paged_engine, per_beam_engine
+from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.rows import interleaved, spread
 from benchmarks.serving import load
 from benchmarks.serving.load_run import LoadRun
 from leafbeam.decode import BeamSearch, SearchResult
-from leafbeam.model import DecodeSession, Workspace, search_bytes
+from leafbeam.model import DecodeSession, ModelConfig, Workspace, search_bytes
 
 __all__ = [
     "BEAMS",
+    "Sizes",
+    "check_alike",
     "check_same",
     "engines",
+    "kv_bytes_of",
     "measure_engine",
     "measure_equal_p99",
     "measure_long_prompts",
@@ -38,6 +45,16 @@ __all__ = [
 
 Prompts = Sequence[NDArray[np.int64]]
 BEAMS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Searches at once: requests in flight, tokens of each prompt, beams, and rounds after the prompt."""
+
+    prompt_tokens: int
+    beams: int
+    rounds: int
+    inflight: int = 1
 
 
 @contextmanager
@@ -52,22 +69,17 @@ def one_thread() -> Generator[None]:
 
 
 def measure_engine(run: LoadRun, batch_size: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Histories of the data, 50 beams: leafbeam, generate, copies, side by side in this process."""
+    """Histories of the data, 50 beams: leafbeam, generate and the paged peers, side by side in this process."""
     rng = np.random.default_rng(batch_size)
     batches = [run.prompts(rng, batch_size) for _ in range(repeats)]
     peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
     search = BeamSearch(run.trie, BEAMS, scoring="allowed")
-    leafbeam, copied = engines(run, search)
+    searches = engines(run, search)
     same = 0
     for prompts in batches[:2]:
-        mine, theirs = leafbeam(prompts), peer.recommend(prompts, BEAMS)
-        same += check_same(run, mine, *theirs)
-        np.testing.assert_allclose(copied(prompts).scores, mine.scores, atol=1e-3)
-    ways: dict[str, Callable[[Prompts], Any]] = {
-        "leafbeam": leafbeam,
-        "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS),
-        "per_beam_copies": copied,
-    }
+        mine = check_alike(searches, prompts)
+        same += check_same(run, mine, *peer.recommend(prompts, BEAMS))
+    ways: dict[str, Callable[[Prompts], Any]] = {**searches, "hf_generate": lambda prompts: peer.recommend(prompts, BEAMS)}
     measured = versus(ways, batches, batch_size)
     tokens = int(np.mean([1 + prompt.size for prompts in batches for prompt in prompts]))
     parameters = {"what": "engine", "data": run.path.name, "B": batch_size, "K": BEAMS, "prompt_tokens_mean": tokens}
@@ -79,7 +91,7 @@ def measure_equal_p99(run: LoadRun, quick: bool) -> tuple[dict[str, Any], dict[s
     repeats = 3 if quick else 20
     rng = np.random.default_rng(99)
     peer = HfGenerate.of(run.path / "model", run.trie, run.model.vocabulary)
-    leafbeam, _ = engines(run, BeamSearch(run.trie, BEAMS, scoring="allowed"))
+    leafbeam = engines(run, BeamSearch(run.trie, BEAMS, scoring="allowed"))["leafbeam"]
     sizes = {"leafbeam": (1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), "hf_generate": (1,) if quick else (1, 2)}
     batches = {size: [run.prompts(rng, size) for _ in range(repeats)] for size in sizes["leafbeam"]}
     run_of: dict[str, Callable[[Prompts], Any]] = {
@@ -117,31 +129,26 @@ def measure_equal_p99(run: LoadRun, quick: bool) -> tuple[dict[str, Any], dict[s
 def measure_long_prompts(
     run: LoadRun, batch_size: int, tokens: int, repeats: int, *, workers: int = 1, num_beams: int = 128
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Prompts of so many tokens: the prompt once against a copy for each beam; the same answers, asserted.
+    """Prompts of so many tokens: the prompt read once against the paged peer and copies; the same answers, asserted.
 
     workers: threads, each with a batch and a workspace of its own, that begin together; a turn ends with the last of them.
     """
     seeds = np.arange(repeats * workers).reshape(repeats, workers)
     turns = [[_long(run, int(seed), batch_size, tokens) for seed in turn] for turn in seeds]
-    pairs = [engines(run, BeamSearch(run.trie, num_beams, scoring="allowed")) for _ in range(workers)]
-    mine, theirs = (answer(turns[0][0]) for answer in pairs[0])
-    np.testing.assert_allclose(theirs.scores, mine.scores, atol=1e-3)
-    check_same_sets(mine.item_ids, theirs.item_ids)
+    searches = [engines(run, BeamSearch(run.trie, num_beams, scoring="allowed")) for _ in range(workers)]
+    check_alike(searches[0], turns[0][0])
     with ThreadPoolExecutor(workers) as pool:
 
-        def together(which: int) -> Callable[[Sequence[Prompts]], None]:
+        def together(name: str) -> Callable[[Sequence[Prompts]], None]:
             def answer(batches: Sequence[Prompts]) -> None:
-                list(pool.map(lambda pair, batch: pair[which](batch), pairs, batches))
+                list(pool.map(lambda worker, batch: worker[name](batch), searches, batches))
 
             return answer
 
-        ways = {"leafbeam": together(0), "per_beam_copies": together(1)}
-        measured = versus(ways, turns, workers * batch_size)
-    sizes: dict[str, int] = {"prompt_tokens": tokens, "beams": num_beams, "rounds": run.trie.num_levels - 1}
-    shared = search_bytes(run.model.config, **sizes, inflight=workers * batch_size)
-    per_beam = shared + num_beams * search_bytes(run.model.config, **sizes | {"beams": 0}, inflight=workers * batch_size)
+        measured = versus({name: together(name) for name in searches[0]}, turns, workers * batch_size)
+    sizes = Sizes(prompt_tokens=tokens, beams=num_beams, rounds=run.trie.num_levels - 1, inflight=workers * batch_size)
     parameters = {"what": "long prompts", "data": run.path.name, "B": batch_size, "K": num_beams, "prompt_tokens": tokens}
-    kv_bytes = {"leafbeam": shared, "per_beam_copies": per_beam}
+    kv_bytes = {name: kv_bytes_of(name, run.model.config, sizes) for name in searches[0]}
     return parameters | shape_of(run) | {"threads": workers}, {**measured, "kv_bytes": kv_bytes}
 
 
@@ -149,11 +156,11 @@ def measure_long_prompts_within(
     run: LoadRun, tokens: int, rates: Sequence[float], requests: int, *, num_beams: int = 128, slo_s: float = 0.2
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The highest of rising Poisson rates at which p99 stays within the objective, on a virtual clock; batches of up to 4."""
-    leafbeam, copied = engines(run, BeamSearch(run.trie, num_beams, scoring="allowed"))
+    searches = engines(run, BeamSearch(run.trie, num_beams, scoring="allowed"))
     prompts = [_long(run, seed, 1, tokens)[0] for seed in range(requests)]
     lasting: dict[str, float] = {}
     p99: dict[str, dict[str, float]] = {}
-    for name, answer in {"leafbeam": leafbeam, "per_beam_copies": copied}.items():
+    for name, answer in searches.items():
         answer(prompts[:4])
         lasting[name], p99[name] = 0.0, {}
         for rate in rates:
@@ -163,9 +170,11 @@ def measure_long_prompts_within(
             if found["gave_up"] or found["p99_ms"] > slo_s * 1e3:
                 break
             lasting[name] = rate
-    ratio = round(lasting["leafbeam"] / lasting["per_beam_copies"], 2) if lasting["per_beam_copies"] else None
+    over = {
+        name: round(lasting["leafbeam"] / rate, 2) if rate else None for name, rate in lasting.items() if name != "leafbeam"
+    }
     parameters = {"what": "long prompts within p99", "data": run.path.name, "K": num_beams, "prompt_tokens": tokens}
-    measured = {"lasting_per_s": lasting, "leafbeam_over_copies": ratio, "p99_ms": p99, "requests": requests}
+    measured = {"lasting_per_s": lasting, "leafbeam_over": over, "p99_ms": p99, "requests": requests}
     return parameters | {"slo_ms": slo_s * 1e3} | shape_of(run), measured
 
 
@@ -176,22 +185,51 @@ def _long(run: LoadRun, seed: int, batch_size: int, tokens: int) -> Prompts:
     return [run.trie.codes_at(rng.integers(0, run.trie.num_leaves, length)) for _ in range(batch_size)]
 
 
-def engines(run: LoadRun, search: BeamSearch) -> tuple[Callable[[Prompts], SearchResult], Callable[[Prompts], SearchResult]]:
-    """A whole search from histories: with the prompt once, and with a copy for each beam; each in its own workspace."""
+def engines(run: LoadRun, search: BeamSearch) -> dict[str, Callable[[Prompts], SearchResult]]:
+    """A whole search from histories: ours, through block tables, and with a copy of the prompt for each beam.
 
-    def searched(start: Callable[[torch.Tensor, torch.Tensor], DecodeSession]) -> Callable[[Prompts], SearchResult]:
+    Each has its own workspace.
+    """
+
+    def searched(start: Callable[[Tensor, Tensor, Workspace], DecodeSession]) -> Callable[[Prompts], SearchResult]:
+        workspace = Workspace()
+
         def answer(prompts: Prompts) -> SearchResult:
             tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
-            rounds = start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B))
+            rounds = start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace)
             return search.run(rounds.step_fn, batch_size=len(prompts))
 
         return answer
 
-    mine, theirs = Workspace(), Workspace()
-    return (
-        searched(lambda tokens, lengths: run.model.start(tokens, lengths, workspace=mine)),
-        searched(lambda tokens, lengths: per_beam_engine.start(run.model, tokens, lengths, theirs)),
-    )
+    return {
+        "leafbeam": searched(lambda *given: run.model.start(*given[:2], workspace=given[2])),
+        "paged_attention": searched(partial(paged_engine.start, run.model)),
+        "per_beam_copies": searched(partial(per_beam_engine.start, run.model)),
+    }
+
+
+def kv_bytes_of(name: str, config: ModelConfig, sizes: Sizes) -> int:
+    """Bytes of keys and values that a search of this engine holds, by arithmetic; pages count whole."""
+    given = asdict(sizes)
+    shared = search_bytes(config, **given)
+    if name == "leafbeam":
+        return shared
+    if name == "per_beam_copies":
+        return shared + sizes.beams * search_bytes(config, **given | {"beams": 0})
+    prompts = np.full(sizes.inflight, sizes.prompt_tokens)
+    tables = BlockTables(prompts, paged_engine.PAGE, sizes.rounds)
+    tables.extend(np.zeros((sizes.inflight, sizes.beams), np.int64), sizes.rounds)
+    return tables.peak * search_bytes(config, prompt_tokens=paged_engine.PAGE, beams=0, rounds=0)
+
+
+def check_alike(searches: Mapping[str, Callable[[Prompts], SearchResult]], prompts: Prompts) -> SearchResult:
+    """Our answer, asserted to be that of the other engines."""
+    mine = searches["leafbeam"](prompts)
+    for answer in searches.values():
+        theirs = answer(prompts)
+        np.testing.assert_allclose(theirs.scores, mine.scores, atol=1e-3)
+        check_same_sets(mine.item_ids, theirs.item_ids)
+    return mine
 
 
 def check_same(run: LoadRun, mine: SearchResult, leaves_BK: NDArray[np.int64], scores_BK: NDArray[np.float32]) -> int:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.train import load_log
 
-__all__ = ["LoadRun", "small_qwen3"]
+__all__ = ["POSITIONS", "LoadRun", "small_qwen3"]
 
 LAYERS, HIDDEN, POSITIONS = 4, 128, 8192
 
@@ -36,11 +36,20 @@ class LoadRun:
     item_ids: NDArray[Any]
 
     @classmethod
-    def make(cls, path: Path, data: Path | None = None, *, items: int = 12_000, users: int = 4_000) -> LoadRun:
+    def make(
+        cls,
+        path: Path,
+        data: Path | None = None,
+        *,
+        items: int = 12_000,
+        users: int = 4_000,
+        train_minutes: float | None = None,
+    ) -> LoadRun:
         """Semantic IDs of three levels of 256 codes and one that tells collisions apart, an index, and a model.
 
         The model has seeded weights and is not trained: what it costs does not depend on what it learned, and its answers are
-        compared with those of peers on the same weights. What is there already is taken as it is.
+        compared with those of peers on the same weights. With `train_minutes` it is the demo's, trained so long, with positions
+        for longer prompts. What is there already is taken as it is.
         """
         source = data or path
         if data is None and not (path / "interactions.parquet").exists():
@@ -50,6 +59,12 @@ class LoadRun:
         if not (path / "index.leafbeam").exists():
             _run("build", "--run", path)
         trie = Trie.load(str(path / "index.leafbeam"))
+        if train_minutes is not None and not (path / "model").exists():
+            _run("train", "--run", path, "--minutes", train_minutes)
+            trained = Transformer.from_pretrained(path / "model")
+            longer = Transformer(replace(trained.config, max_position_embeddings=POSITIONS), trained.vocabulary)
+            longer.load_state_dict(trained.state_dict())
+            longer.save_pretrained(path / "model")
         if not (path / "model").exists():
             small_qwen3(trie.codebook_sizes).save_pretrained(path / "model")
         log = load_log(source)
@@ -83,9 +98,10 @@ class LoadRun:
     def prompts(self, rng: np.random.Generator, count: int) -> list[NDArray[np.int64]]:
         """SIDs (n, L) of the histories of users drawn from the data."""
         users = rng.integers(0, len(self.histories), count)
-        return [self.trie.codes_at(self._leaves(self.histories[int(user)])) for user in users]
+        return [self.trie.codes_at(self.leaves_of(self.histories[int(user)])) for user in users]
 
-    def _leaves(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+    def leaves_of(self, ids: NDArray[Any]) -> NDArray[np.int64]:
+        """The leaves of items, without those that the index lacks."""
         rows = self.trie.find(ids)
         return self._leaf_of_row[rows[rows >= 0]]
 

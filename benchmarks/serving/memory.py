@@ -1,8 +1,9 @@
-"""Peak memory of a search as beams and prompts grow, with one prompt copy and with a copy for each beam.
+"""Peak memory of a search as beams and prompts grow: ours, through block tables, and with a copy of the prompt for each beam.
 
 Each point is a process of its own, which warms up with a small search, sets its peak back, runs one search in memory that is
 not there yet, and says by how much its resident memory grew at most (Linux: VmHWM), and what torch's allocator held at most.
-Both stand beside the formula, inflight x (prompt + beams x rounds) x bytes of keys and values of a token (`search_bytes`).
+Both stand beside the formula of the engine (`kv_bytes_of`); leafbeam's is inflight x (prompt + beams x rounds) x bytes of keys
+and values of a token.
 
 A Qwen3 of 8 layers, so that keys and values outweigh the rest as they do in large models; histories of random items.
 """
@@ -21,17 +22,18 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.peers import per_beam_engine
+from benchmarks.peers import paged_engine, per_beam_engine
 from benchmarks.resident import peak_bytes
+from benchmarks.serving.engines import Sizes, kv_bytes_of
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
-from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
+from leafbeam.model import DecodeSession, ModelConfig, Transformer, Vocabulary, Workspace
 
 __all__ = ["TIMED", "Point", "measure", "probe", "runs"]
 
 TIMED = False
 
-Kind = Literal["leafbeam", "per_beam_copies"]
+Kind = Literal["leafbeam", "paged_attention", "per_beam_copies"]
 SIZES = (256, 256, 256, 16)
 _CONFIG = ModelConfig(
     vocab_size=Vocabulary(codebook_sizes=SIZES).size,
@@ -53,11 +55,8 @@ class Point:
     @property
     def formula(self) -> int:
         """Bytes of keys and values by arithmetic."""
-        rounds = len(SIZES) - 1
-        shared = search_bytes(_CONFIG, prompt_tokens=self.tokens, beams=self.beams, rounds=rounds, inflight=self.inflight)
-        if self.kind == "leafbeam":
-            return shared
-        return shared + self.beams * search_bytes(_CONFIG, prompt_tokens=self.tokens, beams=0, rounds=0, inflight=self.inflight)
+        sizes = Sizes(prompt_tokens=self.tokens, beams=self.beams, rounds=len(SIZES) - 1, inflight=self.inflight)
+        return kv_bytes_of(self.kind, _CONFIG, sizes)
 
 
 def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -69,7 +68,7 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 def measure(what: Literal["beams", "tokens"], quick: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Peaks from 128 to 512 beams with 1,000 tokens (figure 15 of xGR), or from 500 to 3,000 tokens with 256 beams (16)."""
     scale = 4 if quick else 1
-    kinds: tuple[Kind, ...] = ("leafbeam", "per_beam_copies")
+    kinds: tuple[Kind, ...] = ("leafbeam", "paged_attention", "per_beam_copies")
     if what == "beams":
         sizes = [(beams, 1000 // scale) for beams in (128, 256, 512)]
     else:
@@ -91,9 +90,11 @@ def measure(what: Literal["beams", "tokens"], quick: bool) -> tuple[dict[str, An
                 "allocator": round((alone[1]["allocator"] - alone[0]["allocator"]) / growth, 4),
                 "resident": round((alone[1]["resident"] - alone[0]["resident"]) / growth, 4),
             },
-            "per_beam_over_leafbeam": {
-                name: round(last["per_beam_copies"][name] / last["leafbeam"][name], 2)
-                for name in ("formula", "allocator", "resident")
+            "over_leafbeam": {
+                kind: {
+                    name: round(last[kind][name] / last["leafbeam"][name], 2) for name in ("formula", "allocator", "resident")
+                }
+                for kind in kinds[1:]
             },
         }
     parameters = {"what": what, "layers": 8, "hidden": 128, "key_heads": 4, "head_dim": 32, "dtype": "float32", "V": SIZES}
@@ -115,7 +116,8 @@ def probe(point: Point) -> dict[str, int]:
         if point.kind == "leafbeam":
             rounds = model.start(tokens_BT, lengths_B, workspace=Workspace(), beams=beams)
         else:
-            rounds = per_beam_engine.start(model, tokens_BT, lengths_B, Workspace(), beams)
+            engine = paged_engine if point.kind == "paged_attention" else per_beam_engine
+            rounds = engine.start(model, tokens_BT, lengths_B, Workspace(), beams)
         BeamSearch(trie, beams, scoring="allowed").run(rounds.step_fn, batch_size=requests)
 
     run(16, 24, 2)

@@ -35,7 +35,7 @@ def test_attention_parity_and_times_run() -> None:
     assert [row[1].get("parity") for row in rows[:5]] == ["ok"] * 5
     assert all("left_out" in measured for _, measured in rows[5:])
     measured = gpu_attention.measure(CPU, SHAPE, 1e10, 1e10)
-    assert set(measured["over_shared"]) == {"shared, torch", "per beam, paged", "tree mask, torch"}
+    assert set(measured["over_shared"]) == {"shared, torch", "paged", "tree mask, torch"}
 
 
 def test_a_wrong_kernel_is_a_failed_row_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,13 @@ def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
 
 def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_path: Path):
     console = Console(record=True, width=170)
-    peaks = [peak(kind, beams, 1000) for kind in ("leafbeam", "per_beam_copies") for beams in (128, 512)]
+    peaks = [peak(kind, beams, 1000) for kind in ("leafbeam", "paged_attention", "per_beam_copies") for beams in (128, 512)]
     ratios = {"allocator": 4.2, "resident": 4.1, "formula": 4.3}
-    memory = {"peaks": peaks, "growth_over_formula": {"allocator": 1.05, "resident": 1.0}, "per_beam_over_leafbeam": ratios}
+    memory = {
+        "peaks": peaks,
+        "growth_over_formula": {"allocator": 1.05, "resident": 1.0},
+        "over_leafbeam": {"paged_attention": ratios},
+    }
     latency = [
         {
             "parameters": {"system": name, "beams": 50, "rate": rate},

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers import per_beam_engine
+from benchmarks.micro.attention import Shape, drawn
+from benchmarks.peers import paged_engine, per_beam_engine
+from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.hf_generate import HfGenerate
+from benchmarks.peers.paged_beams import PagedBeams
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
+from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
 SIZES = (48, 32, 32, 6)
 
@@ -61,3 +65,57 @@ def test_copies_of_the_prompt_for_each_beam_give_the_same_answers(shop: tuple[Tr
         assert set(mine.tolist()) == set(theirs.tolist())
     token = search_bytes(model.config, prompt_tokens=1, beams=0, rounds=0)
     assert rounds.prompt.nbytes == 16 * int(lengths_B.sum()) * token
+
+
+@pytest.mark.parametrize("rows", [5, 256])
+@pytest.mark.parametrize("num_beams", [[8, 20, 16, 16], [40, 3, 30, 30]])
+def test_paged_attention_gives_the_same_answers(shop: tuple[Trie, Transformer, np.ndarray], rows: int, num_beams: list[int]):
+    trie, model, codes = shop
+    search = BeamSearch(trie, num_beams)
+    # Prompts whose last page is partial, full, and about to be.
+    tokens_BT, lengths_B = (torch.from_numpy(one) for one in model.vocabulary.prompts(histories(codes, (4, 0, 11))))
+    lengths_B = torch.tensor([16, 1, 45])
+    shared = search.run(model.start(tokens_BT, lengths_B).step_fn, batch_size=3)
+    rounds = paged_engine.start(model, tokens_BT, lengths_B, Workspace(rows=rows))
+    for suffix_fn in (None, rounds.suffix_fn):  # the second search restarts on the same pages
+        paged = search.run(rounds.step_fn, batch_size=3, suffix_fn=suffix_fn)
+        np.testing.assert_allclose(paged.scores, shared.scores, atol=1e-4)
+        for mine, theirs in zip(paged.item_ids, shared.item_ids, strict=True):
+            assert set(mine.tolist()) == set(theirs.tolist())
+
+
+def test_beams_share_pages_until_one_of_them_writes():
+    tables = BlockTables(np.array([9, 8]), page=4, max_new=3)  # 3 pages, the last of one token; 2 whole pages
+    assert tables.extend(np.zeros((2, 3), int), 1).tolist() == [[2, page] for page in tables.table_RT[:3, 2]]
+    assert (tables.table_RT[:3, :2] == [0, 1]).all()
+    assert (tables.table_RT[3:, :2] == [3, 4]).all()
+    assert len(set(tables.table_RT[:, 2].tolist())) == 6
+    assert tables.peak == 5 + 6
+    before = tables.table_RT
+    copies_C2 = tables.extend(np.array([[2, 2, 2], [0, 1, 2]]), 1)
+    # One child of beam 2 keeps its page, two copy it into the pages of beams 0 and 1; the other request copies none.
+    assert copies_C2[:, 0].tolist() == [before[2, 2]] * 2
+    assert set(tables.table_RT[:3, 2].tolist()) == set(before[:3, 2].tolist())
+    assert (tables.table_RT[3:] == before[3:]).all()
+    assert tables.peak == 5 + 6
+
+
+def test_a_page_that_is_full_is_shared_and_not_copied():
+    tables = BlockTables(np.array([3]), page=2, max_new=3)
+    tables.extend(np.zeros((1, 2), int), 1)  # each fills a copy of the last page
+    full_R = tables.table_RT[:, 1].copy()
+    assert tables.extend(np.array([[1, 1]]), 2).shape == (0, 2)
+    assert (tables.table_RT[:, 1] == full_R[1]).all()
+    assert tables.table_RT[0, 2] != tables.table_RT[1, 2]
+    tables.restart()
+    assert tables.extend(np.zeros((1, 4), int), 1).shape == (4, 2)  # more beams than there were pages for
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 32), (8, 2, 16)])
+def test_paged_kernel_equals_the_reference_attention(heads: int, groups: int, size: int):
+    for tokens, codes in ((15, 2), (16, 1), (1, 3), (47, 3)):
+        shape = Shape(requests=2, beams=5, tokens=tokens, codes=codes, heads=heads, groups=groups, size=size)
+        query, key, value, slots = drawn(shape)
+        expected = merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots))
+        pages = PagedBeams.of(key, value, *slots)
+        torch.testing.assert_close(pages.attend(query, pages.transposed()), expected, rtol=1e-4, atol=1e-5)

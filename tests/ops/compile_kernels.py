@@ -108,6 +108,7 @@ def head() -> None:
 
 def attention() -> None:
     from benchmarks.peers import in_place_reorder, paged_attention
+    from benchmarks.peers.paged_beams import PagedBeams
     from leafbeam.ops.attention import triton
 
     kernels_of(triton)
@@ -122,7 +123,8 @@ def attention() -> None:
         lengths = torch.full((requests,), tokens)
         triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
         in_place_reorder.follow_on_device(slots, ancestors[:, :, 0].contiguous())
-        paged_attention.PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2]).attend(query[:1, :2])
+        pages = PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2])
+        paged_attention.attend(pages, query[:1, :2])
 
 
 def main(names: Iterator[str]) -> None:

@@ -1,0 +1,123 @@
+"""This engine with PagedAttention (Kwon et al., 2023) in place of the prompt that all beams read together.
+
+    one copy of each prompt's pages; a block table for each beam; pages are read once for each beam that refers to them
+    the page that a beam writes next is copied where other beams refer to it; tables follow the parents
+
+Everything else is leafbeam's: prefill, packed rows, matrix products, workspace, constraint, head. A prompt is written to its
+pages when it is complete.
+
+Shapes: B requests, K beams, C new codes of each beam, N rows, X pages, T pages of a table.
+"""
+
+# pyright: basic, reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.peers.block_tables import BlockTables
+from benchmarks.peers.paged_kernels import copy_pages, paged_kernels
+from leafbeam.model import DecodeSession, Transformer, Workspace
+from leafbeam.model import cpu_kernels as kernels
+from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.prompt_store import CachedPrompt
+from leafbeam.model.workspace import Chunk
+
+__all__ = ["PAGE", "PagedRunner", "start"]
+
+Array = NDArray[Any]
+PAGE = 16  # tokens, as vLLM's blocks on a GPU; of a larger one, more is copied for nothing
+
+
+def start(
+    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
+) -> DecodeSession:
+    """As `Transformer.start`, float32 on a CPU."""
+    weight, vocabulary = model.head_weight, model.vocabulary
+    with torch.inference_mode():
+        runner = PagedRunner(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
+    return DecodeSession(runner, model.vocabulary, lengths_B)
+
+
+class PagedRunner(CpuRunner):
+    """Prompts are prefilled once for each request; beams read and write through block tables."""
+
+    def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
+        super()._run_prompts(tokens_BT, cached)
+        config = self._config
+        self._tables = BlockTables(self._lengths_B, PAGE, self._vocabulary.num_levels - 1)
+        self._paged = paged_kernels(config.num_key_value_heads, config.group_size, config.head_dim, PAGE)
+        self._width = config.num_key_value_heads * PAGE * config.head_dim  # keys of a page in one layer
+        request_N = np.repeat(np.arange(len(self._lengths_B)), self._lengths_B)
+        token_N = np.arange(len(request_N))
+        where = token_N * config.head_dim, len(token_N) * config.head_dim
+        rows = self._tables.table_RT[request_N], token_N - self._begins_B1[request_N]
+        for layer, pages in enumerate(self._pages()):
+            keys, values = self._slots[layer].numpy().reshape(2, -1)
+            self._paged.write(keys, values, *where, *rows, *(side.reshape(-1) for side in pages))
+        for held in (self._space._flat, self._space._views):  # there is one copy of the prompt: in its pages
+            del held["prompts"]
+        del self._slots, self._keys_values
+        self.prompt.nbytes = self._tables.num_prompt_pages * self._page_bytes
+
+    @property
+    def _page_bytes(self) -> int:
+        return self._config.num_hidden_layers * 2 * self._width * 4
+
+    def restart(self) -> None:
+        super().restart()
+        self._tables.restart()
+
+    def _pages(self) -> list[tuple[Array, Array]]:
+        """Keys and values of each layer's pages (X, G x E x P)."""
+        shape = self._tables.capacity, self._width
+
+        def pages(side: str, layer: int) -> Array:
+            return self._space.buffer(f"{side} pages of layer {layer}", *shape, keep=True)[1]
+
+        return [(pages("key", layer), pages("value", layer)) for layer in range(self._config.num_hidden_layers)]
+
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+        requests, beams, num_codes = tokens_BKC.shape
+        config, tables = self._config, self._tables
+        copies_C2 = tables.extend(parents_BK.numpy(), num_codes)
+        pages = self._pages()
+        for layer in pages:
+            for side in layer:
+                copy_pages(side, copies_C2)
+        self.beams.nbytes = (tables.peak - tables.num_prompt_pages) * self._page_bytes
+        outputs = self._logit_buffers(requests * beams, level + 1, num_codes)
+        heads = [self._head_rows(level + 1 + code).t() for code in range(num_codes)]
+        tokens_N = tokens_BKC.numpy().reshape(-1)
+        _, scores_GY = self._space.buffer(
+            "paged scores", config.num_key_value_heads, config.group_size * tables.table_RT.shape[1] * PAGE
+        )
+        # Keys and values of a chunk's new tokens, before they are written to their pages.
+        new_width, step = config.num_key_value_heads * config.head_dim, max(1, self._space.rows // num_codes)
+        _, new = self._space.buffer("new keys and values", 2, step * num_codes * new_width)
+        slots = kernels.KVSlots(new[0], new[1], 0, config.head_dim)
+        for first_beam in range(0, requests * beams, step):
+            last_beam = min(first_beam + step, requests * beams)
+            begin, end = first_beam * num_codes, last_beam * num_codes
+            beam_N, code_N = np.divmod(np.arange(begin, end), num_codes)
+            position_N = self._lengths_B[beam_N // beams] + level + code_N
+            table_NT, slot_N = tables.table_RT[beam_N], np.arange(end - begin) * new_width
+            chunk = Chunk(self._space, config, end - begin)
+            chunk.load(self._embedding, tokens_N[begin:end], position_N)
+            for (key_pages, value_pages), weights in zip(pages, self._layers, strict=True):
+                keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
+                self._store_keys_values(weights, chunk, slot_N, slots)
+                self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
+                self._rotate_queries(weights, chunk)
+                rows = chunk.rotated_query_flat, chunk.rows, table_NT, position_N + 1
+                self._paged.attend(*rows, keys, values, weights.bound, scores_GY, chunk.attention_output_XQ)
+                self._finish_layer(weights, chunk)
+            normed_ND = self._normed(self._norm, chunk)
+            for code in range(num_codes):
+                torch.mm(normed_ND[code::num_codes], heads[code], out=outputs[code][first_beam:last_beam])
+        return [output.unflatten(0, (requests, beams)) for output in outputs]

@@ -1,0 +1,191 @@
+"""vLLM on a CPU, on a checkpoint of ours: its offline engine and its HTTP server, as processes of .venv-peers (`make peers`).
+
+Whatever stops it is a `PeerFailure` with a status for a row: missing, failed, crashed, out of memory, timed out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+__all__ = ["ENVIRONMENT", "PeerFailure", "VllmEngine", "token_text", "vllm_engine", "vllm_server", "write_tokenizer"]
+
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-peers"
+_RUNNER = Path(__file__).with_name("vllm_runner.py")
+_START_S = 300.0
+
+Status = Literal["missing", "failed", "crashed", "out of memory", "timed out"]
+
+
+class PeerFailure(Exception):
+    """A peer that gave no answer: `status` and `reason` are its row."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status, self.reason = status, reason
+
+    @property
+    def row(self) -> dict[str, str]:
+        return {"status": self.status, "reason": self.reason}
+
+
+class VllmEngine:
+    """`vllm.LLM` in a child process, which starts at the first job and again after a failure (`vllm_engine`)."""
+
+    def __init__(self, settings: Mapping[str, Any], log: IO[str], limit_s: float, environment: Path) -> None:
+        self._settings, self._log, self._limit_s, self._environment = settings, log, limit_s, environment
+        self._child: subprocess.Popen[str] | None = None
+        self.version = ""
+
+    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The runner's answer: seconds and sequences. Raises PeerFailure."""
+        if self._child is None:
+            self._start()
+        assert self._child is not None
+        assert self._child.stdin is not None
+        try:
+            print(json.dumps(job), file=self._child.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._failure() from None
+        answer = self._answer(self._limit_s)
+        if "error" in answer:
+            raise PeerFailure(_kind(answer["error"], "failed"), answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End the child; a later job starts another."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+        self._child = None
+
+    def _start(self) -> None:
+        words = [str(_python(self._environment)), str(_RUNNER), json.dumps(self._settings)]
+        self._log.truncate(0)
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._log, text=True, env=_plain_environment())
+        self.version = self._answer(_START_S)["version"]
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            if not selector.select(limit_s):
+                self.close()
+                raise PeerFailure("timed out", f"no answer within {limit_s:g} s")
+        line = self._child.stdout.readline()
+        if not line:
+            raise self._failure()
+        return json.loads(line)
+
+    def _failure(self) -> PeerFailure:
+        """Why the child ended: its exit status and the last line that it printed."""
+        assert self._child is not None
+        code = self._child.wait()
+        self.close()
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        reason = f"exit status {code}: {lines[-1] if lines else 'it printed nothing'}"[:500]
+        return PeerFailure("out of memory" if code == -9 else _kind(reason, "crashed"), reason)
+
+
+@contextmanager
+def vllm_engine(
+    directory: Path, *, threads: int, max_tokens: int, limit_s: float, environment: Path = ENVIRONMENT
+) -> Generator[VllmEngine]:
+    """The offline engine on a Qwen3 checkpoint that has a tokenizer (`write_tokenizer`).
+
+    threads: of its products. max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
+    """
+    settings = {"directory": str(directory), "threads": threads, "max_tokens": max_tokens}
+    with tempfile.TemporaryFile("w+") as log:
+        engine = VllmEngine(settings, log, limit_s, environment)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextmanager
+def vllm_server(directory: Path, *, threads: int, max_tokens: int, environment: Path = ENVIRONMENT) -> Generator[str]:
+    """`vllm serve` on a free port; the address of its completions. Raises PeerFailure where it does not come up."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [str(_python(environment)), "-m", "vllm.entrypoints.cli.main", "serve", str(directory), "--dtype", "float32"]
+    words += ["--port", str(port), "--host", "127.0.0.1", "--enforce-eager", "--block-size", "32", "--max-logprobs", "-1"]
+    words += ["--max-model-len", str(max_tokens), "--served-model-name", "model", "--disable-log-stats"]
+    bind = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    with tempfile.TemporaryFile("w+") as log:
+        child = subprocess.Popen(words, stdout=log, stderr=log, env=_plain_environment() | bind)
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/health", child, log)
+            yield f"http://127.0.0.1:{port}/v1/completions"
+        finally:
+            child.terminate()
+            try:
+                child.wait(30)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A word for each token of a checkpoint, `token_text`: vLLM's beam search and grammars need a tokenizer."""
+    size = json.loads((directory / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    split = {"type": "Split", "pattern": {"String": "<"}, "behavior": "MergedWithNext", "invert": False}
+    words = {token_text(token): token for token in range(size)}
+    empty = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    tokenizer = {"version": "1.0", "added_tokens": [], **empty, "pre_tokenizer": split, "decoder": {"type": "Fuse"}}
+    tokenizer |= {"model": {"type": "WordLevel", "vocab": words, "unk_token": token_text(0)}}
+    special = {f"{name}_token": token_text(token) for name, token in (("pad", 0), ("unk", 0), ("bos", 1), ("eos", 2))}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special), encoding="utf-8"
+    )
+
+
+def token_text(*tokens: int) -> str:
+    """The text of these tokens."""
+    return "".join(f"<{token}>" for token in tokens)
+
+
+def _python(environment: Path) -> Path:
+    path = environment / "bin" / "python"
+    if not path.exists():
+        raise PeerFailure("missing", f"{environment.name} is not there: `make peers` creates it")
+    return path
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+def _wait_for(url: str, child: subprocess.Popen[Any], log: IO[str]) -> None:
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and child.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    log.seek(0)
+    lines: Sequence[str] = log.read().splitlines() or ["it printed nothing"]
+    if child.poll() is None:
+        raise PeerFailure("timed out", f"the server was not ready within {_START_S:g} s")
+    raise PeerFailure(_kind(lines[-1], "crashed"), f"exit status {child.returncode}: {lines[-1]}"[:500])
+
+
+def _kind(reason: str, otherwise: Status) -> Status:
+    words = reason.lower()
+    return "out of memory" if "out of memory" in words or "memoryerror" in words or "oom" in words else otherwise

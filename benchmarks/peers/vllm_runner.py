@@ -1,0 +1,68 @@
+"""vLLM's offline engine in a process of its own: one JSON job a line in, one JSON answer a line out. Runs in .venv-peers.
+
+Started by `vllm_cpu`; imports nothing of this project. The argument is a JSON object: directory, threads, max_tokens.
+"""
+
+# pyright: basic, reportMissingImports=false
+import json
+import os
+import sys
+import time
+
+
+def main(settings):
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints to stdout too
+    os.environ |= {
+        "OMP_NUM_THREADS": str(settings["threads"]),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings['threads'] - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no second process between the loop and the engine
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    from vllm import LLM, SamplingParams, __version__
+    from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+
+    llm = LLM(
+        settings["directory"],
+        dtype="float32",
+        enforce_eager=True,
+        block_size=32,  # the smallest of its CPU attention: the least of a prompt is computed again for each beam
+        max_logprobs=-1,
+        logprobs_mode="processed_logprobs",  # of allowed tokens alone, or beams under a grammar lose most of them
+        max_model_len=settings["max_tokens"],
+        disable_log_stats=True,
+        structured_outputs_config={"backend": "xgrammar"},
+    )
+
+    def run(job):
+        prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
+        choices = job.get("choices")
+        options = {"structured_outputs": StructuredOutputsParams(choice=choices)} if choices else {}
+        options |= {"max_tokens": job["num_tokens"], "ignore_eos": True}
+        if job["way"] == "beams":
+            found = llm.beam_search(prompts, BeamSearchParams(beam_width=job["num_beams"], **options))
+            return [
+                [beam.tokens[len(tokens) :] for beam in one.sequences]
+                for one, tokens in zip(found, job["prompts"], strict=True)
+            ]
+        allowed = job.get("allowed_tokens")
+        params = SamplingParams(
+            n=job["num_beams"], temperature=1.0, seed=0, allowed_token_ids=allowed, detokenize=False, **options
+        )
+        return [[list(one.token_ids) for one in each.outputs] for each in llm.generate(prompts, params, use_tqdm=False)]
+
+    print(json.dumps({"version": __version__}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            job = json.loads(line)
+            began = time.perf_counter()
+            found = run(job)
+            answer = {"seconds": time.perf_counter() - began, "sequences": found}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

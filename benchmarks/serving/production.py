@@ -1,0 +1,304 @@
+"""Engines that people run, on one model: beam search of vLLM on a CPU and of transformers, beside leafbeam.
+
+    small    the demo's model, trained on the synthetic shop for two minutes; offline, and over HTTP
+    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline
+
+All get the same checkpoint, prompts, beams, threads and float32. Each turn has prompts of its own, so that no engine finds
+yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all items; sampling from the
+tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has its status in the row.
+
+Shapes: B requests, K beams, T tokens of a prompt, L levels.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.peers.hf_generate import HfGenerate
+from benchmarks.peers.vllm_cpu import (
+    ENVIRONMENT,
+    PeerFailure,
+    VllmEngine,
+    token_text,
+    vllm_engine,
+    vllm_server,
+    write_tokenizer,
+)
+from benchmarks.rows import spread
+from benchmarks.serving.load_run import POSITIONS, LoadRun
+from benchmarks.serving.load_server import serving
+from leafbeam.decode import BeamSearch
+from leafbeam.model import ModelConfig, Transformer, Workspace
+
+__all__ = ["Case", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
+
+Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
+Prompts = Sequence[NDArray[np.int64]]
+Way = Callable[[Prompts], Sequence[Sequence[Sequence[int]]]]
+
+THREADS, MAX_TOKENS = 2, 1024
+SLOW_S, LIMIT_S = 20.0, 180.0
+_QWEN3_06B: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell: items of each history, beams, requests at once."""
+
+    items: int
+    beams: int
+    batch: int
+
+
+def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
+    """One row for each case: offline on both models, and over HTTP on the small one."""
+    path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
+    size: dict[str, int] = {"items": 600, "users": 300} if quick else {}
+    run = LoadRun.make(path, train_minutes=0.05 if quick else 2.0, **size)
+    write_tokenizer(path / "model")
+    # 29, 509 and 997 tokens of four levels.
+    lengths = (7,) if quick else (7, 127, 249)
+    small = [
+        Case(items=items, beams=beams, batch=batch) for items in lengths for beams in (20, 50, 128, 512) for batch in (1, 4, 16)
+    ]
+    small = [case for case in small if case.beams * case.batch <= (20 if quick else 1024)]
+    with torch_threads(THREADS):
+        yield from _offline("small", run, small, 2 if quick else 7, environment)
+        yield from _over_http(run, small, 2 if quick else 7, environment)
+        if not quick:
+            large = [Case(items=items, beams=beams, batch=1) for items in lengths for beams in (20, 128, 512)]
+            yield from _offline("large", _large(run), [*large, Case(items=32, beams=50, batch=4)], 3, environment)
+
+
+def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
+    with offline_ways(run, environment) as ways_of:
+        yield from compare({"what": "offline", "model": name}, run, cases, ways_of, repeats)
+
+
+@contextmanager
+def offline_ways(run: LoadRun, environment: Path = ENVIRONMENT) -> Generator[Callable[[Case], dict[str, Way]]]:
+    """Every engine in this process or a child of it, for a case: leaves of histories to the tokens of answers."""
+    vocabulary, directory = run.model.vocabulary, run.path / "model"
+    items_NL = vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
+    choices = [token_text(*item) for item in items_NL.tolist()]
+    peer, workspace = HfGenerate.of(directory, run.trie, vocabulary), Workspace()
+
+    def leafbeam(case: Case, prompts: Prompts) -> list[list[list[int]]]:
+        tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
+        rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+        found = BeamSearch(run.trie, case.beams, scoring="allowed").run(rounds.step_fn, batch_size=len(prompts))
+        rows = zip(found.codes, found.num_valid, strict=True)
+        return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
+
+    def generate(case: Case, prompts: Prompts) -> list[list[list[int]]]:
+        return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
+
+    def vllm(case: Case, prompts: Prompts, engine: VllmEngine, job: Mapping[str, Any]) -> list[list[list[int]]]:
+        given = {"prompts": _tokens(run, prompts), "num_beams": case.beams, "num_tokens": run.trie.num_levels}
+        return engine.run(given | job)["sequences"]
+
+    with vllm_engine(directory, threads=THREADS, max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment) as engine:
+        jobs: dict[str, dict[str, Any]] = {
+            "vllm_beams": {"way": "beams"},
+            "vllm_grammar_beams": {"way": "beams", "choices": choices},
+            "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
+        }
+
+        def ways_of(case: Case) -> dict[str, Way]:
+            ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
+            return ways | {name: partial(vllm, case, engine=engine, job=job) for name, job in jobs.items()}
+
+        yield ways_of
+
+
+def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
+    """`leafbeam serve` and `vllm serve`, each alone on the machine; all requests of a batch at once, until the last answer."""
+    directory, beams = run.path / "model", dict.fromkeys(case.beams for case in cases)
+    for num_beams in beams:
+        chosen = [case for case in cases if case.beams == num_beams]
+        options = "--beams", str(num_beams), "--threads", str(THREADS), "--slo-ms", "600000"
+        with serving(run.path, *options) as served:
+            ours = partial(_leafbeam_over_http, run, f"{served.url}/v1/recommend")
+            mine = [timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen]
+        try:
+            with vllm_server(directory, threads=THREADS, max_tokens=MAX_TOKENS, environment=environment) as url:
+                theirs = [
+                    timed_case(run, case, {"vllm_beams": partial(_vllm_over_http, run, url, case)}, repeats, {})
+                    for case in chosen
+                ]
+        except PeerFailure as failure:
+            theirs = [{"vllm_beams": failure.row} for _ in chosen]
+        for case, one, other in zip(chosen, mine, theirs, strict=True):
+            yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(one | other)
+
+
+def compare(
+    named: Mapping[str, Any], run: LoadRun, cases: Sequence[Case], ways_of: Callable[[Case], dict[str, Way]], repeats: int
+) -> Runs:
+    """A row for each case, smallest first, all ways in turns; a way that was slow on a case is left out of larger ones."""
+    slow: dict[str, list[Case]] = {}
+    for case in cases:
+        engines = timed_case(run, case, ways_of(case), repeats, slow)
+        yield _parameters(run, case) | named, _ratios(engines)
+
+
+def timed_case(
+    run: LoadRun, case: Case, ways: Mapping[str, Way], repeats: int, slow: dict[str, list[Case]]
+) -> dict[str, dict[str, Any]]:
+    """Milliseconds and answers of each way, or its status; a way that takes more than SLOW_S seconds runs once."""
+    engines: dict[str, dict[str, Any]] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    answers: dict[str, list[Any]] = {name: [] for name in ways}
+    for turn in range(-1, repeats):  # the first turn warms up
+        prompts = _prompts(run, case, turn + 1)
+        for name, way in ways.items():
+            if name in engines:
+                continue
+            before = [one for one in slow.get(name, ()) if _is_within(one, case)]
+            if before:
+                reason = f"{before[0].batch} x {before[0].beams} beams of {before[0].items} items took over {SLOW_S:g} s"
+                engines[name] = {"status": "left out", "reason": reason}
+                continue
+            began = time.perf_counter()
+            try:
+                found = way(prompts)
+            except PeerFailure as failure:
+                engines[name] = failure.row
+                continue
+            taken = time.perf_counter() - began
+            if turn >= 0 or taken > SLOW_S:
+                seconds[name].append(taken)
+                answers[name].append(found)
+            if taken > SLOW_S:
+                slow.setdefault(name, []).append(case)
+                engines[name] = {}
+    for name in ways:
+        if seconds[name]:
+            found = shares_of(run, case, answers[name])
+            engines[name] = {"status": "ok", "ms": spread(seconds[name], 1e-3), "repeats": len(seconds[name])} | found
+    return {name: engines[name] for name in ways}
+
+
+def _is_within(smaller: Case, case: Case) -> bool:
+    return smaller.items <= case.items and smaller.beams <= case.beams and smaller.batch <= case.batch
+
+
+def shares_of(run: LoadRun, case: Case, turns: Sequence[Sequence[Sequence[Sequence[int]]]]) -> dict[str, float]:
+    """Of the K answers of each request: no item, and missing (fewer than K different items, or than the catalog has)."""
+    items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
+    answers = [list(map(tuple, one)) for turn in turns for one in turn]
+    expected = min(case.beams, len(items)) * len(answers)
+    wrong = sum(sid not in items for one in answers for sid in one)
+    found = sum(len(set(one) & items) for one in answers)
+    return {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
+
+
+def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The engines, and how many times leafbeam's median each one's is."""
+    mine = engines["leafbeam"]["ms"]["p50"]
+    over = {name: round(one["ms"]["p50"] / mine, 2) for name, one in engines.items() if "ms" in one and name != "leafbeam"}
+    return {"engines": engines, "over_leafbeam": over}
+
+
+def _parameters(run: LoadRun, case: Case) -> dict[str, Any]:
+    config, levels = run.model.config, run.trie.num_levels
+    return {
+        "prompt_tokens": run.model.vocabulary.num_leading + case.items * levels,
+        "K": case.beams,
+        "B": case.batch,
+        "threads": THREADS,
+        "dtype": "float32",
+        "num_items": run.trie.num_items,
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "transformers": version("transformers"),
+    }
+
+
+def _prompts(run: LoadRun, case: Case, turn: int) -> Prompts:
+    """Leaves of histories of items drawn at random, different ones for each turn and case."""
+    rng = np.random.default_rng([turn, case.items, case.beams, case.batch])
+    return [rng.integers(0, run.trie.num_leaves, case.items) for _ in range(case.batch)]
+
+
+def _tokens(run: LoadRun, prompts: Prompts) -> list[list[int]]:
+    tokens_BT, lengths_B = run.model.vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
+    return [tokens_T[:length].tolist() for tokens_T, length in zip(tokens_BT, lengths_B, strict=True)]
+
+
+def _leafbeam_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+    items, ids_N = run.trie.items, np.asarray(run.trie.items.ids)
+    first_N = np.arange(run.trie.num_leaves) if items.leaf_indptr is None else items.leaf_indptr[:-1]
+    histories = [ids_N[items.order_N[first_N[leaves]]].tolist() for leaves in prompts]
+    common = {"num_items": case.beams, "scoring": "allowed", "channel": "model"}
+    answers = _posted(url, [common | {"history": history} for history in histories])
+    found = [run.leaves_of(np.asarray(answer["item_ids"])) for answer in answers]
+    return [run.model.vocabulary.tokens(run.trie.codes_at(leaves)).tolist() for leaves in found]
+
+
+def _vllm_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
+    common = {"model": "model", "n": case.beams, "use_beam_search": True, "temperature": 0, "ignore_eos": True}
+    common |= {"max_tokens": run.trie.num_levels}
+    answers = _posted(url, [common | {"prompt": tokens} for tokens in _tokens(run, prompts)])
+    texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+    return [[[int(word) for word in text.strip("<>").split("><")] for text in one] for one in texts]
+
+
+def _posted(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The JSON answers of requests sent at once."""
+
+    def post(body: Mapping[str, Any]) -> Any:
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as reply:
+                return json.load(reply)
+        except TimeoutError:
+            raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
+        except OSError as error:
+            raise PeerFailure("failed", str(error)[:500]) from None
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(post, bodies))
+
+
+def _large(run: LoadRun) -> LoadRun:
+    """The same items under a model of Qwen3-0.6B's shape; 0.44 billion random weights, written once."""
+    path = run.path.with_name(run.path.name + "-large")
+    if not (path / "model").exists():
+        vocabulary = run.model.vocabulary
+        config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **_QWEN3_06B)
+        Transformer(config, vocabulary).save_pretrained(path / "model")
+        write_tokenizer(path / "model")
+    return replace(run, path=path, model=Transformer.from_pretrained(path / "model").eval())
+
+
+@contextmanager
+def torch_threads(count: int) -> Generator[None]:
+    """torch on so many threads for the time being."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

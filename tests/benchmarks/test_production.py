@@ -1,0 +1,134 @@
+"""Engines beside leafbeam: whatever stops one of them is a row with a status, and the others are measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import vllm_cpu
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, PeerFailure, vllm_engine, write_tokenizer
+from benchmarks.serving import production
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.production import Case
+from leafbeam.index import Trie
+from leafbeam.model import ModelConfig, Transformer, Vocabulary
+
+SIZES = (12, 12, 12)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> LoadRun:
+    rng = np.random.default_rng(3)
+    codes = np.unique(np.stack([rng.integers(0, size, 400) for size in SIZES], 1), axis=0)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    config = ModelConfig(vocab_size=vocabulary.size, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    model = Transformer(config, vocabulary).eval()
+    path = tmp_path_factory.mktemp("run")
+    model.save_pretrained(path / "model")
+    write_tokenizer(path / "model")
+    return LoadRun(path=path, trie=Trie.build(codes, list(SIZES)), model=model, histories=[], item_ids=np.empty(0))
+
+
+def environment(path: Path, script: str) -> Path:
+    """A `.venv-peers` whose Python is a shell script."""
+    python = path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return path
+
+
+def failure_of(path: Path, run: LoadRun, limit_s: float) -> PeerFailure:
+    with (
+        vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=limit_s, environment=path) as engine,
+        pytest.raises(PeerFailure) as raised,
+    ):
+        engine.run({"way": "beams"})
+    return raised.value
+
+
+def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: LoadRun, tmp_path: Path):
+    cases = [Case(items=2, beams=5, batch=1), Case(items=4, beams=8, batch=2)]
+    with production.offline_ways(run, tmp_path) as ways_of:
+        rows = list(production.compare({"what": "offline"}, run, cases, ways_of, repeats=1))
+    assert [(at["prompt_tokens"], at["K"], at["B"]) for at, _ in rows] == [(7, 5, 1), (13, 8, 2)]
+    for _, measured in rows:
+        engines = measured["engines"]
+        for name in ("vllm_beams", "vllm_grammar_beams", "vllm_allowed_tokens"):
+            assert engines[name]["status"] == "missing"
+            assert "make peers" in engines[name]["reason"]
+        for name in ("leafbeam", "hf_generate"):
+            assert engines[name]["status"] == "ok"
+            assert engines[name]["no_item"] == engines[name]["missing"] == 0
+        assert set(measured["over_leafbeam"]) == {"hf_generate"}
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "reason"),
+    [
+        ("echo no such instruction >&2; exit 3", "crashed", "exit status 3: no such instruction"),
+        ("kill -9 $$", "out of memory", "exit status -9"),
+        ("echo MemoryError: 4 GiB >&2; exit 1", "out of memory", "MemoryError"),
+        ("""echo '{"version": "1"}'; read job; echo '{"error": "ValueError: no"}'""", "failed", "ValueError: no"),
+        ("""echo '{"version": "1"}'; exec sleep 60""", "timed out", "within 0.3 s"),
+    ],
+)
+def test_what_stops_a_peer_is_its_status(run: LoadRun, tmp_path: Path, script: str, status: str, reason: str):
+    failure = failure_of(environment(tmp_path, script), run, 0.3 if status == "timed out" else 60.0)
+    assert failure.row["status"] == status
+    assert reason in failure.row["reason"]
+
+
+def test_a_server_that_does_not_come_up_says_why(run: LoadRun, tmp_path: Path):
+    place = environment(tmp_path, "echo bad option >&2; exit 2")
+    with (
+        pytest.raises(PeerFailure, match="crashed: exit status 2: bad option"),
+        vllm_cpu.vllm_server(run.path / "model", threads=1, max_tokens=64, environment=place),
+    ):
+        pass
+
+
+def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(production, "SLOW_S", 0.0)
+    answered: list[Case] = []
+
+    def ways_of(case: Case) -> dict[str, Any]:
+        def peer(prompts: Any) -> Any:
+            answered.append(case)
+            return [[[1, 2, 3]] for _ in prompts]
+
+        return {"leafbeam": peer}
+
+    cases = [Case(items=2, beams=8, batch=1), Case(items=2, beams=9, batch=1), Case(items=1, beams=9, batch=1)]
+    rows = production.compare({}, run, cases[:1], ways_of, repeats=3)
+    (_, first), *_ = list(rows)
+    assert first["engines"]["leafbeam"]["repeats"] == 1
+    slow: dict[str, list[Case]] = {"peer": [cases[0]]}
+    for case, status in ((cases[1], "left out"), (cases[2], "ok")):
+        engines = production.timed_case(run, case, {"peer": ways_of(case)["leafbeam"]}, 1, slow)
+        assert engines["peer"]["status"] == status
+
+
+def test_answers_that_are_no_items_and_answers_that_are_missing_are_counted(run: LoadRun):
+    first, second = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(2))).tolist()
+    shares = production.shares_of(run, Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]])
+    assert shares == {"no_item": 0.25, "missing": 0.5}
+
+
+def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
+    words = json.loads((run.path / "model" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(words.values()) == list(range(run.model.config.vocab_size))
+    assert words["<7>"] == 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
+def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run: LoadRun):
+    case = Case(items=3, beams=8, batch=2)
+    with production.offline_ways(run) as ways_of:
+        ((_, measured),) = production.compare({}, run, [case], ways_of, repeats=1)
+    engines = measured["engines"]
+    assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
+    assert engines["vllm_grammar_beams"]["no_item"] == 0
