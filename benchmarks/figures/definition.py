@@ -8,7 +8,8 @@ column; the three are joined, the column's word last. Keys:
     field             path in the row's `measured`, parts separated by /, from table, line and column in turn; in a list of
                       records a part such as `kind=leafbeam,beams=128` names the one it means
     over              path of a value that the cell is divided by
-    format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name
+    format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name; a
+                      text stands as it is, such as the status of a peer that gave no answer
     missing           what the cell says where no row or no such field is there; without it that is an error
     literal           a cell with this text and no row
     published, part   a path in the values that papers report (`published.py`) and its last part: where both are there, the

@@ -152,6 +152,8 @@ def _expanded(definition: TableDefinition, axes: Sequence[Axis], writer: _Writer
 def _formatted(value: Any, cell: Cell) -> str:
     scale = cell.scale or 1
     template = cell.format or "{}"
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return template.format(**{key: _scaled(one, scale) for key, one in value.items()})
     return template.format(_scaled(value, scale))

@@ -22,6 +22,7 @@ def main(settings):
     }
     from vllm import LLM, SamplingParams, __version__
     from vllm.sampling_params import BeamSearchParams, StructuredOutputsParams
+    from vllm.v1.structured_output.utils import choice_as_grammar
 
     llm = LLM(
         settings["directory"],
@@ -38,7 +39,8 @@ def main(settings):
     def run(job):
         prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
         choices = job.get("choices")
-        options = {"structured_outputs": StructuredOutputsParams(choice=choices)} if choices else {}
+        # Beams take no `choice`, only what vLLM makes of it for samples.
+        options = {"structured_outputs": StructuredOutputsParams(grammar=choice_as_grammar(choices))} if choices else {}
         options |= {"max_tokens": job["num_tokens"], "ignore_eos": True}
         if job["way"] == "beams":
             found = llm.beam_search(prompts, BeamSearchParams(beam_width=job["num_beams"], **options))

@@ -74,8 +74,8 @@ class Case:
 def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
     """One row for each case: offline on both models, and over HTTP on the small one."""
     path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
-    size: dict[str, int] = {"items": 600, "users": 300} if quick else {}
-    run = LoadRun.make(path, train_minutes=0.05 if quick else 2.0, **size)
+    items, users = (600, 300) if quick else (12_000, 4_000)
+    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
     write_tokenizer(path / "model")
     # 29, 509 and 997 tokens of four levels.
     lengths = (7,) if quick else (7, 127, 249)
@@ -92,17 +92,23 @@ def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
 
 
 def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
-    with offline_ways(run, environment) as ways_of:
-        yield from compare({"what": "offline", "model": name}, run, cases, ways_of, repeats)
+    settings: dict[str, int] = {"threads": THREADS, "max_tokens": MAX_TOKENS}
+    with vllm_engine(run.path / "model", **settings, limit_s=LIMIT_S, environment=environment) as engine:
+        ways_of = offline_ways(run, engine)
+        for parameters, measured in compare({"what": "offline", "model": name}, run, cases, ways_of, repeats):
+            yield parameters, measured | {"vllm": engine.version}
 
 
-@contextmanager
-def offline_ways(run: LoadRun, environment: Path = ENVIRONMENT) -> Generator[Callable[[Case], dict[str, Way]]]:
+def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str, Way]]:
     """Every engine in this process or a child of it, for a case: leaves of histories to the tokens of answers."""
-    vocabulary, directory = run.model.vocabulary, run.path / "model"
+    vocabulary, levels = run.model.vocabulary, run.trie.num_levels
     items_NL = vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
-    choices = [token_text(*item) for item in items_NL.tolist()]
-    peer, workspace = HfGenerate.of(directory, run.trie, vocabulary), Workspace()
+    peer, workspace = HfGenerate.of(run.path / "model", run.trie, vocabulary), Workspace()
+    jobs: dict[str, dict[str, Any]] = {
+        "vllm_beams": {"way": "beams"},
+        "vllm_grammar_beams": {"way": "beams", "choices": [token_text(*item) for item in items_NL.tolist()]},
+        "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
+    }
 
     def leafbeam(case: Case, prompts: Prompts) -> list[list[list[int]]]:
         tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
@@ -114,22 +120,14 @@ def offline_ways(run: LoadRun, environment: Path = ENVIRONMENT) -> Generator[Cal
     def generate(case: Case, prompts: Prompts) -> list[list[list[int]]]:
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
-    def vllm(case: Case, prompts: Prompts, engine: VllmEngine, job: Mapping[str, Any]) -> list[list[list[int]]]:
-        given = {"prompts": _tokens(run, prompts), "num_beams": case.beams, "num_tokens": run.trie.num_levels}
-        return engine.run(given | job)["sequences"]
+    def vllm(case: Case, job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
+        return engine.run(job | {"prompts": _tokens(run, prompts), "num_beams": case.beams, "num_tokens": levels})["sequences"]
 
-    with vllm_engine(directory, threads=THREADS, max_tokens=MAX_TOKENS, limit_s=LIMIT_S, environment=environment) as engine:
-        jobs: dict[str, dict[str, Any]] = {
-            "vllm_beams": {"way": "beams"},
-            "vllm_grammar_beams": {"way": "beams", "choices": choices},
-            "vllm_allowed_tokens": {"way": "sample", "allowed_tokens": np.unique(items_NL).tolist()},
-        }
+    def ways_of(case: Case) -> dict[str, Way]:
+        ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
+        return ways | {name: partial(vllm, case, job) for name, job in jobs.items()}
 
-        def ways_of(case: Case) -> dict[str, Way]:
-            ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
-            return ways | {name: partial(vllm, case, engine=engine, job=job) for name, job in jobs.items()}
-
-        yield ways_of
+    return ways_of
 
 
 def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
@@ -154,7 +152,7 @@ def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: P
 
 
 def compare(
-    named: Mapping[str, Any], run: LoadRun, cases: Sequence[Case], ways_of: Callable[[Case], dict[str, Way]], repeats: int
+    named: dict[str, Any], run: LoadRun, cases: Sequence[Case], ways_of: Callable[[Case], dict[str, Way]], repeats: int
 ) -> Runs:
     """A row for each case, smallest first, all ways in turns; a way that was slow on a case is left out of larger ones."""
     slow: dict[str, list[Case]] = {}
@@ -170,7 +168,7 @@ def timed_case(
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     answers: dict[str, list[Any]] = {name: [] for name in ways}
-    for turn in range(-1, repeats):  # the first turn warms up
+    for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
         prompts = _prompts(run, case, turn + 1)
         for name, way in ways.items():
             if name in engines:
@@ -187,9 +185,10 @@ def timed_case(
                 engines[name] = failure.row
                 continue
             taken = time.perf_counter() - began
-            if turn >= 0 or taken > SLOW_S:
-                seconds[name].append(taken)
-                answers[name].append(found)
+            if turn < 0:
+                continue
+            seconds[name].append(taken)
+            answers[name].append(found)
             if taken > SLOW_S:
                 slow.setdefault(name, []).append(case)
                 engines[name] = {}
@@ -215,9 +214,9 @@ def shares_of(run: LoadRun, case: Case, turns: Sequence[Sequence[Sequence[Sequen
 
 
 def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The engines, and how many times leafbeam's median each one's is."""
-    mine = engines["leafbeam"]["ms"]["p50"]
-    over = {name: round(one["ms"]["p50"] / mine, 2) for name, one in engines.items() if "ms" in one and name != "leafbeam"}
+    """The engines, and how many times leafbeam's median each one's is, or its status."""
+    mine = engines["leafbeam"].get("ms", {}).get("p50")
+    over = {name: round(one["ms"]["p50"] / mine, 2) if mine and "ms" in one else one["status"] for name, one in engines.items()}
     return {"engines": engines, "over_leafbeam": over}
 
 
@@ -248,9 +247,9 @@ def _tokens(run: LoadRun, prompts: Prompts) -> list[list[int]]:
 
 
 def _leafbeam_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
-    items, ids_N = run.trie.items, np.asarray(run.trie.items.ids)
-    first_N = np.arange(run.trie.num_leaves) if items.leaf_indptr is None else items.leaf_indptr[:-1]
-    histories = [ids_N[items.order_N[first_N[leaves]]].tolist() for leaves in prompts]
+    items = run.trie.items
+    rows = [items.order_N[[items.ordinals_of_leaf(leaf)[0] for leaf in leaves.tolist()]] for leaves in prompts]
+    histories = [items.ids_of(each).tolist() for each in rows]
     common = {"num_items": case.beams, "scoring": "allowed", "channel": "model"}
     answers = _posted(url, [common | {"history": history} for history in histories])
     found = [run.leaves_of(np.asarray(answer["item_ids"])) for answer in answers]

@@ -44,7 +44,7 @@ def runs(quick: bool, data: Path | None = None) -> Runs:
         for batch_size, workers in ((1, 2),) if quick else ((1, 1), (4, 1), (1, 2), (4, 2)):
             yield engines.measure_long_prompts(run, batch_size, tokens, 2 if quick else 12, workers=workers)
         rates = (1.0, 2.0) if quick else tuple(2.0 ** (half / 2) for half in range(-6, 11))
-        for slo_s in (0.3,) if quick else (0.3, 0.5):
+        for slo_s in (0.3,) if quick else (0.2, 0.3, 0.5):
             yield engines.measure_long_prompts_within(run, tokens, rates, 10 if quick else 100, slo_s=slo_s)
         yield from _over_http(run, quick)
 

@@ -188,3 +188,10 @@ def test_kept_rows_are_shown_again(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--redraw"])
     assert result.exit_code == 0, result.output
     assert "leafbeam" in result.output or "trie of the whole catalog" in result.output
+
+
+def test_a_text_in_place_of_a_number_stands_as_it_is(tmp_path: Path, definitions: Definitions):
+    failed = row(10, 5.0)
+    failed["measured"]["us"]["peer"] = "out of memory"
+    text = render(definitions, "speed", read(tmp_path, failed, row(1000, 5.0)))
+    assert "| peer | out of memory | left out |" in text

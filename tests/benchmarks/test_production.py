@@ -51,8 +51,8 @@ def failure_of(path: Path, run: LoadRun, limit_s: float) -> PeerFailure:
 
 def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: LoadRun, tmp_path: Path):
     cases = [Case(items=2, beams=5, batch=1), Case(items=4, beams=8, batch=2)]
-    with production.offline_ways(run, tmp_path) as ways_of:
-        rows = list(production.compare({"what": "offline"}, run, cases, ways_of, repeats=1))
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+        rows = list(production.compare({"what": "offline"}, run, cases, production.offline_ways(run, engine), repeats=1))
     assert [(at["prompt_tokens"], at["K"], at["B"]) for at, _ in rows] == [(7, 5, 1), (13, 8, 2)]
     for _, measured in rows:
         engines = measured["engines"]
@@ -62,7 +62,10 @@ def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: 
         for name in ("leafbeam", "hf_generate"):
             assert engines[name]["status"] == "ok"
             assert engines[name]["no_item"] == engines[name]["missing"] == 0
-        assert set(measured["over_leafbeam"]) == {"hf_generate"}
+        over = measured["over_leafbeam"]
+        assert over["leafbeam"] == 1.0
+        assert over["hf_generate"] > 0
+        assert over["vllm_beams"] == "missing"
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,8 @@ def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
 def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run: LoadRun):
     case = Case(items=3, beams=8, batch=2)
-    with production.offline_ways(run) as ways_of:
-        ((_, measured),) = production.compare({}, run, [case], ways_of, repeats=1)
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
+        ((_, measured),) = production.compare({}, run, [case], production.offline_ways(run, engine), repeats=1)
     engines = measured["engines"]
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
