@@ -62,7 +62,7 @@ def train(
     paths.check("sids", "source")
     require("`leafbeam train`", "pyarrow", "torch", extra="train")
     from leafbeam.index import Trie
-    from leafbeam.retrieve import ItemMemory
+    from leafbeam.retrieve import ItemMemory, set_log_aside
     from leafbeam.semid import CodeVectors, SidTable, text_columns
     from leafbeam.train import Budget, TrainStats, leave_one_out, preset
     from leafbeam.train import train as fit
@@ -158,5 +158,9 @@ def train(
     elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
         memory.fusion = ItemMemory.load(paths.memory).fusion
     memory.save(paths.memory)
+    if (aside := set_log_aside(paths.memory)) is not None:
+        console.print(
+            f"{aside} has the interactions that a server has counted: the new memory counts those of the run's log alone."
+        )
     done(console, f"{paths.memory}: the transitions and texts of {len(memory):,} items", since=began)
     next_step(console, "leafbeam", "evaluate", "--run", run)

@@ -3,7 +3,7 @@
 from leafbeam.retrieve.bound import BoundMemory
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Example, Fusion, features
-from leafbeam.retrieve.live_memory import Event, LiveMemory
+from leafbeam.retrieve.live_memory import Event, LiveMemory, set_log_aside
 from leafbeam.retrieve.memory import ItemMemory, MemoryResult, Reason
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "MemoryResult",
     "Reason",
     "features",
+    "set_log_aside",
 ]

@@ -1,5 +1,6 @@
 """LiveMemory: an item memory that counts interactions as they happen, durably."""
 
+import itertools
 import json
 import logging
 import os
@@ -27,7 +28,8 @@ class LiveMemory:
 
     An interaction counts for the next search once `observe` returns, and survives a killed process, and with sync=True a power
     cut. `compact` writes both into the file; `observe` does so once the log is longer than the memory and 16 MiB. One process
-    may have a memory open. A log of another file, such as that of a memory since fitted again, is refused by LogError.
+    may have a memory open. A log of another file, such as that of a memory since fitted again, is refused by LogError:
+    `set_log_aside` renames it.
 
     memory: the item memory, to be given to an engine.
 
@@ -127,6 +129,24 @@ class LiveMemory:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def set_log_aside(path: str | os.PathLike[str]) -> Path | None:
+    """Rename the log beside a memory that was fitted again, so that the new one opens; an empty log is removed.
+
+    Returns its new name, or None. The new memory counts what it was fitted on, and nothing of the log. Raises OSError, and
+    LogError for a damaged log.
+    """
+    log = _log_of(Path(path))
+    if not log.exists():
+        return None
+    if not LogContents.read(log).records:
+        log.unlink()
+        return None
+    aside = next(name for number in itertools.count(1) if not (name := log.with_name(f"{log.name}.{number}")).exists())
+    log.rename(aside)
+    disk.sync_path(aside.parent)
+    return aside
 
 
 def _log_of(path: Path) -> Path:

@@ -451,11 +451,12 @@ class ItemMemory:
 
 def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:
     """The rows of the `num_items` largest scores above `minimum`, largest first, of equal ones the smaller row."""
-    found = np.flatnonzero(scores_N > minimum)
-    if len(found) > num_items:
-        values = scores_N[found]
-        least = np.partition(values, len(found) - num_items)[len(found) - num_items]
-        above, equal = found[values > least], found[values == least]
+    if num_items >= len(scores_N):
+        found = np.flatnonzero(scores_N > minimum)
+    else:
+        least = np.partition(scores_N, -num_items)[-num_items]
+        found = np.flatnonzero((scores_N >= least) & (scores_N > minimum))
+        above, equal = found[scores_N[found] > least], found[scores_N[found] == least]
         found = np.concatenate([above, equal[: num_items - len(above)]])
     return found[np.lexsort((found, -scores_N[found]))]
 

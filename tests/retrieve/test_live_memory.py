@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ItemIdError, LogError
-from leafbeam.retrieve import ItemMemory, LiveMemory
+from leafbeam.retrieve import ItemMemory, LiveMemory, set_log_aside
 
 NAMES = [f"item-{n}" for n in range(12)]
 TEXTS = [f"word{n} word{n % 5} lamp" for n in range(12)]
@@ -88,6 +88,23 @@ def test_one_process_at_a_time_and_no_log_of_another_memory(path: Path):
     with pytest.raises(LogError, match="belongs to item memory"):
         LiveMemory.open(path)
     path.with_name("memory.log").unlink()
+    LiveMemory.open(path).close()
+
+
+def test_the_log_of_a_memory_that_was_fitted_again_is_set_aside(path: Path):
+    assert set_log_aside(path) is None
+    contents: list[bytes] = []
+    for seed in (21, 22):
+        with LiveMemory.open(path) as live:
+            live.observe(events(random_histories(30)))
+        contents.append(path.with_name("memory.log").read_bytes())
+        fitted(random_histories(seed)).save(path)
+        assert set_log_aside(path) == path.with_name(f"memory.log.{len(contents)}")
+        with LiveMemory.open(path) as live:
+            assert_equal(live.memory, fitted(random_histories(seed)))
+    assert [path.with_name(f"memory.log.{number}").read_bytes() for number in (1, 2)] == contents
+    fitted(random_histories(23)).save(path)
+    assert set_log_aside(path) is None  # a log without a record is removed
     LiveMemory.open(path).close()
 
 
