@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import CodesError
+from leafbeam.errors import CodesError, ItemIdError
 from leafbeam.index.bit_kernels import bits_at, popcount, word_hash
 from leafbeam.index.bitmap import Bitmap
-from leafbeam.index.items import ItemTable
+from leafbeam.index.items import ItemTable, check_utf8
 from leafbeam.index.level import Level
 from leafbeam.index.radix_sort import threads_for
 from leafbeam.index.sequences import check_end_codes
@@ -92,17 +92,11 @@ def _item_problem(items: ItemTable) -> str:
     indptr = items.leaf_indptr
     if indptr is not None and (indptr[0] != 0 or indptr[-1] != items.num_items or (indptr[1:] <= indptr[:-1]).any()):
         return f"items.first does not ascend from 0 to {items.num_items:,}"
-    if items.kind == "S":
-        ids_nw = items.ids.view(np.uint8).reshape(items.num_items, -1)
-        for begin in range(0, items.num_items, _SLICE):
-            part = ids_nw[begin : begin + _SLICE]
-            try:  # together valid, and none begins inside a character: each is valid
-                str(part.data, "utf-8")
-                is_text = not ((part[:, 0] & 0xC0) == 0x80).any()
-            except UnicodeDecodeError:
-                is_text = False
-            if not is_text:
-                return f"items.ids has text that is not UTF-8 in rows {begin:,} to {begin + len(part) - 1:,}"
+    try:
+        if items.ids is not None:
+            check_utf8(items.ids)
+    except ItemIdError as error:
+        return str(error)
     return ""
 
 

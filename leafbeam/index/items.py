@@ -104,6 +104,24 @@ def is_possible(item_id: int | str, max_bytes: int) -> bool:
         return False
 
 
+def check_utf8(ids_n: NDArray[np.generic]) -> None:
+    """Raise ItemIdError unless each id is UTF-8, or an integer. Cost: one read."""
+    if ids_n.dtype.kind != "S":
+        return
+    ids_nw = ids_n.view(np.uint8).reshape(len(ids_n), ids_n.dtype.itemsize)
+    for begin in range(0, len(ids_n), _SLICE):
+        part = ids_nw[begin : begin + _SLICE]
+        try:  # together valid, and none begins inside a character: each is valid
+            str(part.data, "utf-8")
+            is_text = not ((part[:, 0] & 0xC0) == 0x80).any()
+        except UnicodeDecodeError:
+            is_text = False
+        if not is_text:
+            raise ItemIdError(
+                f"item ids of bytes have to be UTF-8, those of rows {begin:,} to {begin + len(part) - 1:,} are not"
+            )
+
+
 def check_known(item_ids: ItemIds, rows_n: NDArray[np.int64], where: str) -> None:
     """Raise ItemIdError where a row is -1. where: what was searched, for the message."""
     unknown = np.flatnonzero(rows_n < 0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError
 from leafbeam.index import Version
-from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids
+from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_utf8
 from leafbeam.index.level import check_codes, check_in_codebooks, code_dtype
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 
@@ -59,7 +59,7 @@ class WriteSet:
         if len(payload) != end_of_ids + num_added * num_levels * code_bytes:
             raise ValueError(f"{len(payload)} bytes for {num_removed} removed and {num_added} added items")
         ids = np.frombuffer(payload[_HEADER.size : end_of_ids], np.int64 if kind == 1 else f"S{id_bytes}")
-        _check_utf8(ids)
+        check_utf8(ids)
         codes_AL = np.frombuffer(payload[end_of_ids:], dtype).reshape(num_added, num_levels)
         if np.any(codes_AL >= np.array(codebook_sizes, np.int64)):
             raise ValueError("a code outside its codebook")
@@ -180,7 +180,7 @@ class Transaction:
         if not self._open:
             raise ItemIdError("the transaction is over: begin another with transaction()")
         ids = as_id_array(item_ids) if count is None else check_item_ids(item_ids, count)
-        _check_utf8(ids)
+        check_utf8(ids)
         keys: list[int | bytes] = ids.tolist()
         if len(ids) and self._kind not in (None, ids.dtype.kind):
             new, old = ID_KINDS[ids.dtype.kind], ID_KINDS[self._kind]
@@ -217,20 +217,6 @@ def concat_ids(parts: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
     if len({part.dtype.kind for part in filled}) > 1:
         raise ValueError("integers and strings among the item ids")
     return np.concatenate(filled) if filled else _NO_IDS
-
-
-def _check_utf8(ids_n: NDArray[np.generic]) -> None:
-    """Raise ItemIdError unless each id is UTF-8, or an integer."""
-    if ids_n.dtype.kind != "S":
-        return
-    try:
-        ids_n.tobytes().decode()
-        # A byte 10xxxxxx at the start of an id goes on with a character of the id before.
-        is_whole = not np.any(ids_n.view(np.uint8).reshape(len(ids_n), -1)[:, 0] & 0xC0 == 0x80)
-    except UnicodeDecodeError:
-        is_whole = False
-    if not is_whole:
-        raise ItemIdError("item ids of bytes have to be UTF-8: pass them as text")
 
 
 def _shown(key: int | bytes) -> str:

@@ -22,6 +22,7 @@ from leafbeam.index.items import (
     as_id_array,
     check_item_ids,
     check_unique,
+    check_utf8,
     decode_ids,
     is_possible,
 )
@@ -29,7 +30,7 @@ from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Fusion, MemoryScores
 from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
-from leafbeam.retrieve.transitions import Transitions, count_transitions, item_dtype
+from leafbeam.retrieve.transitions import MAX_STEP, Transitions, count_transitions, item_dtype
 
 KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
 _WORDS = NUM_BITS // 64
@@ -191,11 +192,17 @@ class ItemMemory:
             fusion = Fusion(**header["fusion"]) if "fusion" in header else None
             if bits_NW.dtype != np.uint64 or bits_NW.shape != (len(ids), _WORDS):
                 raise ValueError(f"bits are {bits_NW.dtype} {bits_NW.shape}")
-            if (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
+            if indptr[0] or (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
                 raise ValueError("transitions to items that it does not have")
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            if not 0 < transitions.step <= MAX_STEP or (entries and not transitions.levels_C.min()):
+                raise ValueError(f"counts of 0 or above {np.expm1(255 * MAX_STEP):.0e}")
+            items = _table(ids)
+            if verify:
+                check_utf8(ids)
+                items.check_unique()
+        except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        memory = cls(_State(items=_table(ids), transitions=transitions, bits_NW=bits_NW), encoder, config, fusion)
+        memory = cls(_State(items=items, transitions=transitions, bits_NW=bits_NW), encoder, config, fusion)
         memory.version, memory.follows = version, follows
         return memory
 

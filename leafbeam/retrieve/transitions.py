@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.retrieve.config import MemoryConfig
 
+MAX_STEP = 2.0  # of `Transitions.step`: counts up to 10^221, which float64 can add
 _DAY = 86_400_000_000  # microseconds
 
 

@@ -163,17 +163,24 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path):
         ItemMemory.load(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("damage", ["step", "weight", "ids"])
+@pytest.mark.parametrize(
+    "damage", [10**400, float("nan"), -1, 0, 2.8, "weight", "shape", "indptr", "levels", "repeated", "not UTF-8"]
+)
 def test_absurd_values_behind_a_valid_digest_are_refused(tmp_path, damage):
     path = tmp_path / "memory"
-    ItemMemory.fit([7, 5, 9], np.array([0, 3]), np.array([0, 1, 2])).save(path)
+    ItemMemory.fit(["a", "b", "c"], np.array([0, 3]), np.array([0, 1, 2])).save(path)
     header, tensors = tensor_file.read(path, KIND)
-    if damage == "step":
-        header["step"] = 10**400
-    elif damage == "weight":
+    if damage == "weight":
         header["config"]["text_weight"] = 10**400
-    else:
+    elif damage == "shape":
         tensors["ids"] = tensors["ids"].reshape(3, 1, 1)
+    elif isinstance(damage, str):
+        name, value = {"repeated": ("ids", ord("b")), "not UTF-8": ("ids", 0xFF), "levels": ("levels", 0)}.get(
+            damage, ("indptr", 1)
+        )
+        tensors[name][0] = value
+    else:
+        header["step"] = damage
     del header["digest"]
     tensor_file.write(path, KIND, header, tensors)
     with pytest.raises(IndexFileError, match="does not hold a complete item memory"):

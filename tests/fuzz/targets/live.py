@@ -1,4 +1,4 @@
-"""Logs, records and manifests of a live index, the last two with their checksums made right after the change."""
+"""Logs, records and manifests of a live index, item memories and their logs; checksums are made right after the change."""
 
 import atexit
 import functools
@@ -8,18 +8,22 @@ import struct
 import tempfile
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from leafbeam.index import Trie
+from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
+from leafbeam.retrieve import ItemMemory, LiveMemory, memory
+
+CORPUS = Path(__file__).parents[1] / "corpus"
 
 
 @functools.cache
 def _live() -> Path:
     """A live index of text ids, with two records in its log."""
-    folder = tempfile.mkdtemp()
+    folder = tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = Path(folder) / "live"
     codes_NL = np.random.default_rng(0).integers(0, 8, (20, 2))
@@ -71,3 +75,35 @@ def fuzz_manifest(data: bytes) -> None:
         _open(_live())
     finally:
         manifest.write_bytes(before)
+
+
+def fuzz_memory(data: bytes) -> None:
+    """An item memory with the digest of its arrays: what loads is searched, counts, and is saved."""
+    path = _live().with_name("memory.leafbeam")
+    path.write_bytes(data)
+    header, tensors = tensor_file.read(path, replace(memory.KIND, has_digest=False))
+    with suppress(UnicodeEncodeError):  # a name that cannot be hashed, so the file keeps a wrong digest
+        tensor_file.write(path, memory.KIND, header, tensors)
+    loaded = ItemMemory.load(path)
+    ids = loaded.item_ids[:4].tolist()
+    known = set(loaded.item_ids.tolist())
+    assert len(known) == loaded.num_items
+    found = loaded.search(ids, num_items=4)
+    assert known.issuperset(found.item_ids)
+    assert np.isfinite(found.scores).all()
+    if len(ids) > 1:
+        loaded.observe(ids[:-1], ids[-1])
+    loaded.save(path)
+    assert ItemMemory.load(path).version == loaded.version
+
+
+def fuzz_memory_record(data: bytes) -> None:
+    """A record of this payload, with the right checksums, in the log of an item memory."""
+    path = _live().with_name("counted.leafbeam")
+    path.write_bytes((CORPUS / "memory" / "text").read_bytes())
+    path.with_name(f"{path.name}.log").unlink(missing_ok=True)
+    with LiveMemory.open(path, sync=False) as live:
+        live._log.append(data)
+    with LiveMemory.open(path, sync=False) as live:
+        assert np.isfinite(live.memory.search(["a"]).scores).all()
+        live.compact()
