@@ -1,14 +1,16 @@
 """Files: written so that they appear only once they are complete, read only if they are regular ones, with checksums."""
 
 import errno
+import json
 import os
 import stat
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from hashlib import file_digest
 from io import BufferedReader
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from leafbeam.errors import CheckpointError
 
@@ -21,7 +23,7 @@ def replacing(path: Path) -> Generator[Path]:
     """A path beside this one, to be written in the block, which then takes its name; removed if the block raises.
 
     Its name cannot be guessed, so no link planted there is followed, and hidden, so that readers of the directory skip it.
-    Raises OSError.
+    Raises OSError, with this path where the system names none, as for a full disk.
 
     >>> with replacing(Path("report.json")) as part: _ = part.write_text("{}")
     """
@@ -29,9 +31,28 @@ def replacing(path: Path) -> Generator[Path]:
     try:
         yield part
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object, atomically. Raises OSError, and ValueError for a NaN or an infinity."""
+    with replacing(path) as part:
+        part.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], save_file: Callable[..., None]) -> None:
+    """Write tensors with `save_file` of safetensors.numpy or safetensors.torch, atomically. Raises OSError."""
+    from safetensors import SafetensorError  # with the caller's save_file, not with leafbeam
+
+    with replacing(path) as part:
+        try:
+            save_file(tensors, part, metadata={"format": "pt"})  # transformers refuses files without it
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error)) from error
 
 
 def open_regular(path: Path) -> BufferedReader:

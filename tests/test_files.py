@@ -1,15 +1,17 @@
 """Files are complete under their name, no planted link is followed while they are written, and checksums are checked."""
 
+import errno
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from leafbeam import Trie
 from leafbeam.errors import CheckpointError
-from leafbeam.files import CHECKSUMS, check_checksums, replacing, write_checksums
+from leafbeam.files import CHECKSUMS, check_checksums, replacing, write_checksums, write_json, write_tensors
 
 
 def write(path: Path, text: str) -> None:
@@ -80,3 +82,19 @@ def test_checksums_name_files_of_the_directory_alone(tmp_path: Path) -> None:
     (tmp_path / "directory" / CHECKSUMS).write_text("00  ../secret\n")
     with pytest.raises(CheckpointError, match="not a list"):
         check_checksums(tmp_path / "directory")
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_in_rust(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(OSError, match=f"No space left on device.*{path}"):
+        write_tensors(path, {}, full_in_rust)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=f"No space left on device.*{path}"):
+        write_json(path, {})
+    assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.errors import CheckpointError, DataError
-from leafbeam.files import read_text, replacing
+from leafbeam.files import read_text, write_json
 
 _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
@@ -52,8 +52,7 @@ class RunDirectory:
         report = self.read_report()
         report[step] = figures
         self.path.mkdir(parents=True, exist_ok=True)
-        with replacing(self.report) as part:
-            part.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(self.report, report)
 
     def read_report(self) -> dict[str, Any]:
         """The figures of all steps so far; empty before the first."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from leafbeam.cli.options import Format, Order, TimeUnit
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.files import read_text
+from leafbeam.files import read_text, write_json
 
 if TYPE_CHECKING:
     from leafbeam.train import InteractionLog
@@ -92,7 +92,7 @@ class Source:
         fields = asdict(self) | {"path": str(self.path.resolve())}
         fields["items"] = None if self.items is None else str(self.items.resolve())
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        write_json(path, fields)
 
     @classmethod
     def load(cls, path: Path) -> Source:

@@ -18,6 +18,7 @@ from leafbeam.demo.processes import run_command, running_server
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.tour import Tour
 from leafbeam.errors import ArgumentError, DataError, DemoError
+from leafbeam.files import write_json
 from leafbeam.train.interaction_log import load_log
 
 MARKER = "demo.txt"  # a directory without this file is never deleted
@@ -81,7 +82,7 @@ class Demo:
             results["change"] = tour.change_a_rule()
         results["seconds"] = time.perf_counter() - start
         report = json.loads((run / "report.json").read_text(encoding="utf-8")) | {"demo": results}
-        (run / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(run / "report.json", report)
         self._print_next_steps(run, results["seconds"])
 
     def _clean_run(self) -> Path:

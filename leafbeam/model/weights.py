@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import check_checksums, read_text, replacing, write_checksums
+from leafbeam.files import check_checksums, read_text, write_checksums, write_json, write_tensors
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.vocabulary import AnyVocabulary, vocabulary_from_dict
 
@@ -113,11 +113,10 @@ def write_checkpoint(
     own = {"format": _FORMAT, "vocabulary": vocabulary.to_dict(), "dropout": config.dropout}
 
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(directory / _SINGLE) as part:
-        save_file(on_cpu, part, metadata={"format": "pt"})  # transformers refuses files without it
+    write_tensors(directory / _SINGLE, on_cpu, save_file)
     (directory / _INDEX).unlink(missing_ok=True)
-    _write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
-    _write_json(directory / "leafbeam.json", own)
+    write_json(directory / "config.json", config.to_hf() | specials | {"torch_dtype": dtype})
+    write_json(directory / "leafbeam.json", own)
     write_checksums(directory, ("config.json", "leafbeam.json", _SINGLE))
 
 
@@ -160,8 +159,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, expected an object of fields: copy it again")
     return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with replacing(path) as part:
-        part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

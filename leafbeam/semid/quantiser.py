@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, DataError
-from leafbeam.files import check_checksums, read_text, write_checksums
+from leafbeam.files import check_checksums, read_text, write_checksums, write_json, write_tensors
 from leafbeam.semid.config import check_codebook_sizes
 from leafbeam.semid.vectors import check_finite
 
@@ -119,9 +119,9 @@ class Quantiser(ABC):
         directory.mkdir(parents=True, exist_ok=True)
         arrays, settings = self._state()
         centroids = {f"level_{level}": values for level, values in enumerate(self.centroids)}
-        save_file(arrays | centroids, directory / self._tensors_file)
+        write_tensors(directory / self._tensors_file, arrays | centroids, save_file)
         header = {"format": self._format, "version": _VERSION, "codebook_sizes": self.codebook_sizes, "seed": self.seed}
-        (directory / "quantiser.json").write_text(json.dumps(header | settings, indent=2) + "\n", encoding="utf-8")
+        write_json(directory / "quantiser.json", header | settings)
         write_checksums(directory, ("quantiser.json", self._tensors_file))
 
     @classmethod

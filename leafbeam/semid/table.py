@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import CheckpointError
+from leafbeam.files import replacing
 from leafbeam.index.items import as_id_array, check_item_ids, check_unique, decode_ids, ids_from_arrow
 from leafbeam.index.level import check_codes, check_in_codebooks
 from leafbeam.index.tensor_file import digest
@@ -68,7 +69,8 @@ class SidTable:
         table = pa.table({"item_id": ids, **columns})
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         metadata = {_SIZES: json.dumps(self.codebook_sizes), _DIGEST: self.digest}
-        pq.write_table(table.replace_schema_metadata(metadata), path, write_page_checksum=True)
+        with replacing(Path(path)) as part:
+            pq.write_table(table.replace_schema_metadata(metadata), part, write_page_checksum=True)
 
     @classmethod
     def load(cls, path: str | Path) -> "SidTable":

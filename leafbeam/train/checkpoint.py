@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import check_checksums, read_text, write_checksums
+from leafbeam.files import check_checksums, read_text, write_checksums, write_json, write_tensors
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
 from leafbeam.train.recipe import Recipe
@@ -65,10 +65,10 @@ class Checkpoint:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        save_file(tensors, partial / "tensors.safetensors")
+        write_tensors(partial / "tensors.safetensors", tensors, save_file)
         content = {"format": _FORMAT, "state": asdict(self.state), "recipe": asdict(self.recipe)}
         content |= {"vocabulary": self.vocabulary.to_dict(), "data": self.data, "bf16": self.bf16}
-        (partial / "run.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(partial / "run.json", content)
         write_checksums(partial, ("run.json", "tensors.safetensors"))
         shutil.rmtree(previous, ignore_errors=True)
         if directory.exists():

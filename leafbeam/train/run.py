@@ -3,7 +3,6 @@
 Shapes: N items, L levels.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from leafbeam.errors import ItemIdError
+from leafbeam.files import write_json
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.semid import CodeVectors, SidTable
@@ -84,7 +84,7 @@ def train(
         model.save_pretrained(directory / "model")
         summary = {**asdict(trainer.state), "precision": "bf16" if trainer.bf16 else "fp32", "recipe": asdict(recipe)}
         summary["baselines"] = {} if validate is None else validate.recalls
-        (directory / "training.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        write_json(directory / "training.json", summary)
     return model
 
 
