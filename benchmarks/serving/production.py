@@ -48,7 +48,8 @@ __all__ = ["Case", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 Prompts = Sequence[NDArray[np.int64]]
-Way = Callable[[Prompts], Sequence[Sequence[Sequence[int]]]]
+Answers = Sequence[Sequence[Sequence[int]]]  # tokens of each answer of each request
+Way = Callable[[Prompts], Answers]
 
 THREADS, MAX_TOKENS = 2, 1024
 SLOW_S, LIMIT_S = 20.0, 180.0
@@ -194,7 +195,7 @@ def timed_case(
                 engines[name] = {}
     for name in ways:
         if seconds[name]:
-            found = shares_of(run, case, answers[name])
+            found = shares_of(run, case, answers[name], answers.get("leafbeam", []))
             engines[name] = {"status": "ok", "ms": spread(seconds[name], 1e-3), "repeats": len(seconds[name])} | found
     return {name: engines[name] for name in ways}
 
@@ -203,14 +204,21 @@ def _is_within(smaller: Case, case: Case) -> bool:
     return smaller.items <= case.items and smaller.beams <= case.beams and smaller.batch <= case.batch
 
 
-def shares_of(run: LoadRun, case: Case, turns: Sequence[Sequence[Sequence[Sequence[int]]]]) -> dict[str, float]:
-    """Of the K answers of each request: no item, and missing (fewer than K different items, or than the catalog has)."""
+def shares_of(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
+    """Of the K answers of each request: no item; missing (fewer than K different items, or than the catalog has); and exact,
+    the share of leafbeam's answers to the same turns that are among them, where there are any.
+    """
     items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
     answers = [list(map(tuple, one)) for turn in turns for one in turn]
     expected = min(case.beams, len(items)) * len(answers)
     wrong = sum(sid not in items for one in answers for sid in one)
     found = sum(len(set(one) & items) for one in answers)
-    return {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
+    shares = {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
+    ours = [set(map(tuple, one)) for turn in exact[: len(turns)] for one in turn]
+    if ours:
+        common = sum(len(one & set(other)) for one, other in zip(ours, answers, strict=True))
+        shares["exact"] = round(common / max(1, sum(map(len, ours))), 4)
+    return shares
 
 
 def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

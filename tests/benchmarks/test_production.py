@@ -62,6 +62,7 @@ def test_a_peer_that_is_not_installed_is_a_row_and_the_others_are_measured(run: 
         for name in ("leafbeam", "hf_generate"):
             assert engines[name]["status"] == "ok"
             assert engines[name]["no_item"] == engines[name]["missing"] == 0
+            assert engines[name]["exact"] == 1
         over = measured["over_leafbeam"]
         assert over["leafbeam"] == 1.0
         assert over["hf_generate"] > 0
@@ -115,9 +116,10 @@ def test_an_engine_that_was_slow_is_left_out_of_larger_cases_alone(run: LoadRun,
 
 
 def test_answers_that_are_no_items_and_answers_that_are_missing_are_counted(run: LoadRun):
-    first, second = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(2))).tolist()
-    shares = production.shares_of(run, Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]])
-    assert shares == {"no_item": 0.25, "missing": 0.5}
+    first, second, third = run.model.vocabulary.tokens(run.trie.codes_at(np.arange(3))).tolist()
+    case, turns = Case(items=1, beams=4, batch=1), [[[first, second, second, [0, 0, 0]]]]
+    assert production.shares_of(run, case, turns, []) == {"no_item": 0.25, "missing": 0.5}
+    assert production.shares_of(run, case, turns, [[[first, third]], [[second]]])["exact"] == 0.5
 
 
 def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
@@ -135,3 +137,4 @@ def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run
     engines = measured["engines"]
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
+    assert engines["vllm_grammar_beams"]["exact"] == 1
