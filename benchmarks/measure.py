@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -29,7 +29,6 @@ _HELP = {
         "language": "Rounds over regular languages, with and without the allowed-only head.",
     },
     "serving": {
-        "production": "Beam search of vLLM on a CPU and of transformers, on the same model.",
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
@@ -56,6 +55,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
+    app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
     app.command("soak", help="An engine under mixed load; counts lost answers and memory.", rich_help_panel="serving")(_soak)
     app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
 
@@ -135,6 +135,16 @@ def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> 
     from benchmarks.serving import serve
 
     _keep("serve", serve.runs(quick, data), as_json, quick)
+
+
+def _production(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    part: Annotated[Literal["small", "http", "large"] | None, typer.Option("--part", help="One part instead of all.")] = None,
+) -> None:
+    from benchmarks.serving import production
+
+    _keep("production", production.runs(quick, part), as_json, quick)
 
 
 def _gpu(as_json: AsJson = False) -> None:

