@@ -149,6 +149,8 @@ def _show(console: Console, rows: list[Row]) -> None:
         for name in ("Recall@1", "@5", "@10", "the paper's @1", "no other cold item: @1", "@10", "seen items kept: @1", "@10"):
             table.add_column(name, justify="right")
         for method, label in METHODS.items():
+            if not all(method in row["measured"]["methods"] for row in group):  # rows of before the method
+                continue
             found = [row["measured"]["methods"][method] for row in group]
             cells = [percent(pooled([one["all"][name] for one in found])) for name in _RECALLS]
             cells.append(f"{paper[method]:.2f}" if method in paper else "")
@@ -175,7 +177,11 @@ def _show(console: Console, rows: list[Row]) -> None:
 def _draw(rows: list[Row]) -> Figure:
     groups = _groups(rows)
     figure, panels = new_figure(len(groups), width=4.6, height=3.6, columns=2)
-    names = [name for name in METHODS if name not in ("unconstrained", "catalog")]
+    names = [
+        name
+        for name in METHODS
+        if name not in ("unconstrained", "catalog") and all(name in row["measured"]["methods"] for row in rows)
+    ]
     for number, (axes, ((data, share), group)) in enumerate(zip(panels, groups.items(), strict=True)):
         for offset, recall, colour in ((-0.2, "recall_1", "#1f7a4a"), (0.2, "recall_10", "#3b82b8")):
             values = [pooled([row["measured"]["methods"][name]["all"][recall] for row in group]) for name in names]

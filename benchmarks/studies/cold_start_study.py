@@ -4,7 +4,7 @@ Shapes: U users, N items, C cold items, L levels, B users of a batch.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +19,12 @@ from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
+from leafbeam.retrieve import Beams, features
+from leafbeam.retrieve import Fusion as Fused
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
 from leafbeam.train.baselines import unconstrained_search
+from leafbeam.train.fusion import fit_memory
 from leafbeam.train.metrics import MISS
 from leafbeam.train.threads import torch_threads
 
@@ -39,6 +42,8 @@ METHODS: dict[str, str] = {
     "text_faded": "nearest by text, faded history",
     "dense": "dense retriever",
     "hybrid": "hybrid",
+    "memory": "item memory",
+    "fused": "item memory and the model's beams",
 }
 """The methods by their names in the rows, with their titles."""
 
@@ -194,6 +199,8 @@ def study_cold_start(
                 progress("evaluating", done)
     record_time("evaluating")
     scores |= {f"exact_{scoring}": scores_UC for scoring, scores_UC in evaluator.exact.items()}
+    scores |= _memory_scores(log, split, columns, scores["exact_full"], study.num_beams)
+    record_time("memory")
     seen_UC = split.seen_UC()
 
     def ranked(scores_UC: NDArray[np.floating], *, seen_kept: bool = False) -> NDArray[np.int64]:
@@ -241,6 +248,22 @@ def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fadin
     weights_E = np.where(ages_E < max_items, fading ** ages_E.astype(np.float64), 0.0).astype(np.float32)
     sums_UD = np.add.reduceat(text_ND[histories.items_E] * weights_E[:, None], histories.indptr_U1[:-1], axis=0)
     return sums_UD @ text_ND[split.cold_items].T
+
+
+def _memory_scores(
+    log: InteractionLog, split: ColdSplit, columns: Sequence[str], log_probs_UC: NDArray[np.float32], num_beams: int
+) -> dict[str, NDArray[np.float32]]:
+    """The item memory's scores (U, C), and those fused by the default weights with the `num_beams` likeliest items."""
+    memory, cold, histories = fit_memory(log, split.train, columns), split.cold_items, split.eval_set.histories
+    allowed_N = np.isin(np.arange(log.num_items), cold)
+    alone_UC, fused_UC = np.empty_like(log_probs_UC), np.empty_like(log_probs_UC)
+    for user, log_probs_C in enumerate(log_probs_UC):
+        history_n = histories[user].astype(np.int64)
+        parts = memory.scores(memory.newest(history_n), allowed_N)
+        best_k = np.argsort(-log_probs_C, kind="stable")[:num_beams]
+        found = features(parts, Beams(cold[best_k], log_probs_C[best_k]), history_n)
+        alone_UC[user], fused_UC[user] = memory.total(parts)[cold], Fused().scores(*found)[cold]
+    return {"memory": alone_UC, "fused": fused_UC}
 
 
 class _Evaluator:

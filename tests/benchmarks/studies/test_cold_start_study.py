@@ -65,7 +65,13 @@ def test_seen_items_are_excluded_and_learnt_methods_beat_chance(result: ColdResu
     for name in ("exact_full", "dense", "hybrid", "text"):
         assert (result.ranks[name] <= result.ranks_seen_kept[name]).all()
     chance = 1 / result.report.cold_items
-    for name in ("hybrid", "exact_allowed", "text"):  # there are six kinds, and each user takes one kind only
+    for name in (
+        "hybrid",
+        "exact_allowed",
+        "text",
+        "memory",
+        "fused",
+    ):  # there are six kinds, and each user takes one kind only
         assert (result.ranks[name] < 2).mean() > 1.7 * 2 * chance
     assert (result.ranks["random"] < 2).mean() < 1.6 * 2 * chance
 
