@@ -40,6 +40,7 @@ class LiveMemory:
     def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog) -> None:
         self.path, self.memory, self._log = path, memory, log
         self._lock = threading.Lock()
+        self._num_logged = memory.num_items
         self._compact_at = max(COMPACT_BYTES, memory.nbytes)
 
     @classmethod
@@ -85,7 +86,7 @@ class LiveMemory:
                     rows.append([*before, *item])
             if not rows:
                 return 0
-            self._log.append(json.dumps({"observe": rows}).encode())
+            self._append({"observe": rows})
             pairs = sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
             if self._log.end > self._compact_at:
                 self._compact_or_warn()
@@ -95,12 +96,21 @@ class LiveMemory:
         """`ItemMemory.insert` with texts, durably. Raises ItemIdError, ArgumentError, and LogError if it is not durable."""
         with self._lock:
             self.memory.insert(item_ids, texts=texts)
-            self._log.append(json.dumps({"insert": _plain(item_ids), "texts": list(texts)}).encode())
+            self._append({"insert": _plain(item_ids), "texts": list(texts)})
 
     def compact(self) -> None:
         """Write the counts and the new items into the file, and begin a new log. Raises LogError, OSError."""
         with self._lock:
             self._compact()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        """Log a record, after the items that a binding to an index has inserted since the last one."""
+        first, end = self._num_logged, self.memory.num_items
+        if first < end:
+            new_ids = self.memory.ids_of(np.arange(first, end))
+            record = {"new": new_ids, "bits": self.memory.bits_NW[first:end].tobytes().hex(), **record}
+        self._log.append(json.dumps(record).encode())
+        self._num_logged = end
 
     def _compact(self) -> None:
         self._log.check()
@@ -163,6 +173,9 @@ def _repeat(memory: ItemMemory, record: LogRecord) -> None:
     """Apply a record of a log to a memory."""
     try:
         content: dict[str, Any] = json.loads(record.payload)
+        if "new" in content:
+            bits_W = np.frombuffer(bytes.fromhex(content["bits"]), np.uint64)
+            memory.insert_bits(content["new"], bits_W.reshape(len(content["new"]), -1))
         for row in content.get("observe", ()):
             memory.observe(row[:-1], row[-1])
         if "insert" in content:

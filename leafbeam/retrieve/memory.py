@@ -318,17 +318,23 @@ class ItemMemory:
             raise ArgumentError(f"{len(item_ids):,} items: expected as many texts, or as many lists of similar items")
         if texts is not None and self.encoder is None:
             raise ArgumentError("this memory was fitted without texts: pass like=, or fit it with texts")
+        if like is not None:
+            bits_nW = np.stack([self._majority(self._state, similar) for similar in like])
+        else:
+            assert self.encoder is not None
+            assert texts is not None
+            bits_nW = self.encoder.encode(texts)
+        self.insert_bits(item_ids, bits_nW)
+
+    def insert_bits(self, item_ids: ItemIds, bits_nW: NDArray[np.uint64]) -> None:
+        """`insert` with the texts as bits, such as rows of `bits_NW`."""
         ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids_n)
+        if bits_nW.shape != (len(ids_n), _WORDS):
+            raise ArgumentError(f"bits of shape {bits_nW.shape} for {len(ids_n):,} items: expected ({len(ids_n):,}, {_WORDS})")
         with self._lock:
             state = self._state
             self.check_kind(decode_ids(ids_n))
-            if like is not None:
-                bits_nW = np.stack([self._majority(state, similar) for similar in like])
-            else:
-                assert self.encoder is not None
-                assert texts is not None
-                bits_nW = self.encoder.encode(texts)
             rows_n = state.items.rows_of(ids_n)
             is_new_n = rows_n < 0
             bits_NW = np.concatenate([state.bits_NW, bits_nW[is_new_n]])

@@ -8,7 +8,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Request
 from leafbeam.errors import ArgumentError, ItemIdError, RequestError
 from leafbeam.index import Trie
-from leafbeam.retrieve import Fusion, ItemMemory
+from leafbeam.retrieve import Fusion, ItemMemory, LiveMemory
 from tests.engine.conftest import ITEM_IDS, RULES
 
 HISTORY = ("é3", "é14", "é15")
@@ -127,3 +127,18 @@ def test_interactions_are_learnt_while_requests_are_answered(shop, memory, tmp_p
         Engine(shop.model, shop.trie, memory=memory).observe([(("é100",), "é101")])
     with pytest.raises(ArgumentError, match="memory="):
         CatalogFiles(index=tmp_path / "index.leafbeam", learn=True)
+
+
+def test_interactions_with_items_inserted_live_survive_a_restart(shop, memory, tmp_path):
+    path = tmp_path / "memory.leafbeam"
+    memory.save(path)
+    request = Request(history=("newest",), num_items=1, channel="memory")
+    for restarted in (False, True):
+        catalog = Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, RULES)
+        catalog.insert([shop.codes_NL[14]], ["newest"], [{"title": "new", "price": 5.0, "stock": 1}])
+        with LiveMemory.open(path) as live, Engine(shop.model, catalog, memory=live) as engine:
+            assert "newest" in engine.recommend(Request(history=("é14",), num_items=30, channel="fused")).item_ids
+            if not restarted:
+                assert engine.observe([(("newest",), "é101")] * 50) == 50
+            assert engine.recommend(request).item_ids == ("é101",)
+        catalog.close()
