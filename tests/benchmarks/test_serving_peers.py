@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.micro.attention import Shape, drawn
-from benchmarks.peers import paged_engine, per_beam_engine
+from benchmarks.peers import paged_attention, paged_engine, per_beam_engine
 from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.paged_beams import PagedBeams
@@ -112,10 +112,11 @@ def test_a_page_that_is_full_is_shared_and_not_copied():
 
 
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 32), (8, 2, 16)])
-def test_paged_kernel_equals_the_reference_attention(heads: int, groups: int, size: int):
+def test_paged_kernels_equal_the_reference_attention(heads: int, groups: int, size: int):
     for tokens, codes in ((15, 2), (16, 1), (1, 3), (47, 3)):
         shape = Shape(requests=2, beams=5, tokens=tokens, codes=codes, heads=heads, groups=groups, size=size)
         query, key, value, slots = drawn(shape)
         expected = merge(*prefix_attention(query, key, value), *suffix_attention(query, *slots))
         pages = PagedBeams.of(key, value, *slots)
         torch.testing.assert_close(pages.attend(query, pages.transposed()), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(paged_attention.attend(pages, query), expected, rtol=1e-4, atol=1e-5)
