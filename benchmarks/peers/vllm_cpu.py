@@ -139,7 +139,7 @@ def vllm_server(directory: Path, *, threads: int, max_tokens: int, environment: 
         "float32",
     ]
     words += ["--max-model-len", str(max_tokens), "--served-model-name", "model", "--disable-log-stats"]
-    bind = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
+    bind = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_KVCACHE_SPACE": "6"}
     with tempfile.TemporaryFile("w+") as log:
         child = subprocess.Popen(words, stdout=log, stderr=log, env=_plain_environment() | bind)
         try:

@@ -16,7 +16,7 @@ def main(settings):
     os.environ |= {
         "OMP_NUM_THREADS": str(settings["threads"]),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings['threads'] - 1}",
-        "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": "6",  # GiB
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no second process between the loop and the engine
         "VLLM_LOGGING_LEVEL": "ERROR",
     }

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.experiment import memory_of_machine
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.vllm_cpu import (
     ENVIRONMENT,
@@ -42,7 +43,7 @@ from benchmarks.rows import spread
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
-from leafbeam.model import ModelConfig, Transformer, Workspace
+from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 
 __all__ = ["Case", "Part", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
 
@@ -126,6 +127,14 @@ def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
         return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
 
     def generate(case: Case, prompts: Prompts) -> list[list[list[int]]]:
+        # In this process, which the system would end: keys and values of each beam's prompt, and once more as beams move.
+        need = (
+            2
+            * case.beams
+            * search_bytes(run.model.config, prompt_tokens=case.items * levels, beams=0, rounds=0, inflight=case.batch)
+        )
+        if need > (free := memory_of_machine()):
+            raise PeerFailure("out of memory", f"its copies of the prompt take {need / 1e9:.1f} GB of {free / 1e9:.1f} GB")
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
     def vllm(case: Case, job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:

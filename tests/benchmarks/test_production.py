@@ -138,3 +138,12 @@ def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
     assert engines["vllm_grammar_beams"]["exact"] == 1
+
+
+def test_a_peer_that_would_fill_the_memory_is_a_row(run: LoadRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(production, "memory_of_machine", lambda: 1000)
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+        ways_of = production.offline_ways(run, engine)
+        ((_, measured),) = production.compare({}, run, [Case(items=2, beams=5, batch=1)], ways_of, repeats=1)
+    assert measured["engines"]["hf_generate"]["status"] == "out of memory"
+    assert measured["engines"]["leafbeam"]["status"] == "ok"
