@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from leafbeam.errors import RuleError
@@ -19,6 +20,7 @@ LISTED = ""
 
 _MAX_SHOWN = 20
 _MAX_DOTS = 32
+_MAX_NESTING = 100
 _KEY = re.compile(r"^[\[\w.\"' \t-]*", re.MULTILINE)  # a line up to the first character that no key of TOML has
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
@@ -45,6 +47,8 @@ class Rule:
             raise RuleError(f"rule {self.name!r} has to be the text of an SQL predicate, not {self.where!r}")
         if not self.where.isascii() and self.where.encode("utf-8", "replace").decode() != self.where:
             raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
+        if (depth := _nesting(self.where)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
+            raise RuleError(f"rule {self.name!r} has {depth:,} brackets inside each other: expected at most {_MAX_NESTING}")
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
@@ -67,6 +71,12 @@ def parse_duration(duration: object, what: str = "a duration") -> float:
     if not 0 < seconds <= _MAX_SECONDS:
         raise RuleError(f'{what} has to be a text such as "500ms", "60s", "5m", "1h" or "1d", up to a year, not {duration!r}')
     return seconds
+
+
+def _nesting(where: str) -> int:
+    """How many brackets of a predicate are inside each other, those in quoted text left out."""
+    steps = [1 if bracket in "([{" else -1 for bracket in re.findall(r"[][(){}]", re.sub(r"'[^']*'", "", where))]
+    return max(accumulate(steps), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -147,7 +147,10 @@ def _copy_file(connection: duckdb.DuckDBPyConnection, source: Path) -> None:
     if not source.is_file():
         raise DataError(f"there is no file {source}: expected a .parquet or .csv file of items")
     if source.suffix == ".parquet":
-        relation = connection.read_parquet(str(source))
+        try:
+            relation = connection.read_parquet(str(source))
+        except RuntimeError as error:  # of DuckDB's bindings, no duckdb.Error
+            raise DataError(f"{source} has a column whose name is not UTF-8 ({error}): rename it") from error
         check_columns(relation.columns, str(source))
         relation.create("items")
     elif source.suffix == ".csv":

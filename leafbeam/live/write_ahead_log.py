@@ -85,13 +85,17 @@ class LogContents:
                 )
             records.append(record)
             offset += _RECORD_SIZE + len(record.payload)
+        if (left := size - offset) > _RECORD_SIZE + _MAX_PAYLOAD:  # not searched, which takes two seconds a GiB
+            raise LogError(
+                f"{path} has {left:,} bytes behind record {number:,}, more than a crash leaves: restore the directory from a "
+                f"copy, or drop them with: truncate -s {offset} {path}"
+            )
         if (later := _first_record_after(file, offset, size)) is not None:
             raise LogError(
                 f"{path} is damaged at byte {offset:,}: record {number + 1:,} cannot be read, but record {later.number:,} at "
                 f"byte {later.offset:,} is intact, so a crash did not cause this; restore the directory from a copy, or drop "
                 f"all changes from there with: truncate -s {offset} {path}"
             )
-        left = size - offset
         return cls(
             path=path, base_number=base_number, base_version=base_version, records=records, end=offset, truncated_bytes=left
         )

@@ -11,8 +11,8 @@ FeedForwardKind = Literal["relu", "gated-gelu", "gated-silu"]
 Config = TypeVar("Config")
 
 # Beyond these, a config is damaged: building its modules would take minutes, and its tensors no memory has.
-_MODULES = ("num_hidden_layers", "num_layers", "num_decoder_layers", "num_experts")
-_MAX_MODULES, _MAX_SIZE = 4096, 2**31 - 1
+_LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
+_MAX_LAYERS, _MAX_EXPERTS, _MAX_SIZE = 1024, 4096, 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +143,8 @@ class EncoderDecoderConfig:
             raise ArgumentError(
                 f"decoder_start_token_id={self.decoder_start_token_id} is outside the vocabulary: vocab_size={self.vocab_size}"
             )
-        if self.num_experts * self.num_decoder_layers > _MAX_MODULES:
-            raise ArgumentError(f"num_experts={self.num_experts} in each decoder layer: at most {_MAX_MODULES:,} in all")
+        if self.num_experts * self.num_decoder_layers > _MAX_EXPERTS:
+            raise ArgumentError(f"num_experts={self.num_experts} in each decoder layer: at most {_MAX_EXPERTS:,} in all")
         if self.num_experts and self.num_experts_per_tok > self.num_experts:
             raise ArgumentError(f"num_experts_per_tok is {self.num_experts_per_tok} of {self.num_experts}: raise num_experts")
 
@@ -195,7 +195,7 @@ def _check_fields(config: Any, may_be_zero: Collection[str]) -> None:
             expected = field.type.__name__ if isinstance(field.type, type) else "a string"
             raise ArgumentError(f"{field.name} must be {expected}, not {value!r}")
         zero = field.name in may_be_zero
-        limit = _MAX_MODULES if field.name in _MODULES else _MAX_SIZE if field.type is int else float_info.max
+        limit = _MAX_LAYERS if field.name in _LAYERS else _MAX_SIZE if field.type is int else float_info.max
         if field.type in (int, float) and not (0 < value <= limit or (zero and value == 0)):
             bounds = f"{'at least' if zero else 'above'} 0 and {f'at most {limit:,}' if field.type is int else 'finite'}"
             raise ArgumentError(f"{field.name} must be {bounds}, not {value}")

@@ -162,11 +162,17 @@ def test_a_rule_of_a_command_line_is_one_text():
         (["cheap@often=price < 3"], "the refresh of rule 'cheap' has to be a text such as"),
         (["cheap=name = '\udcc3'"], "rule 'cheap' holds bytes that are no UTF-8"),
         (["cheap=price < 3", "cheap=price < 4"], "rule 'cheap' is stated twice"),
+        (["cheap=" + "(" * 101], "rule 'cheap' has 101 brackets inside each other: expected at most 100"),
+        (["cheap=" + "len([" * 51 + "1" + "])" * 51 + " > 0"], "rule 'cheap' has 102 brackets inside each other"),
     ],
 )
 def test_an_invalid_text_of_a_rule_is_refused(texts, says):
     with pytest.raises(RuleError, match=says):
         rules_from_text(texts)
+
+
+def test_brackets_side_by_side_and_in_quotes_are_not_nested():
+    rules_from_text(["cheap=" + "(price < 3) or " * 200 + "true", "odd=name = '" + "(''" * 200 + "'"])
 
 
 # Rules that come and go.

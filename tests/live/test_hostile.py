@@ -246,3 +246,10 @@ def test_a_log_that_another_process_changed_takes_no_more_changes(shop: Path, ch
             index.delete(["b"])
     agree(index, {key: START[key] for key in "bcd"})
     index.close()
+
+
+def test_more_bytes_behind_the_last_record_than_a_crash_leaves_are_refused_unread(shop: Path) -> None:
+    log = next(shop.glob("changes-*.log"))
+    os.truncate(log, 20 << 30)
+    with pytest.raises(LogError, match="more than a crash leaves"):
+        LogContents.read(log)
