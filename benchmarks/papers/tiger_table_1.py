@@ -134,7 +134,7 @@ def _row(run: LearningRun, directory: Path, log: InteractionLog, seed: int, cons
             seconds["model"] = round(moment.seconds, 1)
             say("training the model", moment.share)
 
-        model = train(log, split, fitted.table, recipe, progress=training)
+        model = train(log, split, fitted.table, recipe, progress=training, code_vectors=fitted.code_vectors)
         trie = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
         columns = text_columns(log.items)
         memory = tune_memory(fit_memory(log, split.train, columns), split)
