@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
-from leafbeam.retrieve import ItemMemory
+from leafbeam.retrieve import ItemMemory, MemoryConfig
 from leafbeam.serve import Metrics, create_app
 from leafbeam.serve.app import parse_body
 from leafbeam.serve.errors import BodyError
@@ -520,7 +520,8 @@ def test_any_bytes_get_a_named_error(client, body, kind):
 
 def test_events_are_counted_and_their_mistakes_are_named(first_shop, tmp_path):
     ids = list(first_shop.item_ids)
-    ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1])).save(tmp_path / "memory.leafbeam")
+    plain = MemoryConfig(shrinkage=0.0)
+    ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1]), config=plain).save(tmp_path / "memory.leafbeam")
     model, index, catalog, rules = first_shop.files
     files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=tmp_path / "memory.leafbeam", learn=True)
     with Engine.load(model, files) as engine:
