@@ -15,9 +15,8 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -44,6 +43,7 @@ from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
+from leafbeam.train.threads import torch_threads
 
 __all__ = ["Case", "Part", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
 
@@ -313,14 +313,3 @@ def _large(run: LoadRun) -> LoadRun:
         Transformer(config, vocabulary).save_pretrained(path / "model")
         write_tokenizer(path / "model")
     return replace(run, path=path, model=Transformer.from_pretrained(path / "model").eval())
-
-
-@contextmanager
-def torch_threads(count: int) -> Generator[None]:
-    """torch on so many threads for the time being."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

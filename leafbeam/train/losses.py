@@ -9,7 +9,6 @@ from math import log
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,32 +19,26 @@ _NEVER = -1e9
 class LevelTarget:
     """What a level should predict.
 
-    codes_P: the next item's code. soft_PR: codes of a soft target, or None; weights_PR: their weights, of sum 1 or less.
+    codes_P: the next item's code. soft_PR, weights_PR: codes of a soft target and their weights, of sum 1 or less; R = 0: none.
     weight: share of the soft target in the loss, where its weights sum to 1.
     """
 
     codes_P: Tensor
-    soft_PR: Tensor | None
+    soft_PR: Tensor
     weights_PR: Tensor
     weight: float
 
-    def mix(self, hard_P: Tensor, normaliser_P: Tensor, expected_P: Tensor) -> Tensor:
-        """The mean loss. hard_P: of the next item; expected_P: the sum of the soft target's weights times logits."""
-        if self.soft_PR is None:
-            return hard_P.mean()
-        mass_P = self.weights_PR.sum(1)
-        soft_P = normaliser_P - expected_P / mass_P.clamp(min=1e-9)
-        share_P = self.weight * mass_P
-        return torch.where(mass_P > 0, (1 - share_P) * hard_P + share_P * soft_P, hard_P).mean()
+    def loss(self, normaliser_P: Tensor, logit_P: Tensor, soft_logit_P: Tensor) -> Tensor:
+        """The mean of log Z less the expected logit; soft_logit_P: the sum of the soft target's weights times logits."""
+        hard_P = 1 - self.weight * self.weights_PR.sum(1)
+        return (normaliser_P - hard_P * logit_P - self.weight * soft_logit_P).mean()
 
 
 def full_loss(logits_PV: Tensor, target: LevelTarget, *, label_smoothing: float) -> Tensor:
     """The cross-entropy over all codes of a level, in nats."""
-    hard_P = F.cross_entropy(logits_PV, target.codes_P, label_smoothing=label_smoothing, reduction="none")
-    if target.soft_PR is None:
-        return hard_P.mean()
-    expected_P = (logits_PV.gather(1, target.soft_PR) * target.weights_PR).sum(1)
-    return target.mix(hard_P, logits_PV.logsumexp(1), expected_P)
+    logit_P = torch.lerp(logits_PV.gather(1, target.codes_P[:, None])[:, 0], logits_PV.mean(1), label_smoothing)
+    soft_logit_P = (logits_PV.gather(1, target.soft_PR) * target.weights_PR).sum(1)
+    return target.loss(logits_PV.logsumexp(1), logit_P, soft_logit_P)
 
 
 class SampledLevel:
@@ -80,18 +73,17 @@ class SampledLevel:
         logits_PK = hidden_PD @ weight_VD[drawn_K].T + log(self._num_codes / self._drawn)
         column_V = torch.full((self._num_codes,), -1, device=items_P.device)
         column_V[drawn_K] = torch.arange(self._drawn, device=items_P.device)
-        drawn_M = column_V[codes_M] >= 0
+        column_M = column_V[codes_M]
+        drawn_M = column_M >= 0
         siblings_PK = torch.zeros(logits_PK.shape, dtype=torch.bool, device=items_P.device)
-        siblings_PK[pair_M[drawn_M], column_V[codes_M][drawn_M]] = True
+        siblings_PK[pair_M[drawn_M], column_M[drawn_M]] = True
         drawn_P = logits_PK.masked_fill(siblings_PK, _NEVER).logsumexp(1)
         normaliser_P = torch.logaddexp(drawn_P, _segment_logsumexp(siblings_M, pair_M, len(items_P)))
         logit_P = (hidden_PD * weight_VD[target.codes_P]).sum(1)
-        expected_P = torch.zeros_like(logit_P)
-        if target.soft_PR is not None:
-            row_S, column_S = target.weights_PR.nonzero(as_tuple=True)
-            logit_S = (hidden_PD[row_S] * weight_VD[target.soft_PR[row_S, column_S]]).sum(1)
-            expected_P = expected_P.index_add(0, row_S, logit_S * target.weights_PR[row_S, column_S])
-        return target.mix(normaliser_P - logit_P, normaliser_P, expected_P)
+        row_S, column_S = target.weights_PR.nonzero(as_tuple=True)  # those under the item's prefix: few
+        logit_S = (hidden_PD[row_S] * weight_VD[target.soft_PR[row_S, column_S]]).sum(1)
+        soft_logit_P = torch.zeros_like(logit_P).index_add(0, row_S, logit_S * target.weights_PR[row_S, column_S])
+        return target.loss(normaliser_P, logit_P, soft_logit_P)
 
 
 def _segment_logsumexp(values_M: Tensor, segment_M: Tensor, segments: int) -> Tensor:

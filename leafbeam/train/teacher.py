@@ -34,8 +34,8 @@ class GraphTeacher:
         weight(item) += count(pair) / the counts of its row     less the pair (newest item, target) itself, once
     drop the items of the window before the position, keep the `num_targets` largest, scale them to sum 1
 
-    A model that is asked for the next item alone takes many passes to find out which others are as likely; here it is told
-    (distillation: Hinton et al., 2015, with a graph for the teacher).
+    Training on the next item alone needs many passes before other likely items score high; soft targets name those items
+    (distillation: Hinton et al., 2015, with a graph as the teacher).
     """
 
     def __init__(self, histories: Histories, num_items: int, *, num_targets: int, config: MemoryConfig = _NEAR) -> None:

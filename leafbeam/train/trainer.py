@@ -216,16 +216,17 @@ class Trainer:
 
     def _targets(self, items_BT: Tensor, codes_PL: Tensor) -> list[LevelTarget]:
         """The targets of each level, for the last items of the windows."""
-        levels, weight = codes_PL.unbind(1), self.recipe.graph_weight
-        if self._teacher is None:
-            return [LevelTarget(codes_P=codes_P, soft_PR=None, weights_PR=codes_P, weight=0) for codes_P in levels]
-        first = items_BT.shape[1] - len(codes_PL) // len(items_BT)
-        soft = self._teacher.targets(items_BT.cpu().numpy(), first)
-        weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
-        codes_PRL = self._codes_NL[torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)]
+        codes_PRL = codes_PL[:, None][:, :0]
+        weights_PR = torch.zeros(codes_PRL.shape[:2], device=items_BT.device)
+        if self._teacher is not None:
+            first = items_BT.shape[1] - len(codes_PL) // len(items_BT)
+            soft = self._teacher.targets(items_BT.cpu().numpy(), first)
+            weights_PR = torch.from_numpy(soft.weights_PR).to(items_BT.device)
+            codes_PRL = self._codes_NL[torch.from_numpy(soft.items_PR).to(items_BT.device, torch.int64)]
         targets: list[LevelTarget] = []
-        for codes_P, soft_PR in zip(levels, codes_PRL.unbind(2), strict=True):
-            targets.append(LevelTarget(codes_P=codes_P, soft_PR=soft_PR, weights_PR=weights_PR, weight=weight))
+        for codes_P, soft_PR in zip(codes_PL.unbind(1), codes_PRL.unbind(2), strict=True):
+            target = LevelTarget(codes_P=codes_P, soft_PR=soft_PR, weights_PR=weights_PR, weight=self.recipe.graph_weight)
+            targets.append(target)
             weights_PR = weights_PR * (soft_PR == codes_P[:, None])
         return targets
 

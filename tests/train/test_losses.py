@@ -27,8 +27,9 @@ def batch(soft: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, LevelTa
     table = torch.from_numpy(codes())
     soft_items = torch.randint(ITEMS, (20, 30), generator=generator)
     weights = torch.rand(20, 30, generator=generator).softmax(1) * (table[soft_items, 0] == table[items, 0][:, None])
+    named = 30 if soft else 0
     target = LevelTarget(
-        codes_P=table[items, 1], soft_PR=table[soft_items, 1] if soft else None, weights_PR=weights, weight=0.5
+        codes_P=table[items, 1], soft_PR=table[soft_items[:, :named], 1], weights_PR=weights[:, :named], weight=0.5
     )
     return hidden, weight, items, target
 
