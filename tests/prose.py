@@ -24,6 +24,7 @@ MIN_SENTENCES = 10  # fewer say nothing about a page
 _FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _FIGURE = re.compile(r"<!-- figure: .*?<!-- end figure -->", re.DOTALL)
+_OPTIONS = re.compile(r"<!-- options: .*?<!-- end options -->", re.DOTALL)  # written by docs/cli_reference.py
 _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _WORD = re.compile(r"[^\W_]*[^\W\d_][^\W_]*(?:['\u2019-][^\W_]+)*")
@@ -133,8 +134,8 @@ def reading_ease(found: list[Sentence]) -> float:
 
 
 def count_words(text: str) -> int:
-    """Words and numbers of a document, code and tables included; figures that are written from rows are not counted."""
-    for pattern in (_FIGURE, _COMMENT):
+    """Words and numbers of a document, code and tables included; what rows or the commands' code write is not counted."""
+    for pattern in (_FIGURE, _OPTIONS, _COMMENT):
         text = without(pattern, text)
     return sum(any(map(str.isalnum, word)) for word in text.split())
 

@@ -13,6 +13,7 @@ Shapes: B requests, K beams, C new codes of each beam, N rows, X pages, T pages 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.peers.block_tables import BlockTables
+from benchmarks.peers.cpu_session import start_with
 from benchmarks.peers.paged_kernels import copy_pages, paged_kernels
-from leafbeam.model import DecodeSession, Transformer, Workspace
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.prompt_store import CachedPrompt
@@ -32,16 +33,6 @@ __all__ = ["PAGE", "PagedRunner", "start"]
 
 Array = NDArray[Any]
 PAGE = 16  # tokens, as vLLM's blocks on a GPU; of a larger one, more is copied for nothing
-
-
-def start(
-    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
-) -> DecodeSession:
-    """As `Transformer.start`, float32 on a CPU."""
-    weight, vocabulary = model.head_weight, model.vocabulary
-    with torch.inference_mode():
-        runner = PagedRunner(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
-    return DecodeSession(runner, model.vocabulary, lengths_B)
 
 
 class PagedRunner(CpuRunner):
@@ -121,3 +112,6 @@ class PagedRunner(CpuRunner):
             for code in range(num_codes):
                 torch.mm(normed_ND[code::num_codes], heads[code], out=outputs[code][first_beam:last_beam])
         return [output.unflatten(0, (requests, beams)) for output in outputs]
+
+
+start = partial(start_with, PagedRunner)

@@ -11,26 +11,17 @@ Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from leafbeam.model import DecodeSession, Transformer, Workspace
+from benchmarks.peers.cpu_session import start_with
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.cpu_runner import CpuRunner, Tile
 from leafbeam.model.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
-
-
-def start(
-    model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, workspace: Workspace | None = None, beams: int = 0
-) -> DecodeSession:
-    """As `Transformer.start`, float32 on a CPU."""
-    weight, vocabulary = model.head_weight, model.vocabulary
-    with torch.inference_mode():
-        runner = PerBeamRunner(model.model, weight, vocabulary, tokens_BT, lengths_B, workspace, beams=beams)
-    return DecodeSession(runner, model.vocabulary, lengths_B)
 
 
 class PerBeamRunner(CpuRunner):
@@ -97,3 +88,6 @@ class PerBeamRunner(CpuRunner):
             columns = slice(tile.first, tile.first + rows * ratio)
             chunk.top_GX[:, columns] = top.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
             chunk.total_GX[:, columns] = total.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
+
+
+start = partial(start_with, PerBeamRunner)

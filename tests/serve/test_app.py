@@ -5,7 +5,6 @@ import threading
 import time
 import tracemalloc
 
-import duckdb
 import numpy as np
 import pytest
 import torch
@@ -13,22 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from leafbeam.engine import CatalogFiles, Engine, Limits, Request, Settings
+from leafbeam.engine import Engine, Limits, Request, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
-from leafbeam.retrieve import ItemMemory, MemoryConfig
-from leafbeam.serve import Metrics, create_app
+from leafbeam.serve import create_app
 from leafbeam.serve.app import parse_body
 from leafbeam.serve.errors import BodyError
+from tests.serve.metric_of import metric
 from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
-
-
-def metric(client: TestClient, name: str) -> float:
-    """The value of a series as Prometheus reads it."""
-    line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " "))
-    return float(line.rsplit(" ", 1)[1])
 
 
 def test_an_answer_holds_allowed_items_and_its_provenance(client, first_shop):
@@ -336,43 +329,6 @@ def test_metrics_count_what_happened(first_shop):
         assert metric(client, "leafbeam_rules_generation") == 1
 
 
-def test_a_reload_changes_the_next_answer_and_a_bad_one_is_counted(shop):
-    engine = shop.engine()
-    metrics = Metrics(engine)
-    with TestClient(create_app(engine, metrics)) as client:
-        body = {"rules": ["cheap"], "num_items": 100}
-        assert set(client.post(URL, json=body).json()["item_ids"]) == shop.allowed(["cheap"], [])
-        with duckdb.connect(str(shop.files[2])) as connection:
-            connection.execute("UPDATE items SET price = 39 - price")
-        assert engine.catalog is not None
-        metrics.observe_reload(engine.catalog.reload())
-        answer = client.post(URL, json=body).json()
-        assert set(answer["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
-        assert answer["rules_generation"] == 2
-        shop.files[3].write_text("[rules]\ncheap = 'no_such_column'\n")
-        metrics.observe_reload(engine.catalog.reload())
-        assert client.post(URL, json=body).json()["item_ids"] == answer["item_ids"]
-        assert metric(client, 'leafbeam_rule_failed{rule="cheap"}') == 1
-        assert metric(client, 'leafbeam_rule_reloads_total{outcome="ok"}') == 1
-        assert metric(client, 'leafbeam_rule_reloads_total{outcome="failed"}') == 1
-
-
-def test_a_deleted_row_is_not_answered_after_a_reload_and_a_new_one_is_named(shop):
-    engine = shop.engine()
-    with TestClient(create_app(engine)) as client:
-        body = {"num_items": 100, "num_beams": 100}
-        assert set(client.post(URL, json=body).json()["item_ids"]) == shop.allowed([], [])
-        with duckdb.connect(str(shop.files[2])) as connection:
-            connection.execute("DELETE FROM items WHERE item_id < 1010; INSERT INTO items VALUES (77, 'new', 1, 1)")
-        assert engine.catalog is not None
-        assert "1 items of the table are not in the index (such as 77)" in str(engine.catalog.reload())
-        for fields in ({}, {"deny_item_ids": [1010]}, {"rules": ["cheap"]}):
-            answer = client.post(URL, json=body | fields).json()
-            expected = shop.allowed(fields.get("rules", []), fields.get("deny_item_ids", []))
-            assert set(answer["item_ids"]) == expected - set(range(1010))
-        assert client.post(URL, json={"history": [1000]}).json()["num_history_used"] == 1  # still known to the model
-
-
 def test_a_full_queue_is_429_with_retry_after_and_queued_requests_are_answered(first_shop):
     engine = first_shop.engine(settings=Settings(max_queue=1))
     statuses: list[int] = []
@@ -516,28 +472,3 @@ def test_any_bytes_get_a_named_error(client, body, kind):
     response = client.post(URL, content=body, headers={"Content-Type": kind})
     assert response.status_code in (400, 422)
     assert response.json()["error"]["message"]
-
-
-def test_events_are_counted_and_their_mistakes_are_named(first_shop, tmp_path):
-    ids = list(first_shop.item_ids)
-    plain = MemoryConfig(shrinkage=0.0)
-    ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1]), config=plain).save(tmp_path / "memory.leafbeam")
-    model, index, catalog, rules = first_shop.files
-    files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=tmp_path / "memory.leafbeam", learn=True)
-    with Engine.load(model, files) as engine:
-        client = TestClient(create_app(engine))
-        wanted = {"history": [1005], "channel": "memory", "rules": ["cheap"]}
-        assert client.post("/v1/recommend", json=wanted).json()["item_ids"] == []
-        events = [{"history": [1005], "item_id": 1042}, {"history": [1005], "item_id": 1030}, {"item_id": 7}]
-        assert client.post("/v1/events", json={"events": events}).json() == {"pairs": 2}
-        answer = client.post("/v1/recommend", json=wanted).json()
-        assert answer["item_ids"] == [1042]  # 1030 is not cheap
-        assert answer["reasons"] == [{"channel": "transition", "item_id": 1005, "score": 1.0}]
-        for body in ({}, {"events": [{"history": [1]}]}, {"events": [{"item_id": "x", "history": [1]}]}, {"events": 3}):
-            response = client.post("/v1/events", json=body)
-            assert response.status_code == 422, body
-            assert response.json()["error"]["message"]
-    with first_shop.engine() as engine:
-        response = TestClient(create_app(engine)).post("/v1/events", json={"events": []})
-        assert response.status_code == 422
-        assert "--learn" in response.json()["error"]["message"]

@@ -18,6 +18,7 @@ import pytest
 from benchmarks.resident import resident_bytes
 from leafbeam.engine import Engine, Settings
 from leafbeam.serve import Server
+from tests.serve.metric_of import metric
 from tests.waiting import held, interrupted
 
 URL = "/v1/recommend"
@@ -40,11 +41,6 @@ def serving(engine: Engine, **dials) -> Iterator[tuple[Server, httpx.Client]]:
         server.stop()
         runner.join(PATIENCE)
         assert not runner.is_alive()
-
-
-def metric(client: httpx.Client, name: str) -> float:
-    lines = client.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(name + " ")).rsplit(" ", 1)[1])
 
 
 def until(found) -> None:

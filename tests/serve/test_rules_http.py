@@ -17,6 +17,7 @@ from leafbeam.index import Trie
 from leafbeam.model import Transformer
 from leafbeam.serve import create_app
 from tests.serve.conftest import MEANING, RULES
+from tests.serve.metric_of import metric
 from tests.waiting import held
 
 URL = "/v1/recommend"
@@ -49,11 +50,6 @@ HOSTILE = [
     "(" * 40 + "cheap" + ")" * 40,
     "cheap & " * 500 + "cheap",
 ]
-
-
-def metric(client: TestClient, name: str) -> float:
-    line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " "))
-    return float(line.rsplit(" ", 1)[1])
 
 
 def meant(shop, expression: str) -> set[int]:
