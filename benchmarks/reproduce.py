@@ -28,6 +28,7 @@ _STATIC = {
 _LEARNING = {
     "static-table-3": "STATIC, Table 3: recommending the newest items.",
     "tiger-table-1": "TIGER, Table 1: every user's last item, all items ranked.",
+    "exactness": "Answers of an exact search under a rule that other ways lose, and answers that are no item.",
 }
 _XGR = {
     "xgr-figure-13": "xGR, Figure 13: latency as the request rate grows.",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEARNING", "experiment", "learning_table", "serving_figure"]
 
-LEARNING = ("static-table-3", "tiger-table-1")
+LEARNING = ("static-table-3", "tiger-table-1", "exactness")
 
 
 def experiment(name: str) -> Experiment:
@@ -46,6 +46,6 @@ def learning_table(name: str) -> LearningTable | None:
     """
     if name not in LEARNING:
         return None
-    from benchmarks.papers import static_table_3, tiger_table_1
+    from benchmarks.papers import exactness, static_table_3, tiger_table_1
 
-    return {module.TABLE.name: module.TABLE for module in (static_table_3, tiger_table_1)}[name]
+    return {module.TABLE.name: module.TABLE for module in (static_table_3, tiger_table_1, exactness)}[name]

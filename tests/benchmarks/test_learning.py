@@ -64,6 +64,22 @@ def test_table_3_of_a_made_shop(shop: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_what_other_ways_lose_under_a_rule(shop: Path, tmp_path: Path):
+    rows = rows_of("exactness", "--data", shop, "--out", tmp_path)
+    assert [row["parameters"]["sids"] for row in rows] == ["leafbeam", "TIGER"]
+    for row in rows:
+        shares = row["measured"]["shares"]
+        lost = {(share, name): one["lost"]["mean"] for share in shares for name, one in shares[share]["20"].items()}
+        assert {lost[share, "leafbeam"] for share in ("1", "0.1", "0.01", "0.001")} == {0}
+        assert lost["0.1", "post_filter"] > 0.5 > lost["1", "post_filter"]
+        assert lost["0.1", "top_k_then_mask"] > 0.2
+        assert lost["0.01", "last_level"] > 0.2
+        post = shares["0.1"]["20"]["post_filter"]
+        assert post["forbidden"]["mean"] + post["no_item"]["mean"] > 0.5
+    assert (tmp_path / "exactness.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
 def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
     (row,) = rows_of("tiger-table-1", "--data", shop, "--out", tmp_path)
     assert recall(row, "leafbeam") > 1.5 * recall(row, "popularity")
