@@ -70,7 +70,8 @@ class Recipe:
     those under the item's prefix (`SampledLevel`).
     precision: "auto" uses bf16 where the hardware multiplies it faster (a GPU; a CPU with AMX or AVX-512 BF16), else fp32.
     threads: CPU threads of training; more than one pays for wide models on idle cores only (see `torch_threads`).
-    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept. Left out are
+    validations: how many times, evenly over the budget, validation recall is measured; the best weights are kept, and the last
+    ones if they are less than half a standard error below, since the learning rate has fallen to 0 by then. Left out are
     those within 100 steps of another and, under a budget in minutes, those that would take more than 5 % of the time, but never
     the last. 0: never, the last weights are kept. validation_users: sample size. patience: training stops after this many
     validations in a row without a better one, where an equal one counts as better; 0: never.
@@ -106,7 +107,7 @@ class Recipe:
     threads: int = 1
     validations: int = 12
     validation_users: int = 2000
-    patience: int = 4
+    patience: int = 8
     num_users: int = 0
     user_dropout: float = 0.1
 

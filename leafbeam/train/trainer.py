@@ -6,6 +6,7 @@ Shapes: N items, L levels, U users, B windows of a batch, T items of each, P pre
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +342,8 @@ class Trainer:
             self.recall = self._validate(self._model_of(self._average))
         self._validation_s += self._parallel.max_seconds(self._clock() - start, self.model.device)
         self.state = replace(self.state, validated_step=self.state.step, worse=self.state.worse + 1)
-        if self.recall >= self.state.best_recall:  # no recall at all, early on, is no reason to stop
+        noise = sqrt(max(self.recall * (1 - self.recall), 0) / self.recipe.validation_users) / 2 if self.share >= 1 else 0
+        if self.recall >= self.state.best_recall - noise:  # an equal one counts, so that none at all, early on, never stops
             self.state = replace(self.state, best_recall=self.recall, best_step=self.state.step, worse=0)
             self._best = {name: weight.clone() for name, weight in self._average.items()}
 

@@ -423,6 +423,16 @@ def test_training_stops_after_patience_and_a_resumed_run_stops_there_too(tmp_pat
     assert resumed.state.step == state.step
 
 
+@pytest.mark.parametrize(("last", "kept"), [(0.297, 12), (0.29, 8), (0.31, 12)])
+def test_of_recalls_that_differ_by_noise_the_last_weights_win(monkeypatch: pytest.MonkeyPatch, last: float, kept: int):
+    monkeypatch.setattr(trainer_module, "VALIDATION_STEPS", 1)
+    values = iter([0.1, 0.3, last])
+    recipe = dataclasses.replace(TINY, budget=Budget(steps=12), validations=3, validation_users=2000)
+    trainer = trainer_of(recipe, validate=lambda model: next(values))
+    trainer.run()
+    assert trainer.state.best_step == kept  # half a standard error of 0.3 on 2,000 users: 0.005
+
+
 def test_a_finished_run_continues_with_a_larger_budget_at_its_learning_rate(tmp_path: Path):
     trainer_of().run(checkpoint=tmp_path / "checkpoint")
     larger = dataclasses.replace(TINY, budget=Budget(steps=30), patience=9)
