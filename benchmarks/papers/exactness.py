@@ -129,11 +129,13 @@ def _row(
     fitted = fit_sids(log.items, split.train, embedding=embedding, quantiser=quantiser, seed=seed)
     bench = _bench(log, split, fitted.table, fitted.code_vectors, recipe, embedding, _QUICK_USERS if run.quick else _USERS)
     rng = np.random.default_rng(seed)
-    measured: dict[str, Any] = {}
+    by_method: dict[str, dict[str, dict[str, Any]]] = {}
     for share in SHARES:
         allowed_N = rng.random(log.num_items) < share
         allowed_N[0] = True
-        measured[f"{share:g}"] = {str(beams): found for beams, found in _under_rule(bench, allowed_N)}
+        for num_beams, found in _under_rule(bench, allowed_N):
+            for method, estimates in found.items():
+                by_method.setdefault(method, {}).setdefault(str(num_beams), {})[f"{share:g}"] = estimates
     return TABLE.row(
         {
             "data": directory.name,
@@ -146,7 +148,7 @@ def _row(
             "budget": str(recipe.budget),
             "note": run.note,
         },
-        {"shares": measured},
+        {"by_method": by_method},
     )
 
 
@@ -290,7 +292,7 @@ def _nearest_lost(similarity_N: NDArray[np.float32], allowed_N: NDArray[np.bool_
 
 def _show(console: Console, rows: list[Row]) -> None:
     for row in rows:
-        at, shares = row["parameters"], row["measured"]["shares"]
+        at, by_method = row["parameters"], row["measured"]["by_method"]
         sizes = "x".join(map(str, at["codebook_sizes"]))
         for num_beams in BEAMS:
             title = f"{at['data']}, SIDs of {at['sids']} ({sizes}), {num_beams} beams: percent lost by share allowed"
@@ -299,22 +301,22 @@ def _show(console: Console, rows: list[Row]) -> None:
             for share in SHARES:
                 table.add_column(f"{100 * share:g} %", justify="right")
             for name, label in LABELS.items():
-                cells = [shares[f"{share:g}"][str(num_beams)].get(name, {}).get("lost") for share in SHARES]
-                if any(cells):
-                    table.add_row(label, *("" if cell is None else f"{100 * cell['mean']:.1f}" for cell in cells))
+                found = by_method[name].get(str(num_beams))
+                if found:
+                    table.add_row(label, *(f"{100 * found[f'{share:g}']['lost']['mean']:.1f}" for share in SHARES))
             console.print(table)
 
 
 def _draw(rows: list[Row]) -> Figure:
     figure, panels = new_figure(len(rows) * len(BEAMS), columns=len(BEAMS), width=4.2, height=3.2)
     for axes, (row, num_beams) in zip(panels, product(rows, BEAMS), strict=True):
-        at, shares = row["parameters"], row["measured"]["shares"]
+        at, by_method = row["parameters"], row["measured"]["by_method"]
         for (name, label), (colour, marker) in zip(LABELS.items(), _STYLES, strict=True):
-            points = [(share, shares[f"{share:g}"][str(num_beams)].get(name)) for share in SHARES]
-            x = [100 * share for share, one in points if one is not None]
-            y = [100 * one["lost"]["mean"] for _, one in points if one is not None]
-            if not x:
+            found = by_method[name].get(str(num_beams))
+            if not found:
                 continue
+            x = [100 * share for share in SHARES]
+            y = [100 * found[f"{share:g}"]["lost"]["mean"] for share in SHARES]
             axes.plot(x, y, color=colour, marker=marker, markersize=5, label=label, clip_on=False)
         axes.set_xscale("log")
         axes.set_xticks([100 * share for share in SHARES], [f"{100 * share:g}" for share in SHARES])

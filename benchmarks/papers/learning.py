@@ -93,14 +93,14 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share, parts fitted on and seed."""
+    """The last kept row of each data set, share, kind of SIDs, parts fitted on and seed."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
         at = row["parameters"]
         if at["quick"] == quick:
-            last[at["data"], at.get("share", 0.0), at.get("fit_on", "train"), at["seed"]] = row
+            last[at["data"], at.get("share", 0.0), at.get("sids", ""), at.get("fit_on", "train"), at["seed"]] = row
     return [last[key] for key in sorted(last)]
 
 

@@ -68,13 +68,13 @@ def test_what_other_ways_lose_under_a_rule(shop: Path, tmp_path: Path):
     rows = rows_of("exactness", "--data", shop, "--out", tmp_path)
     assert [row["parameters"]["sids"] for row in rows] == ["leafbeam", "TIGER"]
     for row in rows:
-        shares = row["measured"]["shares"]
-        lost = {(share, name): one["lost"]["mean"] for share in shares for name, one in shares[share]["20"].items()}
+        found = row["measured"]["by_method"]
+        lost = {(share, name): one["lost"]["mean"] for name in found for share, one in found[name]["20"].items()}
         assert {lost[share, "leafbeam"] for share in ("1", "0.1", "0.01", "0.001")} == {0}
         assert lost["0.1", "post_filter"] > 0.5 > lost["1", "post_filter"]
         assert lost["0.1", "top_k_then_mask"] > 0.2
         assert lost["0.01", "last_level"] > 0.2
-        post = shares["0.1"]["20"]["post_filter"]
+        post = found["post_filter"]["20"]["0.1"]
         assert post["forbidden"]["mean"] + post["no_item"]["mean"] > 0.5
     assert (tmp_path / "exactness.png").stat().st_size > 10_000
 
