@@ -169,7 +169,7 @@ def _learning(name: str, where: dict[str, Any]) -> Plot:
         assert table is not None
         return table.draw(rows)
 
-    rows = _newest_points(name.replace("-", "_"), {"quick": False, **where}, ("data", "share", "seed"))
+    rows = _newest_points(name.replace("-", "_"), {"quick": False, **where}, ("data", "share", "seed", "sids"))
     return Plot(file=f"{name}.png", rows=rows, draw=draw)
 
 
@@ -191,7 +191,7 @@ PLOTS = (
     _static("static-figure-3", quick=True),
     _static("static-figure-4", quick=True),
     _static("static-memory", quick=False),
-    _learning("tiger-table-1", {}),
+    _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "8 epochs"}),
     _serving("xgr-figure-18"),
 )
