@@ -27,6 +27,7 @@ EXTRAS = {
     "scipy": "train",
     "sklearn": "train",
     "starlette": "serve",
+    "tokenizers": "automata",
     "torch": "torch",
     "triton": "triton",
     "typer": "cli",

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -82,8 +81,7 @@ class PagedRunner(CpuRunner):
             for side in layer:
                 copy_pages(side, copies_C2)
         self.beams.nbytes = (tables.peak - tables.num_prompt_pages) * self._page_bytes
-        outputs = self._logit_buffers(requests * beams, level + 1, num_codes)
-        heads = [self._head_rows(level + 1 + code).t() for code in range(num_codes)]
+        outputs = self._output_buffers(requests * beams, level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1)
         _, scores_GY = self._space.buffer(
             "paged scores", config.num_key_value_heads, config.group_size * tables.table_RT.shape[1] * PAGE
@@ -110,7 +108,7 @@ class PagedRunner(CpuRunner):
                 self._finish_layer(weights, chunk)
             normed_ND = self._normed(self._norm, chunk)
             for code in range(num_codes):
-                torch.mm(normed_ND[code::num_codes], heads[code], out=outputs[code][first_beam:last_beam])
+                self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])
         return [output.unflatten(0, (requests, beams)) for output in outputs]
 
 

@@ -105,7 +105,7 @@ class _CacheSize:
 
 
 class CpuRunner:
-    """The `Runner` of float32 models on a CPU.
+    """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits.
 
     workspace: None for buffers of its own. store: None to run every prompt from its first token. beams: the expected number,
     to allocate the codes' slots once; 0 if unknown. Logits stay valid until the next call in a workspace that was passed in,
@@ -115,7 +115,7 @@ class CpuRunner:
     def __init__(
         self,
         body: Qwen3,
-        head_weight: Tensor,
+        head_weight: Tensor | None,
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
         lengths_B: Tensor,
@@ -127,7 +127,8 @@ class CpuRunner:
         self._embedding = body.embed_tokens.weight.detach()
         self._layers = [_Weights.of(cast(Layer, layer)) for layer in body.layers]
         self._norm = _array(body.norm)
-        self._head_weight, self._vocabulary = head_weight.detach(), vocabulary
+        self._head_weight = None if head_weight is None else head_weight.detach()
+        self._vocabulary = vocabulary
         self._space, self._shared = workspace or Workspace(), workspace is not None
         self.prompt, self.beams = _CacheSize(), _CacheSize()
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
@@ -160,16 +161,16 @@ class CpuRunner:
         self.beams.nbytes = 0
 
     def root_logits(self) -> Tensor:
-        (logits_BV,) = self._logit_buffers(len(self._last_BD), 0, 1)
-        return torch.mm(self._last_BD, self._head_rows(0).t(), out=logits_BV)
+        (logits_BV,) = self._output_buffers(len(self._last_BD), 0, 1)
+        self._multiply_head(self._last_BD, 0, logits_BV)
+        return logits_BV
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         requests, beams, num_codes = tokens_BKC.shape
         config = self._config
         slots = self._code_slots(requests * beams, num_codes, level)
         ancestors_BS = self._extend_ancestors(parents_BK.numpy(), num_codes, level)
-        outputs = self._logit_buffers(requests * beams, level + 1, num_codes)
-        heads = [self._head_rows(level + 1 + code).t() for code in range(num_codes)]
+        outputs = self._output_buffers(requests * beams, level + 1, num_codes)
         tokens_N, first_B1 = tokens_BKC.numpy().reshape(-1), np.arange(requests + 1) * beams * num_codes
         for first_beam, last_beam in _even_parts(requests * beams, max(1, self._space.rows // num_codes)):
             begin, end = first_beam * num_codes, last_beam * num_codes
@@ -189,7 +190,7 @@ class CpuRunner:
                 self._finish_layer(weights, chunk)
             normed_ND = self._normed(self._norm, chunk)
             for code in range(num_codes):
-                torch.mm(normed_ND[code::num_codes], heads[code], out=outputs[code][first_beam:last_beam])
+                self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])
         return [output.unflatten(0, (requests, beams)) for output in outputs]
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
@@ -325,15 +326,21 @@ class CpuRunner:
         self._ancestors_BS, self._num_beams = after_BS, parents_BK.shape[1]
         return after_BS
 
-    def _head_rows(self, level: int) -> Tensor:
-        """The (V, D) rows of the head for a level: a view, or a copy in the workspace."""
-        if self._vocabulary.level_slice(level) is not None:
-            return self._vocabulary.level_rows(self._head_weight, level)
-        return self._space.gather_rows(f"head of level {level}", self._head_weight, self._vocabulary.level_tokens(level))
+    def _multiply_head(self, hidden_ND: Tensor, level: int, out: Tensor) -> None:
+        """The logits of a level, whose rows of the head are a view or a copy in the workspace; or the hidden states."""
+        if self._head_weight is None:
+            out.copy_(hidden_ND)
+        elif self._vocabulary.level_slice(level) is not None:
+            torch.mm(hidden_ND, self._vocabulary.level_rows(self._head_weight, level).t(), out=out)
+        else:
+            tokens = self._vocabulary.level_tokens(level)
+            torch.mm(hidden_ND, self._space.gather_rows(f"head of level {level}", self._head_weight, tokens).t(), out=out)
 
-    def _logit_buffers(self, rows: int, first: int, count: int) -> list[Tensor]:
-        """Buffers for the logits of `count` levels, in the workspace if the caller passed one in."""
+    def _output_buffers(self, rows: int, first: int, count: int) -> list[Tensor]:
+        """Buffers for the logits (or hidden states) of `count` levels, in the workspace if the caller passed one in."""
         sizes = self._vocabulary.codebook_sizes[first : first + count]
+        if self._head_weight is None:
+            sizes = (self._config.hidden_size,) * count
         if not self._shared:
             return [torch.empty(rows, size) for size in sizes]
         flat, _ = self._space.buffer("logits", rows * sum(sizes))

@@ -87,8 +87,8 @@ class DecodeSession:
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
         """Logits (B, K, V) of the next T levels, for beams whose next T codes are known.
 
-        Equals T calls of `step_fn` in which every beam continues itself, for one pass over B x K x T tokens. It ends the
-        search; step_fn(None, None) starts anew.
+        Equals T calls of `step_fn` in which every beam continues itself, for one pass over B x K x T tokens; `step_fn` and
+        `suffix_fn` go on from there.
         """
         codes_BKT = _integers("codes", codes_BKT, self._lengths_B.device)
         if codes_BKT.ndim != 3 or codes_BKT.shape[2] < 1:
@@ -100,7 +100,7 @@ class DecodeSession:
             self._level, self._num_beams = level, codes_BKT.shape[1]
             self._checked(codes_BK, torch.zeros_like(codes_BK))
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
-        self._level = self._vocabulary.num_levels - 1  # no step is left
+        self._level, self._num_beams = first + codes_BKT.shape[2], codes_BKT.shape[1]
         return self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
 
     def _restart(self) -> None:

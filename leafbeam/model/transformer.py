@@ -84,6 +84,8 @@ class Transformer(SidModel[ModelConfig]):
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
         beams: int = 0,
+        vocabulary: AnyVocabulary | None = None,
+        hidden: bool = False,
     ) -> DecodeSession:
         """Prefill prompts (B, T) int64, padded on the right to lengths_B, and open a decoding session, without gradients.
 
@@ -91,20 +93,28 @@ class Transformer(SidModel[ModelConfig]):
 
         workspace: buffers to reuse; a session is void once they serve another. store: prefixes of prompts that it holds are not
         computed again. Both raise ArgumentError except on a CPU in float32. beams: the expected number, to allocate memory for
-        their codes once. Prompts that leave no positions for a whole SID raise ArgumentError.
+        their codes once. vocabulary: what is decoded, such as `TextTokens`; None: the model's SIDs. hidden: return hidden
+        states (..., D) in the place of logits, for a search that multiplies the head itself. Prompts that leave no positions
+        for a whole SID raise ArgumentError.
         """
-        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, self.vocabulary.num_levels)
+        vocabulary = vocabulary or self.vocabulary
+        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         weight = self.head_weight
         if weight.device.type == "cpu" and weight.dtype == torch.float32:
-            runner: Runner = CpuRunner(self.model, weight, self.vocabulary, tokens_BT, lengths_B, workspace, store, beams)
+            head = None if hidden else weight
+            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, workspace, store, beams)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"workspace and store need a model in float32 on a CPU; this model is {weight.dtype} on {weight.device}: "
                 "leave them out"
             )
         else:
-            runner = TorchRunner(self.model, self.head, tokens_BT, lengths_B)
-        return DecodeSession(runner, self.vocabulary, lengths_B)
+
+            def head_of(hidden_D: Tensor, level: int) -> Tensor:
+                return hidden_D if hidden else F.linear(hidden_D, vocabulary.level_rows(weight, level))
+
+            runner = TorchRunner(self.model, head_of, tokens_BT, lengths_B)
+        return DecodeSession(runner, vocabulary, lengths_B)
 
 
 class TorchRunner:

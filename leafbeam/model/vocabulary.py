@@ -265,12 +265,44 @@ class TokenTable(_SidTokens):
         return {"kind": "table", "tokens_per_level": levels, "size": self.size} | specials
 
 
-AnyVocabulary = Vocabulary | TokenTable
+@dataclass(frozen=True, kw_only=True)
+class TextTokens(_SidTokens):
+    """Every token of a language model, for texts of up to `num_tokens` of them: each is a level whose codes are all tokens.
+
+    >>> TextTokens(size=151_936, num_tokens=64).num_levels
+    64
+    """
+
+    size: int
+    num_tokens: int
+    pad: int = 0
+    bos: int = 0
+    eos: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.num_tokens < 1:
+            raise ArgumentError(f"size={self.size} and num_tokens={self.num_tokens}: at least 1 of each")
+        object.__setattr__(self, "codebook_sizes", (self.size,) * self.num_tokens)
+
+    @cached_property
+    def _levels(self) -> tuple[Int64Array, ...]:
+        return (np.arange(self.size),) * self.num_tokens
+
+    @cached_property
+    def _slices(self) -> tuple[slice | None, ...]:
+        return (slice(0, self.size),) * self.num_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that `vocabulary_from_dict` reads."""
+        return {"kind": "text", "size": self.size, "num_tokens": self.num_tokens}
+
+
+AnyVocabulary = Vocabulary | TokenTable | TextTokens
 
 
 def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
     """The vocabulary that `to_dict` wrote; CheckpointError for anything else."""
-    kinds = {"ranges": Vocabulary, "table": TokenTable}
+    kinds = {"ranges": Vocabulary, "table": TokenTable, "text": TextTokens}
     kind = str(fields.get("kind"))
     if kind not in kinds:
         raise CheckpointError(f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again")

@@ -1,0 +1,146 @@
+"""A tokenizer as Hugging Face saves it (tokenizer.json): text to tokens, and the bytes of each token."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from leafbeam.automata import TokenTrie
+from leafbeam.errors import CheckpointError
+from leafbeam.extras import require
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_END_FILES = ("generation_config.json", "config.json")
+
+
+class TextTokenizer:
+    """The tokenizer beside a model. end: the token that ends a text.
+
+    Token bytes are exact for byte-level BPE (GPT-2, Qwen, Llama 3) and for byte-fallback BPE (Llama 2, Gemma); any other kind
+    raises CheckpointError, because the text of its tokens depends on their neighbours.
+
+    >>> tokenizer = TextTokenizer.load("Qwen3-0.6B")           # doctest: +SKIP
+    >>> tokenizer.decode(tokenizer.encode("a red lamp"))       # doctest: +SKIP
+    'a red lamp'
+    """
+
+    def __init__(self, tokenizer: Any, *, end: int) -> None:
+        self._tokenizer, self.end = tokenizer, end
+        if not 0 <= end < self.size:
+            raise CheckpointError(f"the end token {end} is not one of the tokenizer's {self.size:,} tokens")
+
+    def __repr__(self) -> str:
+        return f"TextTokenizer({self.size:,} tokens, end={self.end})"
+
+    @classmethod
+    def load(cls, directory: str | PathLike[str]) -> "TextTokenizer":
+        """Read tokenizer.json, and the end token from generation_config.json or config.json (the first, of several).
+
+        Raises CheckpointError where a file is missing or damaged, MissingExtraError without the package tokenizers.
+        """
+        require("tokenizers of language models", "tokenizers")
+        from tokenizers import Tokenizer
+
+        path = Path(directory) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist: save the model's tokenizer beside it")
+        try:
+            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the package raises Exception itself
+            raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
+        return cls(tokenizer, end=_end_token(Path(directory)))
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are, added ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with those that the tokenizer puts around it."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self.token_bytes[token] or b"" for token in tokens).decode("utf-8", "replace")
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes | None, ...]:
+        """The bytes of each token by its id, None for special ones."""
+        settings = json.loads(self._tokenizer.to_str())
+        special = {added["id"] for added in settings["added_tokens"] if added["special"]}
+        plain = {added["id"] for added in settings["added_tokens"] if not added["special"]}
+        kinds = _kinds(settings["decoder"]) | _kinds(settings["pre_tokenizer"])
+        if "ByteLevel" in kinds:
+            bytes_of = _byte_level
+        elif settings["model"].get("byte_fallback"):
+            bytes_of = _byte_fallback
+        else:
+            raise CheckpointError(
+                f"the tokenizer decodes by {sorted(kinds)}: expected byte-level or byte-fallback BPE, whose tokens have bytes"
+            )
+        found: list[bytes | None] = []
+        for token in range(self.size):
+            text = self._tokenizer.id_to_token(token)
+            if text is None or token in special:
+                found.append(None)
+            else:
+                found.append(text.encode() if token in plain else bytes_of(text))
+        return tuple(found)
+
+    def trie(self, size: int) -> TokenTrie:
+        """The tokens for automata over a model's `size` logits. Cost: about 0.1 s for 150,000 tokens.
+
+        Raises CheckpointError where the tokenizer has more tokens than the model has logits.
+        """
+        if self.size > size:
+            raise CheckpointError(f"the tokenizer has {self.size:,} tokens and the model {size:,}: they do not belong together")
+        return TokenTrie.of([*self.token_bytes, *[None] * (size - self.size)])
+
+
+def _end_token(directory: Path) -> int:
+    for name in _END_FILES:
+        path = directory / name
+        if not path.is_file():
+            continue
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is no JSON object ({error}): save the model again") from error
+        first = found[0] if isinstance(found, list) and found else found
+        if isinstance(first, int) and not isinstance(first, bool):
+            return first
+        if found is not None:
+            raise CheckpointError(f"{path}: eos_token_id is {found!r}, expected a token or a list of tokens")
+    raise CheckpointError(f"{directory} names no eos_token_id in {' or '.join(_END_FILES)}: a text could not end")
+
+
+def _kinds(part: dict[str, Any] | None) -> set[str]:
+    """The types of a pre-tokenizer or decoder and of its parts."""
+    if part is None:
+        return set()
+    inner = part.get("decoders") or part.get("pretokenizers") or []
+    return {str(part.get("type"))}.union(*(_kinds(one) for one in inner))
+
+
+def _byte_level(text: str) -> bytes:
+    """GPT-2's printable characters for bytes, back to bytes."""
+    return bytes(_BYTE_OF[character] for character in text) if all(c in _BYTE_OF for c in text) else text.encode()
+
+
+def _byte_fallback(text: str) -> bytes:
+    """SentencePiece's pieces: U+2581 is a space, <0x0A> a byte."""
+    single = _BYTE_TOKEN.fullmatch(text)
+    return bytes([int(single[1], 16)]) if single else text.replace("\u2581", " ").encode()
+
+
+def _byte_level_characters() -> dict[str, int]:
+    """Each byte's character: itself where it is printable, else one from U+0100 on (Radford et al., 2019, encoder.py)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_level_characters()

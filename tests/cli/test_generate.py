@@ -1,0 +1,69 @@
+"""`leafbeam generate` prints texts that obey their constraint, and names mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leafbeam.cli import app
+from tests.text.conftest import save_model
+from tests.text.test_generator import SCHEMA
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("cli-text") / "model")
+
+
+def run(*words: object, stdin: str | None = None):
+    return CliRunner().invoke(app, ["generate", *map(str, words)], input=stdin)
+
+
+def test_json_under_a_schema(model_dir: Path, tmp_path: Path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(SCHEMA))
+    result = run("--model", model_dir, "--schema", schema, "--prompt", "A lamp: ", "--prompt", "A cup: ")
+    assert result.exit_code == 0, result.output
+    for line in result.stdout.splitlines():
+        assert json.loads(line)["name"] in ("red lamp", "tea cup")
+    assert len(result.stdout.splitlines()) == 2
+
+
+def test_beams_of_choices_for_the_lines_of_stdin(model_dir: Path):
+    words = ("--choice", "red lamp", "--choice", "tea cup", "--beams", 4, "--texts", 2, "--json")
+    result = run("--model", model_dir, *words, stdin="A \nThe \n")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["prompt"] for row in rows] == [0, 0, 1, 1]
+    assert all(row["finished"] and row["text"] in ("red lamp", "tea cup") for row in rows)
+
+
+def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Path):
+    result = run("--model", model_dir, "--regex", "[a-z]{40}", "--prompt", "A", "--max-tokens", 3)
+    assert result.exit_code == 1
+    assert "1 texts were cut off after 3 tokens" in result.stderr
+    assert result.stdout.strip().isalpha()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "exactly one of --schema"),
+        (("--regex", "a", "--choice", "b"), "exactly one of --schema"),
+        (("--schema", "missing.json"), "is not a file"),
+        (("--regex", "(a"), "brackets"),
+        (("--regex", "a", "--texts", 2), "1 to --beams"),
+        (("--regex", "a", "--max-tokens", 0), "max_tokens"),
+    ],
+)
+def test_mistakes_are_named(model_dir: Path, words, says):
+    result = run("--model", model_dir, "--prompt", "A", *words)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+
+
+def test_a_directory_without_a_model_is_named(tmp_path: Path):
+    result = run("--model", tmp_path, "--prompt", "A", "--regex", "a")
+    assert result.exit_code == 2
+    assert str(tmp_path) in "".join(result.stderr.split())

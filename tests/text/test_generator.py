@@ -1,0 +1,148 @@
+"""Generated texts equal those of a search that runs the whole model on every prefix, and obey their constraints."""
+
+import json
+import re
+from collections.abc import Sequence
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from leafbeam.automata import Automaton
+from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.text import Choices, JsonSchema, Regex, TextConstraint, TextGenerator
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["red lamp", "tea cup"]},
+        "price": {"type": "integer", "minimum": 1, "maximum": 99},
+        "in_stock": {"type": "boolean"},
+    },
+    "required": ["name", "price", "in_stock"],
+}
+CONSTRAINTS: dict[str, TextConstraint] = {
+    "regex": Regex(pattern="[a-z]{2,6}( [a-z]{1,4})?"),
+    "schema": JsonSchema(schema=SCHEMA),
+    "choices": Choices(texts=["red lamp", "red lantern", "tea cup"]),
+}
+PROMPTS = ["A red lamp: ", "tea", "naïve über lamp and "]
+
+
+def greedy(generator: TextGenerator, prompt: str, automaton: Automaton, max_tokens: int) -> tuple[list[int], float, bool]:
+    """Runs the model on prompt and text for each token, in float64, and takes the likeliest legal one."""
+    model, end = generator.model.double(), generator.tokenizer.end
+    tokens, state, score = generator.tokenizer.encode(prompt), 0, 0.0
+    first = len(tokens)
+    try:
+        while len(tokens) < first + max_tokens:
+            with torch.inference_mode():
+                logits_V = model.logits(model(torch.tensor([tokens]))[0, -1])
+            legal = [*automaton.allowed(state).tolist(), *([end] if automaton.accepts(state) else [])]
+            log_p = torch.log_softmax(logits_V[legal], 0)
+            best = int(log_p.argmax())
+            score += float(log_p[best])
+            if legal[best] == end:
+                return tokens[first:], score, True
+            tokens.append(legal[best])
+            state = automaton.next(state, legal[best])
+        return tokens[first:], score, False
+    finally:
+        model.float()
+
+
+def check(name: str, text: str) -> None:
+    if name == "schema":
+        jsonschema.validate(json.loads(text), SCHEMA)
+    elif name == "regex":
+        assert re.fullmatch("[a-z]{2,6}( [a-z]{1,4})?", text)
+    else:
+        assert text in ("red lamp", "red lantern", "tea cup")
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_greedy_texts_equal_those_of_whole_passes_of_the_model(generator: TextGenerator, name: str):
+    automaton = generator.compile(CONSTRAINTS[name])
+    result = generator.generate(PROMPTS, CONSTRAINTS[name], max_tokens=60)
+    for prompt, (found,) in zip(PROMPTS, result.texts, strict=True):
+        tokens, score, finished = greedy(generator, prompt, automaton, 60)
+        assert list(found.tokens) == tokens
+        assert found.score == pytest.approx(score, abs=1e-3)
+        assert found.finished == finished
+        check(name, found.text)
+
+
+def test_each_prompt_of_a_batch_may_have_a_constraint_of_its_own(generator: TextGenerator):
+    together = generator.generate(PROMPTS, list(CONSTRAINTS.values()), max_tokens=60)
+    for prompt, (name, constraint), found in zip(PROMPTS, CONSTRAINTS.items(), together.texts, strict=True):
+        check(name, found[0].text)
+        assert found[0].tokens == generator.generate([prompt], constraint, max_tokens=60).texts[0][0].tokens
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_beams_are_ranked_and_distinct_and_the_best_is_no_worse_than_greedy(generator: TextGenerator, scoring):
+    choices = Choices(texts=[f"{colour} {thing}" for colour in ("red", "blue") for thing in ("lamp", "cup", "tea")])
+    (found,) = generator.generate(["A "], choices, num_beams=12, scoring=scoring, max_tokens=20).texts
+    assert {one.text for one in found} <= set(choices.texts)
+    assert len({one.tokens for one in found}) == 12
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    (alone,) = generator.generate(["A "], choices, scoring=scoring, max_tokens=20).texts
+    assert scores[0] >= alone[0].score - 1e-4
+
+
+def test_forced_tokens_are_appended_in_one_pass_and_the_search_goes_on(generator: TextGenerator):
+    texts = [f"{first} because the tea cup is naïve{second}" for first in ("x", "y") for second in ("!", "?")]
+    jumped = generator.generate(["A "], Choices(texts=texts), max_tokens=60)
+    assert jumped.texts[0][0].text in texts
+    assert jumped.calls_saved > 0
+    automaton = Automaton.from_choices(texts, generator.tokenizer.trie(generator.num_tokens), compress=False)
+    slow = generator.generate(["A "], automaton, max_tokens=60)
+    assert slow.calls_saved == 0
+    assert slow.model_calls > jumped.model_calls
+    assert slow.texts[0][0].tokens == jumped.texts[0][0].tokens
+    assert slow.texts[0][0].score == pytest.approx(jumped.texts[0][0].score, abs=1e-3)
+
+
+def test_a_text_that_is_cut_off_says_so(generator: TextGenerator):
+    (found,) = generator.generate(["A "], Regex(pattern="[a-z]{30}"), max_tokens=3).texts
+    assert not found[0].finished
+    assert re.fullmatch("[a-z]{3,29}", found[0].text)
+
+
+MISTAKES: list[tuple[Sequence[str] | str, TextConstraint | list[TextConstraint], type[Exception], str]] = [
+    ([], CONSTRAINTS["regex"], ArgumentError, "at least one text"),
+    ("A ", CONSTRAINTS["regex"], ArgumentError, "expected a list"),
+    (["A", ""], CONSTRAINTS["regex"], ArgumentError, "has no tokens"),
+    (["A"], Choices(texts=[]), AutomatonError, "choice"),
+    (["A"], Regex(pattern="(a"), AutomatonError, "brackets"),
+    (["A"], Regex(pattern="[^\\s\\S]"), AutomatonError, "refuses the pattern"),
+    (["A"], JsonSchema(schema="{"), AutomatonError, "not JSON"),
+    (["A"], JsonSchema(schema={"$ref": "#"}), AutomatonError, "leads back to itself"),
+    (["A", "B"], [CONSTRAINTS["regex"]] * 3, ArgumentError, "one for each"),
+    (["A " * 600], CONSTRAINTS["regex"], ArgumentError, "positions"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "constraint", "error", "says"), MISTAKES)
+def test_mistakes_are_named(generator: TextGenerator, prompts, constraint, error, says):
+    with pytest.raises(error, match=says):
+        generator.generate(prompts, constraint, max_tokens=10)
+
+
+def test_the_head_is_multiplied_for_legal_tokens_alone(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    from leafbeam.ops.head import cpu
+
+    legal = []
+    original = cpu.head
+
+    def watched(hidden_RD, weight_VD, codes, *rest, **costs):
+        legal.append(codes.count)
+        return original(hidden_RD, weight_VD, codes, *rest, **costs)
+
+    monkeypatch.setattr(cpu, "head", watched)
+    generator.generate(["A "], CONSTRAINTS["choices"], max_tokens=20)
+    assert legal
+    assert max(legal) < 20 < generator.num_tokens
+    assert np.sum(legal) > 0
