@@ -1,6 +1,7 @@
 """A run directory: the files that commands leave for one another."""
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,14 @@ class RunDirectory:
         if not self.report.exists():
             return {}
         try:  # JSON has no NaN; old reports may hold one, which is read as null
-            report = json.loads(read_text(self.report), parse_constant=lambda _: None)
+            report = json.loads(read_text(self.report), parse_constant=lambda _: None, parse_float=_finite)
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.report} cannot be read as JSON ({error}): delete it and run the steps again") from error
-        if not isinstance(report, dict):
-            raise DataError(f"{self.report} holds no JSON object: delete it and run the steps again")
+        if not isinstance(report, dict) or not all(isinstance(figures, dict) for figures in report.values()):
+            raise DataError(f"{self.report} holds no JSON object of objects: delete it and run the steps again")
         return report
+
+
+def _finite(text: str) -> float | None:
+    """A number of JSON; None for one that no float64 can hold, such as 1e999."""
+    return number if isfinite(number := float(text)) else None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from leafbeam.train import InteractionLog
 
 
+_KINDS: dict[str, Any] = {"path": str, "text_columns": (list, type(None))}  # in JSON; other fields are like their defaults
 _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 
 
@@ -101,6 +102,11 @@ class Source:
             fields: dict[str, Any] = json.loads(read_text(path))
             renamed = {"data": "path", "format": "kind", "metadata": "items"}  # of version 0.1
             fields = {renamed.get(name, name): value for name, value in fields.items()}
+            for name, value in fields.items():
+                default = cls.__dataclass_fields__[name].default
+                kind = _KINDS.get(name, str | None if default is None else type(default))
+                if not isinstance(value, kind):
+                    raise TypeError(f"{name} is {value!r:.80}")
             fields["path"] = Path(fields["path"])
             fields["items"] = None if fields["items"] is None else Path(fields["items"])
             fields["text_columns"] = None if fields.get("text_columns") is None else tuple(fields["text_columns"])

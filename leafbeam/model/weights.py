@@ -88,7 +88,8 @@ def read_tensors(
             )
         if not tensor.is_floating_point():
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}, quantised: use the original checkpoint, of floats")
-        tensors[name] = tensor if dtype is None else tensor.to(dtype)
+        # copied, since a CPU tensor of safetensors is mapped: a truncated file would end the process
+        tensors[name] = tensor.to(dtype or tensor.dtype, copy=device.type == "cpu")
     if missing := [name for name in shapes if name not in tensors]:
         found = f"{directory} lacks {len(missing):,} of {len(shapes):,} tensors, the first is {missing[0]}"
         raise CheckpointError(f"{found}: copy the whole checkpoint again")

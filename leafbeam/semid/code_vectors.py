@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError
-from leafbeam.files import replacing
+from leafbeam.files import open_regular, replacing
 from leafbeam.semid.table import SidTable
 
 _FILE = "code_vectors.safetensors"
@@ -72,10 +72,11 @@ class CodeVectors:
         if not path.exists():
             return None
         try:
+            open_regular(path).close()  # safetensors would wait for a FIFO
             with safe_open(path, framework="np") as file:
                 digest = (file.metadata() or {}).get("sids")
                 levels = tuple(file.get_tensor(f"level_{level}") for level in range(sids.num_levels))
-        except (OSError, SafetensorError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
             raise CheckpointError(f"{path} does not hold vectors of codes ({error}): run `leafbeam fit-sids`") from error
         shapes = [vectors.shape[:1] for vectors in levels if vectors.ndim == 2 and vectors.dtype == np.float32]
         if digest != sids.digest or shapes != [(size,) for size in sids.codebook_sizes]:

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from leafbeam.errors import CheckpointError
-from leafbeam.files import check_checksums, read_text, write_checksums, write_json, write_tensors
+from leafbeam.errors import ArgumentError, CheckpointError
+from leafbeam.files import check_checksums, open_regular, read_text, write_checksums, write_json, write_tensors
 from leafbeam.model import AnyVocabulary, vocabulary_from_dict
 from leafbeam.train.histories import Histories
-from leafbeam.train.recipe import Recipe
+from leafbeam.train.recipe import Recipe, check_number, check_whole
 
 _FORMAT = 2
 
@@ -42,6 +42,13 @@ class TrainState:
     best_recall: float = -1.0
     best_step: int = -1
     worse: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("step", "epoch", "batch", "validated_step", "worse"):
+            check_whole(name, getattr(self, name), low=0)
+        check_whole("best_step", self.best_step, low=-1)
+        for name, low in (("seconds", 0), ("loss", -1e300), ("best_recall", -1)):
+            check_number(name, getattr(self, name), low=low)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,6 +92,7 @@ class Checkpoint:
         check_checksums(directory)
         try:
             content: Any = json.loads(read_text(directory / "run.json"))
+            open_regular(directory / "tensors.safetensors").close()  # safetensors would wait for a FIFO
             tensors = load_file(directory / "tensors.safetensors")
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is not a complete checkpoint ({error}): train from the start") from error
@@ -99,8 +107,8 @@ class Checkpoint:
                 bf16=bool(content["bf16"]),
                 tensors=tensors,
             )
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{directory / 'run.json'} lacks {error}: train from the start") from error
+        except (ArgumentError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{directory / 'run.json'} is not a checkpoint's ({error}): train from the start") from error
 
     @staticmethod
     def exists(directory: str | Path) -> bool:

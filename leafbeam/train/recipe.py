@@ -33,7 +33,7 @@ class Budget:
         if len(self._limits) != 1:
             raise ArgumentError(f"a budget is steps, epochs or minutes, exactly one of them; {self._limits or 'none'} given")
         for name, value in self._limits.items():
-            _check_number(name, value, low=0, exclusive=True)
+            check_number(name, value, low=0, exclusive=True)
 
     @property
     def _limits(self) -> dict[str, float]:
@@ -113,19 +113,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_tokens", "threads", "validation_users", "graph_items", "sampled_codes"):
-            _check_whole(name, getattr(self, name), low=1)
+            check_whole(name, getattr(self, name), low=1)
         for name in ("seed", "validations", "patience", "num_users"):
-            _check_whole(name, getattr(self, name), low=0)
+            check_whole(name, getattr(self, name), low=0)
         for name in ("learning_rate", "clip_norm"):
-            _check_number(name, getattr(self, name), low=0, exclusive=True)
-        _check_number("weight_decay", self.weight_decay, low=0)
+            check_number(name, getattr(self, name), low=0, exclusive=True)
+        check_number("weight_decay", self.weight_decay, low=0)
         for name in ("warmup", "label_smoothing", "dropout", "user_dropout", "graph_weight"):
-            _check_number(name, getattr(self, name), low=0, below=1)
+            check_number(name, getattr(self, name), low=0, below=1)
         object.__setattr__(self, "betas", tuple(self.betas))
         if len(self.betas) != 2:
             raise ArgumentError(f"betas are two numbers, not {self.betas}")
         for beta in self.betas:
-            _check_number("betas", beta, low=0, below=1)
+            check_number("betas", beta, low=0, below=1)
         check_choice("precision", self.precision, Precision)
         check_choice("architecture", self.architecture, Architecture)
         if self.num_experts and self.architecture != "encoder-decoder":
@@ -228,13 +228,15 @@ def preset(
     return replace(recipe, budget=budget or recipe.budget)
 
 
-def _check_whole(name: str, value: Any, *, low: int) -> None:
+def check_whole(name: str, value: Any, *, low: int) -> None:
+    """Raise ArgumentError for anything but an integer of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ArgumentError(f"{name} must be a whole number of at least {low}, not {value!r}")
 
 
-def _check_number(name: str, value: Any, *, low: float, exclusive: bool = False, below: float = float("inf")) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+def check_number(name: str, value: Any, *, low: float, exclusive: bool = False, below: float = float("inf")) -> None:
+    """Raise ArgumentError for anything but a finite number between the bounds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**1023
     if not is_number or not (low < value if exclusive else low <= value) or not value < below:
         limits = f"{'above' if exclusive else 'at least'} {low}" + (f" and below {below}" if below < float("inf") else "")
         raise ArgumentError(f"{name} must be {limits}, not {value!r}")

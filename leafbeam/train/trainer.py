@@ -4,7 +4,7 @@ Shapes: N items, L levels, U users, B windows of a batch, T items of each, P pre
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -249,12 +249,19 @@ class Trainer:
         checkpoint.check(recipe=self.recipe, vocabulary=self.model.vocabulary, data=self._data)
         weights, best, average = (checkpoint.of(kind) for kind in ("weights", "best", "average"))
         named = dict(self.model.named_parameters())
-        if {name: x.shape for name, x in weights.items()} != {name: x.shape for name, x in named.items()}:
-            raise CheckpointError("the checkpoint's weights are not those of this model: train from the start")
+        fitting = _shapes(named)
+        moments = {"exp_avg": fitting, "exp_avg_sq": fitting, "step": dict.fromkeys(named, (torch.Size(), torch.float32))}
+        found = {kind: _shapes(checkpoint.of(kind)) for kind in moments}
+        if (
+            any(_shapes(tensors) != fitting for tensors in (weights, average, best or average))
+            or any(not found[kind].items() <= expected.items() for kind, expected in moments.items())
+            or len({frozenset(names) for names in found.values()}) > 1
+        ):
+            raise CheckpointError("the checkpoint's tensors are not those of this model: train from the start")
         with torch.no_grad():
             for name, weight in named.items():
                 weight.copy_(shard_like(weights[name], weight))
-        for kind in ("exp_avg", "exp_avg_sq", "step"):
+        for kind in moments:
             for name, value in checkpoint.of(kind).items():
                 value = value.to(self.model.device) if kind == "step" else shard_like(value, named[name])
                 self._optimizer.state[named[name]][kind] = value
@@ -263,6 +270,9 @@ class Trainer:
         self.state, self.bf16 = checkpoint.state, checkpoint.bf16
         self.recall = self.state.best_recall if self.state.best_recall >= 0 else None
         self._epoch = self._batches.epoch(self.state.epoch)
+        if self.state.batch >= len(self._epoch):
+            at = f"batch {self.state.batch:,} of {len(self._epoch):,}"
+            raise CheckpointError(f"the checkpoint is at {at}: train from the start")
         self._now = self._clock()
 
     def full_model(self) -> AnyModel:
@@ -389,6 +399,10 @@ def _user_tokens(
         raise ArgumentError(f"{len(user_ids):,} user_ids for {len(histories):,} histories: one for each, in their order")
     assert isinstance(vocabulary, Vocabulary)  # a TokenTable has no user tokens
     return vocabulary.user_tokens(user_ids)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def is_bf16_faster(device: torch.device) -> bool:

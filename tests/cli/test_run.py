@@ -37,7 +37,14 @@ def test_a_report_is_json_that_everybody_reads_even_one_that_held_nan(tmp_path: 
     assert "evaluate" not in run.read_report()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '"text"'])
+def test_a_number_beyond_float64_in_a_report_does_not_stop_later_steps(tmp_path: Path):
+    run = RunDirectory(tmp_path)
+    run.report.write_text('{"train": {"loss": 1e999}}')
+    run.add_to_report("evaluate", {})
+    assert strict(run.report.read_text()) == {"train": {"loss": None}, "evaluate": {}}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"text"', '{"train": [1]}', '{"train": null}'])
 def test_what_is_no_report_is_refused_by_name(tmp_path: Path, text: str):
     run = RunDirectory(tmp_path)
     run.report.write_text(text)

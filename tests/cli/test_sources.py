@@ -123,3 +123,14 @@ def test_a_damaged_source_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "source.json").write_text(text)
     with pytest.raises(DataError, match="fit-sids --data"):
         Source.load(tmp_path / "source.json")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"k_core": "x"}, {"delimiter": 5}, {"items_delimiter": 5}, {"text_ids": "no"}, {"time_unit": []}]
+)
+def test_a_source_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = tmp_path / "source.json"
+    Source(path=tmp_path).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(DataError, match=f"source.json.*{next(iter(wrong))}"):
+        Source.load(path)

@@ -274,3 +274,12 @@ def test_a_changed_bit_in_any_file_of_a_saved_model_is_refused_by_name(saved: Pa
                 load_model(saved)
         path.write_bytes(whole)
     load_model(saved)
+
+
+def test_a_loaded_model_does_not_change_with_its_file(saved: Path):
+    model = Transformer.from_pretrained(saved)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    path = saved / "model.safetensors"
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, DataError
 from leafbeam.semid import CodeVectors, EmbeddingConfig, QuantiserConfig, RqVae, RqVaeConfig, SidTable, fit_sids, plot_report
@@ -185,6 +187,18 @@ def test_code_vectors_are_the_means_of_their_items_and_come_back_from_their_file
     fit.code_vectors.save(tmp_path, fit.table)
     loaded = CodeVectors.load(tmp_path, fit.table)
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(loaded.levels, fit.code_vectors.levels, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, None])
+def test_code_vectors_of_types_that_numpy_lacks_or_in_a_fifo_are_refused(tmp_path, dtype):
+    table = SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0], [1]]), codebook_sizes=(2,))
+    path = tmp_path / "code_vectors.safetensors"
+    if dtype is None:
+        os.mkfifo(path)
+    else:
+        save_file({"level_0": torch.zeros(2, 4).to(dtype)}, path, metadata={"sids": table.digest})
+    with pytest.raises(CheckpointError, match="fit-sids"):
+        CodeVectors.load(tmp_path, table)
 
 
 def test_code_vectors_of_other_sids_or_in_a_damaged_file_are_refused(tmp_path):
