@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from leafbeam.errors import CheckpointError
 from leafbeam.files import open_regular, replacing
+from leafbeam.index.tensor_file import digest
 from leafbeam.semid.table import SidTable
 
 _FILE = "code_vectors.safetensors"
@@ -60,7 +61,7 @@ class CodeVectors:
         """Write one file beside the quantiser's; `sids`: the table that the codes are of."""
         tensors = {f"level_{level}": vectors_VD for level, vectors_VD in enumerate(self.levels)}
         with replacing(Path(directory) / _FILE) as part:
-            save_file(tensors, part, metadata={"sids": sids.digest})
+            save_file(tensors, part, metadata={"sids": sids.digest, "digest": digest(tensors)})
 
     @classmethod
     def load(cls, directory: str | Path, sids: SidTable) -> "CodeVectors | None":
@@ -74,11 +75,14 @@ class CodeVectors:
         try:
             open_regular(path).close()  # safetensors would wait for a FIFO
             with safe_open(path, framework="np") as file:
-                digest = (file.metadata() or {}).get("sids")
+                metadata = file.metadata() or {}
                 levels = tuple(file.get_tensor(f"level_{level}") for level in range(sids.num_levels))
         except (OSError, SafetensorError, ValueError, TypeError, AttributeError) as error:  # dtypes that numpy lacks
             raise CheckpointError(f"{path} does not hold vectors of codes ({error}): run `leafbeam fit-sids`") from error
         shapes = [vectors.shape[:1] for vectors in levels if vectors.ndim == 2 and vectors.dtype == np.float32]
-        if digest != sids.digest or shapes != [(size,) for size in sids.codebook_sizes]:
+        if metadata.get("sids") != sids.digest or shapes != [(size,) for size in sids.codebook_sizes]:
             raise CheckpointError(f"{path} is of other Semantic IDs: run `leafbeam fit-sids` again, or remove the file")
+        expected = metadata.get("digest")  # an older file has none
+        if expected not in (None, digest({f"level_{level}": vectors for level, vectors in enumerate(levels)})):
+            raise CheckpointError(f"{path} is damaged: its vectors do not have the digest in its metadata; copy it again")
         return cls(levels=levels)

@@ -189,6 +189,19 @@ def test_code_vectors_are_the_means_of_their_items_and_come_back_from_their_file
     assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(loaded.levels, fit.code_vectors.levels, strict=True))
 
 
+def test_code_vectors_with_a_changed_bit_are_refused_and_older_files_without_a_digest_load(tmp_path):
+    table = SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0], [1]]), codebook_sizes=(2,))
+    CodeVectors(levels=(np.ones((2, 4), np.float32),)).save(tmp_path, table)
+    path = tmp_path / "code_vectors.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        CodeVectors.load(tmp_path, table)
+    save_file({"level_0": torch.ones(2, 4)}, path, metadata={"sids": table.digest})
+    assert CodeVectors.load(tmp_path, table) is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, None])
 def test_code_vectors_of_types_that_numpy_lacks_or_in_a_fifo_are_refused(tmp_path, dtype):
     table = SidTable(item_ids=np.array(["a", "b"]), codes=np.array([[0], [1]]), codebook_sizes=(2,))
