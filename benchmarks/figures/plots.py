@@ -193,5 +193,6 @@ PLOTS = (
     _static("static-memory", quick=False),
     _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "8 epochs"}),
+    _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
     _serving("xgr-figure-18"),
 )
