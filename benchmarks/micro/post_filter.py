@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.micro.step import K, L, V
 from benchmarks.peers import static
-from benchmarks.peers.peer import extend, root
+from benchmarks.peers.masked_search import Masked, masked_search
 from benchmarks.workloads import DISTRIBUTIONS, random_codes, random_logits
 from leafbeam.decode import BeamSearch
 from leafbeam.index import Filter, Trie
@@ -79,12 +79,13 @@ def _static_leaves(
     trie: Trie, peer: static.StaticPeer, logits: list[NDArray[np.float32]], num_beams: int
 ) -> list[NDArray[np.int64]]:
     """The leaves that STATIC answers each request with, best first."""
-    beams = root(peer, B)
-    prefix_BKL = np.zeros((B, 1, 0), np.int64)
-    for level in range(L):
-        fresh = torch.from_numpy(logits[level]).expand(B, beams.scores_BK.shape[1], V)
-        beams = extend(peer, beams, fresh, num_beams)
-        parents = beams.parent_BK.numpy()[:, :, None]
-        prefix_BKL = np.concatenate([np.take_along_axis(prefix_BKL, parents, 1), beams.code_BK.numpy()[:, :, None]], 2)
-    alive = beams.scores_BK.numpy() > -np.inf
-    return [np.array([trie.leaf_of(sid) for sid in prefix_BKL[row][alive[row]].tolist()], np.int64) for row in range(B)]
+    rounds = iter(logits)
+
+    def model(codes: torch.Tensor | None, parents: torch.Tensor | None) -> torch.Tensor:
+        fresh = torch.from_numpy(next(rounds))
+        return fresh[:, 0] if codes is None else fresh.expand(B, codes.shape[1], V)
+
+    search = Masked(peer=peer, when="before")
+    codes_BKL, scores_BK = masked_search(search, model, batch_size=B, num_levels=L, num_beams=num_beams)
+    alive = scores_BK > -np.inf
+    return [np.array([trie.leaf_of(sid) for sid in codes_BKL[row][alive[row]].tolist()], np.int64) for row in range(B)]

@@ -13,7 +13,7 @@ Shapes: B requests, K beams, V codes, L levels, N items, M allowed items, D valu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.papers.drawing import new_figure
-from benchmarks.papers.learning import LearningRun, LearningTable, Row
+from benchmarks.papers.learning import LearningRun, LearningTable, Row, rounded
 from benchmarks.peers.cpu_trie import CpuTrie
 from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.masked_search import Masked, masked_search
@@ -71,21 +71,6 @@ _SIDS = {"leafbeam": QuantiserConfig(), "TIGER": QuantiserConfig(codebook_sizes=
 _MOST_BEAMS = 512  # of one search: ten times more would be half of the catalog
 _MORE = 10  # times the beams or neighbours of a search that is filtered afterwards
 _USERS, _QUICK_USERS, _BATCH = 100, 16, 4
-
-
-@dataclass(kw_only=True)
-class _Counts:
-    """A value of each user by name."""
-
-    values: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-
-    def add(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.values.setdefault(name, []).append(value)
-
-    def estimates(self) -> dict[str, dict[str, float]]:
-        found = {name: Estimate.from_values(np.array(values)) for name, values in self.values.items()}
-        return {name: {"mean": round(one.mean, 5), "error": round(one.error, 5)} for name, one in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,25 +175,33 @@ def _under_rule(bench: _Bench, allowed_N: NDArray[np.bool_]) -> Iterator[tuple[i
     rule, masks = bench.trie.filter(allowed_N), _masks(bench, allowed_N)
     allowed = bench.keys_N[allowed_N]
     for num_beams in BEAMS:
-        counts = {name: _Counts() for name in LABELS}
+        counts: dict[str, dict[str, list[float]]] = {name: {} for name in LABELS}
         user = 0
         for step_fn, size in bench.searches:
             truth = BeamSearch(bench.trie, num_beams=num_beams).run(step_fn, batch_size=size, filters=rule)
             found = dict(_answers(bench, masks, step_fn, size, num_beams))
             for row, number in enumerate(truth.num_valid):
                 true = _keys(np.asarray(truth.codes)[row, :number], bench.trie)
-                _check_equal(truth.scores[row, :number], found["exact"][row])
+                np.testing.assert_allclose(truth.scores[row, :number], found["exact"][row].scores_K, atol=1e-3)
                 order_M = np.argsort(-bench.scores_UN[user, allowed_N], kind="stable")
                 best = allowed[order_M[:number]]
-                for name in counts.keys() & (found.keys() | {"leafbeam"}):
-                    answers = found["exact" if name == "leafbeam" else name][row]
-                    filtered = num_beams if name.startswith("post_filter") else None
-                    counts[name].add(_outcome(answers.keys_K, true, best, bench.keys_N, allowed, filtered))
+                answers = {"leafbeam": true} | {name: found[name][row].keys_K for name in found if name in LABELS}
+                for name, keys_K in answers.items():
+                    _add(counts[name], _outcome(keys_K, true, best, bench.keys_N, allowed, num_beams))
                 user += 1
         for name, factor in (("nearest", 1), ("nearest_10", _MORE)):
             for query_D in bench.queries_UD:
-                counts[name].add({"lost": _nearest_lost(bench.units_ND @ query_D, allowed_N, num_beams, factor)})
-        yield num_beams, {name: one.estimates() for name, one in counts.items() if one.values}
+                _add(counts[name], {"lost": _nearest_lost(bench.units_ND @ query_D, allowed_N, num_beams, factor)})
+        estimates = {
+            name: {what: rounded(Estimate.from_values(np.array(values))) for what, values in by_user.items()}
+            for name, by_user in counts.items()
+        }
+        yield num_beams, {name: found for name, found in estimates.items() if found}
+
+
+def _add(counts: dict[str, list[float]], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        counts.setdefault(name, []).append(value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -258,21 +251,16 @@ def _keys(codes_KL: NDArray[Any], trie: Trie) -> NDArray[np.int64]:
     return np.asarray(np.ravel_multi_index(tuple(np.asarray(codes_KL, np.int64).T), trie.codebook_sizes), np.int64)
 
 
-def _check_equal(scores_K: NDArray[np.float32], exact: _Answers) -> None:
-    """leafbeam's search under a rule is the search of an index of the allowed items."""
-    np.testing.assert_allclose(scores_K, exact.scores_K, atol=1e-3)
-
-
 def _outcome(
     answers: NDArray[np.int64],
     true: NDArray[np.int64],
     best: NDArray[np.int64],
     items: NDArray[np.int64],
     allowed: NDArray[np.int64],
-    filtered: int | None,
+    num_beams: int,
 ) -> dict[str, float]:
-    """filtered: how many of the allowed answers are kept; None: all."""
-    kept = answers[np.isin(answers, allowed)][:filtered]
+    """Of a request; a wider search keeps the first `num_beams` allowed answers."""
+    kept = answers[np.isin(answers, allowed)][:num_beams]
     is_item, number = np.isin(answers, items), max(1, len(answers))
     return {
         "lost": 1 - float(np.isin(true, kept).mean()),

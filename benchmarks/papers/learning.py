@@ -16,8 +16,9 @@ from benchmarks.rows import RESULTS, make_row
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.config import check_choice
 from leafbeam.train import Budget, RankingMetrics
+from leafbeam.train.metrics import Estimate
 
-__all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled"]
+__all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled", "rounded"]
 
 Row = dict[str, Any]
 
@@ -109,8 +110,13 @@ def as_dict(scores: RankingMetrics) -> dict[str, Any]:
     measured: dict[str, Any] = {"users": scores.users}
     for name, estimate in scores.estimates.items():
         key = name.lower().replace("@", "_")
-        measured[key] = {"mean": round(estimate.mean, 5), "error": round(estimate.error, 5)}
+        measured[key] = rounded(estimate)
     return measured
+
+
+def rounded(estimate: Estimate) -> dict[str, float]:
+    """Mean and standard error for a row."""
+    return {"mean": round(estimate.mean, 5), "error": round(estimate.error, 5)}
 
 
 def pooled(estimates: Sequence[dict[str, float]]) -> tuple[float, float]:

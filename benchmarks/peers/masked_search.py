@@ -11,20 +11,17 @@ Shapes: B requests, K beams, V codes, L levels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from benchmarks.peers.peer import Offers, Peer, PeerBeams, root, select
+from benchmarks.peers.peer import Peer, When, extend, root
 from leafbeam.decode.model_calls import StepFn
 
 __all__ = ["Masked", "masked_search"]
-
-When = Literal["before", "after", "last", "never"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +29,7 @@ class Masked:
     """A method that masks: before each top-k, after each, before the last one alone, or never. peer: the mask."""
 
     peer: Peer
-    when: When
+    when: When | Literal["last"]
 
 
 @torch.inference_mode()
@@ -44,22 +41,9 @@ def masked_search(
     for level in range(num_levels):
         first = level == 0
         logits = step_fn(None, None) if first else step_fn(beams.code_BK, beams.parent_BK)
-        log_p_BKV = torch.log_softmax(logits[:, None] if first else logits, dim=-1)
-        when: When = method.when
-        if when == "last":
-            when = "before" if level == num_levels - 1 else "never"
-        beams = _extend(method.peer, beams, log_p_BKV, num_beams, when)
+        last: When = "before" if level == num_levels - 1 else "never"
+        when = last if method.when == "last" else method.when
+        beams = extend(method.peer, beams, logits[:, None] if first else logits, num_beams, when)
         prefix_BKL = np.take_along_axis(codes_BKL, beams.parent_BK.numpy()[:, :, None], 1)
         codes_BKL = np.concatenate([prefix_BKL, beams.code_BK.numpy()[:, :, None]], 2)
     return codes_BKL, beams.scores_BK.numpy()
-
-
-def _extend(peer: Peer, beams: PeerBeams, log_p_BKV: Tensor, num_beams: int, when: When) -> PeerBeams:
-    pending, masked = peer.mask_step(beams.state, log_p_BKV)
-    best = select(beams.scores_BK, masked if when == "before" else Offers(log_p_BKF=log_p_BKV), num_beams)
-    if when == "after":
-        at = best.parent_BK * log_p_BKV.shape[2] + best.code_BK
-        legal_BK = masked.log_p_BKF.flatten(1).gather(1, at) > -torch.inf
-        best = replace(best, scores_BK=torch.where(legal_BK, best.scores_BK, -torch.inf))
-    state = peer.advance(pending, best)
-    return PeerBeams(state=state, scores_BK=best.scores_BK, parent_BK=best.parent_BK, code_BK=best.code_BK)

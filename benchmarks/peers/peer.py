@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Offers", "Peer", "PeerBeams", "Selection", "extend", "root", "select"]
+__all__ = ["Offers", "Peer", "PeerBeams", "Selection", "When", "extend", "root", "select"]
+
+When = Literal["before", "after", "never"]  # the mask, of the top-k
 
 # Measured on one core: a flat top-k wins until a request's candidates outgrow the cache, then rows first is 2.4 x faster.
 _FLAT_CANDIDATES = 2**21
@@ -86,10 +88,15 @@ def root(peer: Peer, batch_size: int, device: torch.device | str = "cpu") -> Pee
 
 
 @torch.inference_mode()
-def extend(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int) -> PeerBeams:
-    """One round: log-softmax, constrain, select, advance."""
-    pending, offers = peer.mask_step(beams.state, torch.log_softmax(logits_BKV, dim=-1))
-    best = select(beams.scores_BK, offers, num_beams)
+def extend(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int, when: When = "before") -> PeerBeams:
+    """One round: log-softmax, constrain, select, advance. when: beams are selected after the mask, before it, or without it."""
+    log_p_BKV = torch.log_softmax(logits_BKV, dim=-1)
+    pending, offers = peer.mask_step(beams.state, log_p_BKV)
+    best = select(beams.scores_BK, offers if when == "before" else Offers(log_p_BKF=log_p_BKV), num_beams)
+    if when == "after":
+        at = best.parent_BK * log_p_BKV.shape[2] + best.code_BK
+        legal_BK = offers.log_p_BKF.flatten(1).gather(1, at) > -torch.inf
+        best = replace(best, scores_BK=torch.where(legal_BK, best.scores_BK, -torch.inf))
     state = peer.advance(pending, best)
     return PeerBeams(state=state, scores_BK=best.scores_BK, parent_BK=best.parent_BK, code_BK=best.code_BK)
 

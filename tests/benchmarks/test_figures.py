@@ -183,7 +183,7 @@ def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.Cap
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", ["static-table-3", "tiger-table-1", "static-memory", "xgr-figure-18"])
+@pytest.mark.parametrize("name", ["static-table-3", "tiger-table-1", "exactness", "static-memory", "xgr-figure-18"])
 def test_kept_rows_are_shown_again(name: str) -> None:
     result = CliRunner().invoke(app, [name, "--redraw"])
     assert result.exit_code == 0, result.output
