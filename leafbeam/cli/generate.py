@@ -12,6 +12,7 @@ from leafbeam.cli.console import stderr
 from leafbeam.cli.options import ScoringOption, option
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.extras import require
+from leafbeam.files import read_text
 
 if TYPE_CHECKING:
     from leafbeam.text import TextConstraint
@@ -67,6 +68,6 @@ def _constraint(schema: Path | None, regex: str | None, choices: list[str] | Non
     if not schema.is_file():
         raise DataError(f"{schema} is not a file: expected a JSON Schema")
     try:
-        return JsonSchema(schema=schema.read_text(encoding="utf-8"))
+        return JsonSchema(schema=read_text(schema))
     except UnicodeDecodeError as error:
         raise DataError(f"{schema} is no UTF-8 text ({error})") from error

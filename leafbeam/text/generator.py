@@ -73,6 +73,7 @@ class TextGenerator:
         vocabulary = None
         if not (place / "leafbeam.json").exists():
             size = read_hf(place).get("vocab_size")
+            # Without a usable size, from_pretrained refuses the config by name.
             vocabulary = TextTokens(size=size if isinstance(size, int) and size > 0 else 1, num_tokens=1)
         model = Transformer.from_pretrained(place, vocabulary=vocabulary, dtype=torch.float32)
         return cls(model, TextTokenizer.load(place))
@@ -104,6 +105,12 @@ class TextGenerator:
         for prompt, row in zip(prompts, rows, strict=True):
             if not row:
                 raise ArgumentError(f"the prompt {prompt!r} has no tokens: a model needs at least one")
+        longest, positions = max(map(len, rows)), self.model.config.max_position_embeddings
+        if longest + max_tokens - 1 > positions:
+            raise ArgumentError(
+                f"a prompt of {longest:,} tokens and max_tokens={max_tokens:,} exceed the model's {positions:,} positions: "
+                "shorten the prompt, or lower max_tokens"
+            )
         constraints = constraint if isinstance(constraint, Sequence) else [constraint]
         automata = [self.compile(one) for one in constraints]
         search = SequenceSearch(
@@ -114,7 +121,6 @@ class TextGenerator:
             max_tokens=max_tokens,
             scoring=scoring,
         )
-        longest = max(map(len, rows))
         tokens_BT = np.array([row + [0] * (longest - len(row)) for row in rows], np.int64)
         session = self.model.start(
             torch.from_numpy(tokens_BT),

@@ -11,6 +11,7 @@ from typing import Any
 from leafbeam.automata import TokenTrie
 from leafbeam.errors import CheckpointError
 from leafbeam.extras import require
+from leafbeam.files import read_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _END_FILES = ("generation_config.json", "config.json")
@@ -48,7 +49,7 @@ class TextTokenizer:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist: save the model's tokenizer beside it")
         try:
-            tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            tokenizer = Tokenizer.from_str(read_text(path))
         except Exception as error:  # the package raises Exception itself
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
         return cls(tokenizer, end=_end_token(Path(directory)))
@@ -106,8 +107,8 @@ def _end_token(directory: Path) -> int:
         if not path.is_file():
             continue
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError, RecursionError) as error:
+            found = json.loads(read_text(path)).get("eos_token_id")
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} is no JSON object ({error}): save the model again") from error
         first = found[0] if isinstance(found, list) and found else found
         if isinstance(first, int) and not isinstance(first, bool):
@@ -126,7 +127,7 @@ def _kinds(part: dict[str, Any] | None) -> set[str]:
 
 
 def _byte_level(text: str) -> bytes:
-    """GPT-2's printable characters for bytes, back to bytes."""
+    """GPT-2's printable characters for bytes, back to bytes; a token with others is its own text, as in tokenizers."""
     return bytes(_BYTE_OF[character] for character in text) if all(c in _BYTE_OF for c in text) else text.encode()
 
 

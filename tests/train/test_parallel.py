@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model import load_model, new_model
 from leafbeam.train import Budget, Checkpoint, DataParallel, Recipe, Trainer, leave_one_out, train
-from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
+from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
 PLAIN = dataclasses.replace(TINY, budget=Budget(steps=6), dropout=0.0, batch_tokens=45)
 

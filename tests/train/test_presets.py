@@ -9,7 +9,7 @@ import torch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import Vocabulary, new_model
 from leafbeam.train import Budget, Recipe, Trainer, preset
-from tests.train.test_trainer import all_codes, walks
+from tests.train.small_trainer import all_codes, walks
 
 SIZES = (4, 5, 2)
 STEPS = 8

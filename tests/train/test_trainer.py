@@ -1,78 +1,27 @@
 import dataclasses
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, ItemIdError, TrainingError
-from leafbeam.files import CHECKSUMS
 from leafbeam.model import Transformer, Vocabulary
 from leafbeam.semid import SidTable
 from leafbeam.train import (
     Budget,
     Checkpoint,
-    Histories,
-    InteractionLog,
     Recipe,
     Trainer,
     TrainStats,
     codes_of_log,
     leave_one_out,
-    log_from_tables,
     train,
 )
 from leafbeam.train import trainer as trainer_module
 from leafbeam.train.trainer import AVERAGE_POWER
-
-SIZES = (4, 5, 2)
-TINY = Recipe(
-    graph_weight=0.0,
-    budget=Budget(steps=12),
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=8,
-    max_items=6,
-    batch_tokens=90,
-    learning_rate=1e-2,
-    precision="fp32",
-    validations=0,
-)
-
-
-def all_codes(sizes: tuple[int, ...] = SIZES) -> np.ndarray:
-    return np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
-
-
-def walks(users: int, *, seed: int = 0, items: int = 40) -> Histories:
-    """Each user walks round the catalog in steps of one: the next item follows from the last one."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 11, users)
-    ptr = np.concatenate([[0], np.cumsum(lengths)])
-    first = np.repeat(rng.integers(0, items, users), lengths)
-    position = np.arange(ptr[-1]) - np.repeat(ptr[:-1], lengths)
-    return Histories(indptr_U1=ptr, items_E=(first + position) % items, times_E=position)
-
-
-def trainer_of(recipe: Recipe = TINY, *, histories: Histories | None = None, **rest: object) -> Trainer:
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    model = Transformer(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(recipe.seed))
-    return Trainer(model, walks(60) if histories is None else histories, all_codes(), recipe, **rest)
-
-
-def weights_of(model: Transformer) -> dict[str, torch.Tensor]:
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-
-def same(these: dict[str, torch.Tensor], those: dict[str, torch.Tensor]) -> bool:
-    return these.keys() == those.keys() and all(torch.equal(these[name], those[name]) for name in these)
+from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, trainer_of, walks, weights_of
 
 
 def test_a_log_that_can_be_learned_is_learned():
@@ -295,107 +244,6 @@ def test_the_best_weights_of_a_validation_are_kept_and_survive_a_resume(tmp_path
     assert resumed.state.best_recall == 0.5
 
 
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path):
-    trainer = trainer_of()
-    trainer.step()
-    trainer.checkpoint().save(tmp_path / "checkpoint")
-    saved = Checkpoint.load(tmp_path / "checkpoint")
-    with pytest.raises(CheckpointError, match="another log"):
-        trainer_of(histories=walks(60, seed=9)).resume(saved)
-    with pytest.raises(CheckpointError, match=r"learning_rate: 0.5, 0.01"):
-        trainer_of(dataclasses.replace(TINY, learning_rate=0.5)).resume(saved)
-    vocabulary = Vocabulary(codebook_sizes=(4, 5, 3))
-    other = Trainer(Transformer(TINY.model_config(vocabulary), vocabulary), walks(60), all_codes(), TINY)
-    with pytest.raises(CheckpointError, match=r"codebooks \(4, 5, 2\).*\(4, 5, 3\)"):
-        other.resume(saved)
-
-
-@pytest.mark.parametrize("file", ["run.json", "tensors.safetensors"])
-@pytest.mark.parametrize("damage", ["cut", "missing", "empty"])
-def test_a_damaged_checkpoint_is_a_named_error(tmp_path: Path, file: str, damage: str):
-    trainer_of().checkpoint().save(tmp_path / "checkpoint")
-    path = tmp_path / "checkpoint" / file
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"{}")
-    with pytest.raises(CheckpointError):
-        Checkpoint.load(tmp_path / "checkpoint")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"vocabulary": []},
-        {"state": {"step": "x"}},
-        {"state": {"epoch": -1}},
-        {"state": {"batch": 1.5}},
-        {"state": {"seconds": float("nan")}},
-        {"state": {"seconds": 10**400}},
-        {"state": {"best_recall": None}},
-        {"state": {"worse": [1]}},
-    ],
-)
-def test_a_checkpoint_with_a_value_of_another_type_is_refused_by_name(tmp_path: Path, wrong: dict[str, object]):
-    directory = tmp_path / "checkpoint"
-    trainer_of().checkpoint().save(directory)
-    (directory / CHECKSUMS).unlink()
-    path = directory / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.raises(CheckpointError, match=r"run\.json"):
-        Checkpoint.load(directory)
-
-
-def test_a_checkpoint_whose_tensors_are_a_fifo_is_refused_at_once(tmp_path: Path):
-    directory = tmp_path / "checkpoint"
-    trainer_of().checkpoint().save(directory)
-    (directory / "tensors.safetensors").unlink()
-    os.mkfifo(directory / "tensors.safetensors")
-    with pytest.raises(CheckpointError, match="no regular file"):
-        Checkpoint.load(directory)
-
-
-@pytest.mark.parametrize("kind", ["average", "best", "exp_avg", "exp_avg_sq", "step"])
-@pytest.mark.parametrize("damage", ["shape", "dtype", "lacks", "extra"])
-def test_a_checkpoint_with_tensors_of_another_model_is_refused(kind: str, damage: str):
-    trainer = trainer_of()
-    trainer.step()
-    saved = trainer.checkpoint()
-    tensors = dict(saved.tensors) | {f"best/{name}": weight for name, weight in saved.of("weights").items()}
-    name = next(name for name in tensors if name.startswith(f"{kind}/"))
-    changed = {"shape": tensors[name][None, ..., :0] if kind != "step" else torch.zeros(3), "dtype": tensors[name].long()}
-    if damage == "extra":
-        tensors[f"{kind}/other"] = tensors[name]
-    elif (other := changed.get(damage)) is None:
-        del tensors[name]
-    else:
-        tensors[name] = other
-    with pytest.raises(CheckpointError, match="not those of this model"):
-        trainer_of().resume(dataclasses.replace(saved, tensors=tensors))
-
-
-def test_a_checkpoint_behind_the_last_batch_is_refused():
-    saved = trainer_of().checkpoint()
-    with pytest.raises(CheckpointError, match="batch 1,000,000"):
-        trainer_of().resume(dataclasses.replace(saved, state=dataclasses.replace(saved.state, batch=10**6)))
-
-
-def test_saving_over_a_checkpoint_leaves_only_the_newest(tmp_path: Path):
-    trainer = trainer_of()
-    for _ in range(3):
-        trainer.step()
-        trainer.checkpoint().save(tmp_path / "checkpoint")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 3
-
-
-def test_a_save_that_was_stopped_between_its_renames_is_found(tmp_path: Path):
-    trainer_of().checkpoint().save(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint").rename(tmp_path / "checkpoint.old")
-    assert Checkpoint.exists(tmp_path / "checkpoint")
-    assert Checkpoint.load(tmp_path / "checkpoint").state.step == 0
-
-
 def test_sids_that_do_not_fit_are_refused():
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model = Transformer(TINY.model_config(vocabulary), vocabulary)
@@ -403,16 +251,6 @@ def test_sids_that_do_not_fit_are_refused():
         Trainer(model, walks(60), all_codes()[:30], TINY)
     with pytest.raises(CodesError):
         Trainer(model, walks(60), all_codes((5, 4, 2)), TINY)
-
-
-def log_of(histories: list[list[str]]) -> InteractionLog:
-    rows = [(user, item, time) for user, items in enumerate(histories) for time, item in enumerate(items)]
-    users, items, times = zip(*rows, strict=True)
-    return log_from_tables(pa.table({"user_id": users, "item_id": items, "timestamp": times}))
-
-
-def sids_of(item_ids: list[str]) -> SidTable:
-    return SidTable(item_ids=np.array(item_ids), codes=all_codes()[: len(item_ids)], codebook_sizes=SIZES)
 
 
 def test_held_out_items_never_reach_the_weights(tmp_path: Path):

@@ -16,7 +16,7 @@ from leafbeam.model import EncoderDecoder, TokenTable, Transformer, Vocabulary, 
 from leafbeam.train import Budget, Checkpoint, Histories, Recipe, Trainer, evaluate, leave_one_out, train
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import fingerprint
-from tests.train.test_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, walks, weights_of
+from tests.train.small_trainer import SIZES, TINY, all_codes, log_of, same, sids_of, walks, weights_of
 
 USERS = dataclasses.replace(TINY, num_users=16, user_dropout=0.0, dropout=0.0, label_smoothing=0.0)
 TWO_HALVES = dataclasses.replace(USERS, architecture="encoder-decoder")
