@@ -102,6 +102,7 @@ def _learning(name: str) -> Any:
         quick: Quick = False,
         out: Out = None,
         seeds: Annotated[int, typer.Option("--seeds", help="Runs, of seeds 0, 1, ...")] = 1,
+        first_seed: Annotated[int, typer.Option("--first-seed", help="The first of these seeds.")] = 0,
         minutes: Annotated[float | None, typer.Option("--minutes", help="Minutes of training for each model.")] = None,
         epochs: Annotated[float | None, typer.Option("--epochs", help="The same in passes over the data.")] = None,
         fit_on: Annotated[
@@ -128,6 +129,7 @@ def _learning(name: str) -> Any:
                 data=data_sets(data),
                 quick=quick,
                 seeds=seeds,
+                first_seed=first_seed,
                 shares=shares,
                 minutes=minutes,
                 epochs=epochs,

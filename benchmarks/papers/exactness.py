@@ -94,7 +94,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
     for directory in run.data:
         log = load_log(directory)
         split = leave_one_out(log)
-        for seed in range(run.seeds):
+        for seed in run.seeds_run:
             for name, quantiser in _SIDS.items():
                 with console.status(f"{directory.name}, seed {seed}, SIDs of {name}"):
                     rows.append(_row(run, directory, log, split, seed, name, quantiser))

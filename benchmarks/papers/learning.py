@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRun:
-    """Options of a run. data: directories, one data set each. note: a remark for the rows.
+    """Options of a run. data: directories, one data set each. seeds: how many, from first_seed on. note: a remark for the rows.
 
     fit_on: "train+valid" trains on validation items too; SASRec and the weights of the fusion, which need them, are left out.
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
@@ -35,6 +35,7 @@ class LearningRun:
     data: tuple[Path, ...]
     quick: bool = False
     seeds: int = 1
+    first_seed: int = 0
     shares: tuple[float, ...] = (0.02, 0.05)
     minutes: float | None = None
     epochs: float | None = None
@@ -45,10 +46,17 @@ class LearningRun:
         check_choice("fit_on", self.fit_on, Literal["train", "train+valid"])
         if self.seeds < 1:
             raise ArgumentError(f"--seeds {self.seeds}: at least 1")
+        if self.first_seed < 0:
+            raise ArgumentError(f"--first-seed {self.first_seed}: at least 0")
         if not self.shares or not all(0 < share < 1 for share in self.shares):
             raise ArgumentError(f"--share {self.shares}: parts of the items between 0 and 1, such as 0.02")
         if self.minutes is not None and self.epochs is not None:
             raise ArgumentError(f"--minutes {self.minutes} and --epochs {self.epochs}: one of the two ends training")
+
+    @property
+    def seeds_run(self) -> range:
+        """The seeds of this run."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def budget(self, own: Budget) -> Budget:
         """The training budget: the option, or the table's own."""

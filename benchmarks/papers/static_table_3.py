@@ -71,7 +71,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
             split = cold_split(log, share=share)
             if run.quick:
                 split = _fewer(split, 400)
-            for seed in range(run.seeds):
+            for seed in run.seeds_run:
                 row = _row(run, directory, log_split=(log, split), share=share, seed=seed, console=console)
                 keep(row)
                 rows.append(row)

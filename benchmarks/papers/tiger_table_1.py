@@ -100,7 +100,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
     rows: list[Row] = []
     for directory in run.data:
         log = load_log(directory)
-        for seed in range(run.seeds):
+        for seed in run.seeds_run:
             row = _row(run, directory, log, seed, console)
             keep(row)
             rows.append(row)
