@@ -133,6 +133,7 @@ def serve(
     workers: Annotated[int, option("--workers", "Threads that run batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
+    exhaustive_beams: Annotated[int, option("--exhaustive-beams", "Keep all prefixes where rules leave so few.")] = 128,
     rule: Annotated[
         list[str] | None, option("--rule", "One more rule, or NAME@60s=SQL; repeatable.", metavar="NAME=SQL")
     ] = None,
@@ -182,6 +183,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", force=True)
     settings = Settings(
         num_beams=num_beams,
+        exhaustive_beams=exhaustive_beams,
         workers=workers,
         max_batch=max_batch,
         max_batch_tokens=max_batch_tokens,

@@ -9,7 +9,7 @@ from operator import mul
 from typing import get_args
 
 from leafbeam.errors import ArgumentError
-from leafbeam.index import Version
+from leafbeam.index import Version, VersionFilter
 from leafbeam.ops.constrain import Scoring
 
 
@@ -61,6 +61,20 @@ def beams_of_levels(num_beams: int | Sequence[int], num_levels: int) -> tuple[in
     if len(beams) != num_levels or min(beams) < 1:
         raise ArgumentError(f"num_beams is {num_beams!r}: expected a positive number, or {num_levels} of them, one a level")
     return beams
+
+
+def exhaustive_beams(version: Version, item_filter: VersionFilter | None, *, at_least: int, at_most: int) -> int | None:
+    """Beams with which a search under a filter drops no prefix before the last level, so that its answer is the true best.
+
+    A power of two or `at_least`; None where some level has more than `at_most` allowed prefixes.
+    """
+    prefixes = tuple(map(version.num_nodes, range(version.num_levels))) if item_filter is None else item_filter.num_prefixes
+    if prefixes is None:
+        return None
+    widest = max(prefixes[:-1], default=0)
+    if widest <= at_least:
+        return at_least
+    return None if widest > at_most else min(at_most, 1 << (widest - 1).bit_length())
 
 
 def check_scoring(scoring: Scoring) -> None:

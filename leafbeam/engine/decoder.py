@@ -132,7 +132,7 @@ class Decoder:
 
         if self._bindings is None or self._bindings.version is not first.version:
             self._bindings = IndexBindings(first.version, like=self._bindings)
-        search = BeamSearch(self._bindings, num_beams=first.size.num_beams, scoring=first.request.scoring)
+        search = BeamSearch(self._bindings, num_beams=_beams(first), scoring=first.request.scoring)
         # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
         suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
         result = search.run(
@@ -155,7 +155,8 @@ class Decoder:
         started: float,
     ) -> BatchOutput | None:
         """The search as one graph, timed as rounds; None if no graph fits."""
-        version, num_beams, scoring = requests[0].version, requests[0].size.num_beams, requests[0].request.scoring
+        first = requests[0]
+        version, num_beams, scoring = first.version, first.size.num_beams, first.request.scoring
         hi_SB = root_ranges(version, filters)[1][:, :, 0]
         _check_abandoned(requests)
         before = self._clock()
@@ -164,9 +165,14 @@ class Decoder:
         if last is None:
             return None
         rounds_s = self._clock() - before
-        result = collect_items(version, filters, *last, num_beams)
+        result = collect_items(version, filters, *last, first.num_beams)
         constrain_s = self._clock() - started - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
+
+
+def _beams(pending: PendingRequest) -> list[int]:
+    """The beams of each level."""
+    return [pending.size.num_beams] * (pending.version.num_levels - 1) + [pending.num_beams]
 
 
 def _check_abandoned(requests: Sequence[PendingRequest]) -> None:

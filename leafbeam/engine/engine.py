@@ -131,11 +131,12 @@ class Engine:
             )
         if settings.num_beams > limits.max_beams:
             raise ArgumentError(f"num_beams must be from 1 to max_beams={limits.max_beams}, not {settings.num_beams}")
-        if settings.max_beam_rows < limits.max_beams:
-            raise ArgumentError(
-                f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of max_beams={limits.max_beams:,}: "
-                "raise max_beam_rows or lower max_beams"
-            )
+        for name, beams in (("max_beams", limits.max_beams), ("exhaustive_beams", settings.exhaustive_beams)):
+            if settings.max_beam_rows < beams:
+                raise ArgumentError(
+                    f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of {name}={beams:,}: "
+                    f"raise max_beam_rows or lower {name}"
+                )
         if settings.graphs and not (isinstance(self.model, Transformer) and can_capture):
             raise ArgumentError(
                 f"graphs need a Transformer on a CUDA device, and this is a {type(self.model).__name__} on "

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.catalog import Catalog, Expression
+from leafbeam.decode.config import exhaustive_beams
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
 from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request, short_repr
@@ -55,18 +56,31 @@ class RequestPreparer:
         """Tokens of a prompt with a history of `num_items` items."""
         return self._num_leading + num_items * self._num_levels
 
+    def num_beams(self, request: Request) -> int:
+        """The beams of a request's last level: a beam finds one item."""
+        return max(request.num_beams or self._settings.num_beams, request.num_items)
+
     def size(
-        self, request: Request, arrived: float, num_known: int | None = None, version: Version | None = None
+        self,
+        request: Request,
+        arrived: float,
+        num_known: int | None = None,
+        version: Version | None = None,
+        widest: int | None = None,
     ) -> RequestSize:
-        """The request's size. By default an upper bound from counts alone, without a look-up: for the admission check."""
-        num_beams = max(request.num_beams or self._settings.num_beams, request.num_items)
+        """The request's size. By default from counts alone, without a look-up: for the admission check.
+
+        widest: the beams of all levels but the last; None: as many as there.
+        """
+        num_beams = self.num_beams(request)
+        widest = num_beams if widest is None else widest
         deadline_s = self._settings.deadline_s if request.deadline_s is None else request.deadline_s
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(num_beams, request.scoring, id(self.version if version is None else version)),
+            key=(widest, num_beams, request.scoring, id(self.version if version is None else version)),
             tokens=self.num_tokens(num_items),
-            num_beams=num_beams,
+            num_beams=widest,
             arrived=arrived,
             deadline=arrived + deadline_s,
         )
@@ -86,7 +100,10 @@ class RequestPreparer:
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
-        size = self.size(request, arrived, len(codes), version)
+        num_beams = self.num_beams(request)
+        most = max(num_beams, self._settings.exhaustive_beams)
+        widest = exhaustive_beams(version, item_filter, at_least=num_beams, at_most=most)
+        size = self.size(request, arrived, len(codes), version, widest)
         if size.tokens > self._settings.max_batch_tokens:
             raise RequestError(
                 f"the {len(codes):,} known items of the history are {size.tokens:,} tokens, and a batch holds up to "
@@ -98,6 +115,8 @@ class RequestPreparer:
             channel=channel,
             history=tuple(history),
             size=size,
+            num_beams=num_beams,
+            exhaustive=widest is not None,
             version=version,
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,

@@ -159,7 +159,8 @@ class Result:
         items that share a SID are then adjacent and have equal scores; else they are sums of features (see Fusion, ItemMemory).
     channel: who ranked. reasons: the largest part of each score, one an item; none if the model alone ranks.
     num_valid: at most num_items of the request; fewer if the rules allow fewer.
-    num_beams: beams of the search that ran; 0 if none did.
+    num_beams: beams of the search that ran, on its last level; 0 if none did.
+    exhaustive: whether the search kept every prefix that the rules allow, so that no allowed item scores better with the model.
     num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.
     read_user: whether the model read the user's token.
     ignored_history, ignored_deny: ids as sent that the index does not have.
@@ -174,6 +175,7 @@ class Result:
     reasons: tuple[Reason, ...]
     num_valid: int
     num_beams: int
+    exhaustive: bool
     num_history_used: int
     read_user: bool
     ignored_history: tuple[ItemId, ...]
@@ -192,13 +194,16 @@ class Result:
 class PendingRequest:
     """A request with all that its search needs, under the rules and the index version of its submission.
 
-    channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline.
+    channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline;
+    its beams are those of the widest level. num_beams: those of the last one. exhaustive: see `Result`.
     codes: (n, L) int64, of the newest known items. deny: the known denied ids. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
     request: Request
     size: RequestSize
+    num_beams: int
+    exhaustive: bool
     version: Version
     item_filter: VersionFilter | None
     rules_generation: int | None

@@ -72,7 +72,7 @@ class ResultWriter:
             items = self._memory.rank(pending, (item_ids, scores_k))
             sids_kL = pending.version.codes_of(items.item_ids)
         stages = output.prefill_s, output.rounds_s, output.constrain_s
-        return self._write(pending, items, sids_kL, batch_size, pending.size.num_beams, output.started, stages)
+        return self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages)
 
     def memory_result(self, pending: PendingRequest) -> Result:
         """The answer of the memory alone, in the caller's thread."""
@@ -100,6 +100,7 @@ class ResultWriter:
             reasons=tuple(items.reasons),
             num_valid=len(items.item_ids),
             num_beams=num_beams,
+            exhaustive=pending.exhaustive and num_beams > 0,
             num_history_used=len(pending.codes),
             read_user=pending.request.user is not None and self._reads_users,
             ignored_history=pending.ignored_history,

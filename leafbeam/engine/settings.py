@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
 
-_MAY_BE_0 = ("wait_s", "prompt_store_mb")
+_MAY_BE_0 = ("wait_s", "prompt_store_mb", "exhaustive_beams")
 _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
 
 
@@ -15,6 +15,8 @@ class Settings:
     """Sizes, times and switches of an engine. The defaults suit a small model on a CPU.
 
     num_beams: beams of requests that name none.
+    exhaustive_beams: where the rules leave at most this many prefixes on every level but the last, a search keeps all of them,
+        so that its answer is the true best of the allowed items (see Result.exhaustive). 0: searches are never widened.
     workers: threads that run batches, over one copy of the weights.
     max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
     max_queue: requests that may wait; further ones are rejected.
@@ -35,6 +37,7 @@ class Settings:
     """
 
     num_beams: int = 20
+    exhaustive_beams: int = 128
     workers: int = 1
     max_batch: int = 16
     max_batch_tokens: int = 32_768

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from leafbeam.index.items import ItemIds, check_known
 from leafbeam.index.trie import Trie
 
 MAX_SEGMENTS = 2
+_FEW_LEAVES = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -199,6 +201,23 @@ class VersionFilter:
     def nbytes(self) -> int:
         """Bytes of the bitmaps."""
         return sum(part.nbytes for part in self.parts)
+
+    @cached_property
+    def num_prefixes(self) -> tuple[int, ...] | None:
+        """For each level an upper bound on the prefixes of allowed items, exact with one segment; None beyond 4,096 leaves.
+
+        Cost: reads the SIDs of the allowed leaves, once.
+        """
+        leaves = [part.leaves for part in self.parts]
+        if sum(bitmap.count for bitmap in leaves) > _FEW_LEAVES:
+            return None
+        counts_L = np.zeros(self.version.num_levels, np.int64)
+        for segment, bitmap in zip(self.version.segments, leaves, strict=True):
+            if bitmap.count:
+                codes_nL = segment.trie.codes_at(bitmap.positions())
+                # Leaves lie in the order of their SIDs, so a prefix that differs from the one before it is a new one.
+                counts_L += 1 + np.logical_or.accumulate(codes_nL[1:] != codes_nL[:-1], axis=1).sum(axis=0)
+        return tuple(counts_L.tolist())
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)

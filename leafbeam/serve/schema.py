@@ -131,6 +131,7 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     ]
     num_valid: Annotated[int, Meta(description="How many items are returned, `num_items` or fewer; 0 if the rules allow none.")]
     num_beams: Annotated[int, Meta(description="Beams of the search that ran; 0 if none did.")]
+    exhaustive: Annotated[bool, Meta(description="Whether the search kept every prefix that the rules allow.")]
     num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
     read_user: Annotated[bool, Meta(description="Whether the model read the user's token.")]
     ignored_history: Annotated[tuple[ItemId, ...], Meta(description="Ids of the history that the index does not have.")]

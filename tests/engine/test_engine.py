@@ -70,6 +70,31 @@ def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, eng
     assert [tuple(sid) for sid in shop.trie.codes_of(list(result.item_ids)).tolist()] == list(result.sids)
 
 
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_few_beams_find_the_best_of_a_rule_that_leaves_few_prefixes(shop, catalog, scoring):
+    requests = [
+        Request(history=history, rules=rules, deny_item_ids=("é7",), num_items=3, num_beams=3, scoring=scoring)
+        for history in (HISTORY, ("é9",))
+        for rules in ALL_RULES
+    ]
+    results = Engine(shop.model, catalog, settings=Settings(exhaustive_beams=64)).recommend(requests)
+    for request, result in zip(requests, results, strict=True):
+        scores = shop.scores(list(request.history), shop.allowed(request.rules, ("é7",)), scoring)
+        assert result.exhaustive
+        assert result.num_beams == 3
+        np.testing.assert_allclose(result.scores, sorted(scores.values(), reverse=True)[:3], atol=1e-4)
+
+
+def test_a_search_that_would_need_too_many_beams_is_not_widened(shop, catalog):
+    never, narrow, wide = (Engine(shop.model, catalog, settings=Settings(exhaustive_beams=beams)) for beams in (0, 7, 64))
+    requests = [Request(history=(f"é{i}",), num_items=1, num_beams=1) for i in range(20)]
+    plain, same, best = (engine.recommend(requests) for engine in (never, narrow, wide))
+    assert not any(result.exhaustive for result in plain + same)  # level 0 has 8 prefixes, level 1 more
+    assert all(result.exhaustive for result in best)
+    assert [result.item_ids for result in same] == [result.item_ids for result in plain]
+    assert any(after.scores[0] > before.scores[0] + 1e-3 for after, before in zip(best, plain, strict=True))
+
+
 def test_items_that_share_a_sid_are_adjacent_with_one_score(shop, engine):
     result = one(engine, num_items=160, num_beams=160)
     at = [result.item_ids.index(f"é{i}") for i in (5, 6, 7)]

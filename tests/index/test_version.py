@@ -61,6 +61,29 @@ def test_filters_of_a_version_are_sets_of_live_ids(seed: int, data: st.DataObjec
     assert (~(a & b)) == (~a | ~b)
 
 
+@settings(max_examples=50)
+@given(st.integers(0, 2**32), st.data())
+def test_prefixes_of_a_filter_are_counted_in_each_segment(seed: int, data: st.DataObject) -> None:
+    version, truth = two_segments(seed)
+    chosen = data.draw(st.lists(st.sampled_from(sorted(truth)), unique=True))
+    segment_n, _ = version.locate(chosen)
+    expected = [
+        sum(
+            len({truth[one][: level + 1] for one, s in zip(chosen, segment_n, strict=True) if s == number}) for number in (0, 1)
+        )
+        for level in range(len(SIZES))
+    ]
+    assert version.filter(item_ids=chosen).num_prefixes == tuple(expected)
+
+
+def test_prefixes_of_many_leaves_are_not_counted() -> None:
+    codes = np.stack(np.unravel_index(np.arange(5000), (50, 100)), axis=1)
+    trie = Trie.build(codes, (50, 100), np.arange(5000))
+    version = Version.of(trie)
+    assert version.filter(item_ids=np.arange(4096)).num_prefixes == (41, 4096)
+    assert version.filter(item_ids=np.arange(4097)).num_prefixes is None
+
+
 def test_parts_are_met_with_what_is_alive() -> None:
     version, truth = two_segments(1)
     everything = version.filter_of([None, None])

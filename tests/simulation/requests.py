@@ -167,6 +167,8 @@ class Schedule:
             size=RequestSize(
                 key=num_beams, tokens=random.randint(1, 20), num_beams=num_beams, arrived=now, deadline=now + deadline_s
             ),
+            num_beams=num_beams,
+            exhaustive=False,
             version=VERSION,
             item_filter=None,
             rules_generation=None,
