@@ -172,6 +172,6 @@ def _users_with(histories: Histories, marked_N: NDArray[np.bool_]) -> NDArray[np
 
 def _has_text(items: pa.Table) -> NDArray[np.bool_]:
     from leafbeam.semid import text_columns
-    from leafbeam.semid.embedding import texts
+    from leafbeam.semid.texts import texts
 
     return np.array([bool(text.strip(" .")) for text in texts(items, text_columns(items))], np.bool_)

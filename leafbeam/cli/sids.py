@@ -142,6 +142,7 @@ def fit_sids(
     fitted.table.save(paths.sids)
     fitted.quantiser.save(paths.quantiser)
     fitted.code_vectors.save(paths.quantiser, fitted.table)
+    fitted.encoder.save(paths.quantiser, fitted.table)
     console.print(str(fitted.report), style="dim")
     if plot is not None:
         plot_report(fitted.report, fitted.table).savefig(plot, dpi=160)

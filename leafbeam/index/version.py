@@ -167,6 +167,22 @@ class Version:
             codes_nL[own] = segment.trie.codes_at(segment.trie.items.leaves_of(row_n[own]))
         return codes_nL
 
+    def children(self, prefix: Sequence[int]) -> NDArray[np.int64]:
+        """The codes that follow a prefix, of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range."""
+        found: list[NDArray[np.int64]] = []
+        for segment in self.segments:
+            trie, lo, hi = segment.trie, 0, segment.trie.num_leaves
+            for level, code in zip(trie.levels, prefix, strict=False):
+                lo, hi = level.find(lo, hi, int(code))
+                if lo == hi:
+                    break
+            leaves_n = np.arange(lo, hi)
+            if segment.live is not None and len(leaves_n):
+                leaves_n = leaves_n[segment.live.leaves.has(leaves_n)]
+            if len(leaves_n):
+                found.append(trie.levels[len(prefix)].codes_at(leaves_n).astype(np.int64))
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
     def __len__(self) -> int:
         return self.num_items
 

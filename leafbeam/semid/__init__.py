@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leafbeam.semid.code_vectors import CodeVectors
     from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, RqVaeConfig
-    from leafbeam.semid.embedding import Embedding, embed, text_columns, text_vectors
+    from leafbeam.semid.embedding import Embedding, embed, text_vectors
     from leafbeam.semid.fit import SidFit, fit_sids
+    from leafbeam.semid.item_encoder import ItemEncoder
     from leafbeam.semid.quantiser import Quantiser
     from leafbeam.semid.report import LevelReport, SidReport, plot_report
     from leafbeam.semid.rqkmeans import ResidualKMeans
     from leafbeam.semid.rqvae import RqVae
     from leafbeam.semid.table import SidTable
+    from leafbeam.semid.texts import text_columns
     from leafbeam.semid.vectors import VectorBlocks, load_vectors
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "CollisionStrategy",
     "Embedding",
     "EmbeddingConfig",
+    "ItemEncoder",
     "LevelReport",
     "Method",
     "Quantiser",

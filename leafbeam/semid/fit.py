@@ -14,6 +14,7 @@ from leafbeam.semid.code_vectors import CodeVectors
 from leafbeam.semid.collisions import add_level, assign_free_codes, group_sizes, spread_level
 from leafbeam.semid.config import CollisionStrategy, EmbeddingConfig, Method, QuantiserConfig, spread_codes
 from leafbeam.semid.embedding import Embedding, Sessions, embed
+from leafbeam.semid.item_encoder import ItemEncoder
 from leafbeam.semid.quantiser import Progress, Quantiser
 from leafbeam.semid.report import LevelReport, SidReport, neighbour_overlap
 from leafbeam.semid.rqkmeans import ResidualKMeans
@@ -24,10 +25,11 @@ from leafbeam.semid.vectors import check_vectors
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SidFit:
-    """The SIDs, the quantiser that made them (it also encodes new items), the vectors of their codes, and the report."""
+    """The SIDs, the quantiser that made them, the encoder of new items, the vectors of their codes, and the report."""
 
     table: SidTable
     quantiser: Quantiser
+    encoder: ItemEncoder
     code_vectors: CodeVectors
     report: SidReport
 
@@ -87,9 +89,11 @@ def fit_sids(
         sizes = (*sizes, extra)
     elif strategy != "none":
         codes = assign_free_codes(encoded_NL, sizes, residuals_NZ, fitted.centroids[-1], strategy)
+    table = SidTable(item_ids=numpy_ids(items["item_id"]), codes=codes, codebook_sizes=sizes)
     return SidFit(
-        table=SidTable(item_ids=numpy_ids(items["item_id"]), codes=codes, codebook_sizes=sizes),
+        table=table,
         quantiser=fitted,
+        encoder=ItemEncoder.of_fit(embedded.embedder, fitted, embedded.vectors_ND, table, embedded.complete_R),
         code_vectors=CodeVectors.of_items(embedded.vectors_ND, codes, sizes),
         report=_report(embedded, fitted, encoded_NL, codes, sizes, config.method, strategy),
     )

@@ -36,7 +36,7 @@ class Quantiser(ABC):
     centroids: one float32 (V, Z) a level. A level never has more centroids than distinct residuals: codes beyond are dead.
     """
 
-    _format: ClassVar[str]
+    format: ClassVar[str]
     _tensors_file: ClassVar[str]
 
     def __init__(self, *, codebook_sizes: tuple[int, ...], seed: int = 0) -> None:
@@ -120,7 +120,7 @@ class Quantiser(ABC):
         arrays, settings = self._state()
         centroids = {f"level_{level}": values for level, values in enumerate(self.centroids)}
         write_tensors(directory / self._tensors_file, arrays | centroids, save_file)
-        header = {"format": self._format, "version": _VERSION, "codebook_sizes": self.codebook_sizes, "seed": self.seed}
+        header = {"format": self.format, "version": _VERSION, "codebook_sizes": self.codebook_sizes, "seed": self.seed}
         write_json(directory / "quantiser.json", header | settings)
         write_checksums(directory, ("quantiser.json", self._tensors_file))
 
@@ -132,8 +132,8 @@ class Quantiser(ABC):
         try:
             settings = json.loads(read_text(directory / "quantiser.json"))
             found = settings.get("format") if isinstance(settings, dict) else None
-            if found != cls._format:
-                raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls._format!r}")
+            if found != cls.format:
+                raise CheckpointError(f"{directory / 'quantiser.json'} has the format {found!r}, not {cls.format!r}")
             if (found := settings.get("version")) != _VERSION:
                 raise CheckpointError(f"{directory} has format version {found}, not {_VERSION}: fit the SIDs again")
             open_regular(directory / cls._tensors_file).close()  # safetensors would wait for a FIFO

@@ -9,9 +9,6 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans, MiniBatchKMeans
-from sklearn.exceptions import ConvergenceWarning
-from threadpoolctl import threadpool_limits
 
 from leafbeam.errors import DataError
 from leafbeam.semid.quantiser import Progress, Quantiser, nearest_centroids
@@ -33,7 +30,7 @@ class ResidualKMeans(Quantiser):
     (50, 2)
     """
 
-    _format = "leafbeam residual k-means"
+    format = "leafbeam residual k-means"
     _tensors_file = "centroids.safetensors"
 
     def __init__(self, *, codebook_sizes: tuple[int, ...] = (256, 256, 256), seed: int = 0) -> None:
@@ -81,6 +78,10 @@ def fit_centroids(vectors_ND: NDArray[np.float32], size: int, *, seed: int, max_
         distinct_ND = np.unique(vectors_ND, axis=0)
         if len(distinct_ND) <= size:
             return distinct_ND
+    from sklearn.cluster import KMeans, MiniBatchKMeans  # only fitting needs them
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
     algorithm = KMeans if len(vectors_ND) < _MINIBATCH_ROWS else MiniBatchKMeans
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct vectors than codes: the others are dead

@@ -38,7 +38,7 @@ class RqVae(Quantiser):
     (64, 2)
     """
 
-    _format = "leafbeam rq-vae"
+    format = "leafbeam rq-vae"
     _tensors_file = "rqvae.safetensors"
 
     def __init__(

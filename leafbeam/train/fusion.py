@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from leafbeam.retrieve import Beams, Example, Fusion, ItemMemory, MemoryConfig, features
 from leafbeam.retrieve.memory import top_rows
-from leafbeam.semid.embedding import texts
+from leafbeam.semid.texts import texts
 from leafbeam.train.baselines import memory_scores, rank_targets
 from leafbeam.train.histories import Histories
 from leafbeam.train.interaction_log import InteractionLog

@@ -10,8 +10,9 @@ import pytest
 
 from leafbeam.errors import ArgumentError, DataError, MissingExtraError
 from leafbeam.semid import EmbeddingConfig, embed, fit_sids, text_columns, text_vectors
-from leafbeam.semid import embedding as embeddings
-from leafbeam.semid.embedding import behaviour_vectors, positive_pmi, sentence_vectors
+from leafbeam.semid import embedder as embedders
+from leafbeam.semid.embedder import sentence_vectors
+from leafbeam.semid.embedding import behaviour_vectors, positive_pmi
 from leafbeam.train import InteractionLog, leave_one_out, log_from_tables
 
 WORDS = ["red", "blue", "shoe", "boot", "tea", "green", "silk", "old"]
@@ -197,7 +198,7 @@ def test_a_missing_sentence_transformers_names_the_command(monkeypatch):
     def refuse(name: str):
         raise ImportError(name)
 
-    monkeypatch.setattr(embeddings, "import_module", refuse)
+    monkeypatch.setattr(embedders, "import_module", refuse)
     with pytest.raises(MissingExtraError, match="pip install sentence-transformers"):
         embed(shop(), None, config=EmbeddingConfig(text="some/model"))
 
@@ -212,7 +213,7 @@ def test_a_sentence_model_gives_rows_of_length_one_and_zeros_without_text(monkey
 
     real = importlib.import_module
     library = SimpleNamespace(SentenceTransformer=Model)
-    monkeypatch.setattr(embeddings, "import_module", lambda name: library if name == "sentence_transformers" else real(name))
+    monkeypatch.setattr(embedders, "import_module", lambda name: library if name == "sentence_transformers" else real(name))
     vectors = sentence_vectors(pa.table({"item_id": [1, 2], "title": ["four", ""]}), ("title",), model="some/model")
     np.testing.assert_allclose(vectors, [[0.8, 0.6], [0, 0]], rtol=1e-6)
     assert builtins.len(vectors) == 2

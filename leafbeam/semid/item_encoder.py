@@ -1,0 +1,240 @@
+"""ItemEncoder: the Semantic IDs of new items, from their text.
+
+Shapes: n new items, R items of the fit, L levels, D dimensions of a vector, W words.
+"""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from leafbeam.errors import CheckpointError, DataError
+from leafbeam.files import open_regular, read_text, replacing
+from leafbeam.index import Trie, Version
+from leafbeam.index.tensor_file import digest
+from leafbeam.semid.embedder import ItemEmbedder
+from leafbeam.semid.quantiser import Quantiser
+from leafbeam.semid.rqkmeans import ResidualKMeans
+from leafbeam.semid.table import SidTable
+from leafbeam.semid.text_vectorizer import ColumnWords, TextVectorizer
+
+FILE = "encoder.safetensors"
+_VERSION = 1
+_MAX_BYTES = 64 << 20  # of the vectors of items of the fit
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ItemEncoder:
+    """Gives new items Semantic IDs, from the vectors that `fit_sids` would have made of them.
+
+    codes of the quantiser's levels = the quantiser's codes of the item's vector
+    code of a level that resolves collisions = that of the nearest item with the same codes before it
+
+    So a new item shares the SID of the item that it is most like, and the model, which has never seen it, scores it as that
+    one. No code has to be free, and no level grows.
+
+    embedder: None where the vectors of the fit were the caller's own. vectors_RD, codes_RL: of items of the fit.
+
+    >>> items = pa.table({"item_id": [1, 2, 3], "title": ["red shoe", "red boot", "green tea"]})
+    >>> fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
+    >>> index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
+    >>> fit.encoder.encode(pa.table({"title": ["old green tea"]}), index).tolist() == fit.table.codes[2:].tolist()
+    True
+    """
+
+    embedder: ItemEmbedder | None
+    quantiser: Quantiser
+    codebook_sizes: tuple[int, ...]
+    vectors_RD: NDArray[np.float32] = field(repr=False)
+    codes_RL: NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def of_fit(
+        cls,
+        embedder: ItemEmbedder | None,
+        quantiser: Quantiser,
+        vectors_ND: NDArray[np.float32],
+        table: SidTable,
+        rows_R: NDArray[np.int64] | None = None,
+    ) -> "ItemEncoder":
+        """The encoder of a fit. rows_R: the items that it may keep the vectors of; of more than 64 MB, it draws some."""
+        rows_R = np.arange(len(table)) if rows_R is None else rows_R
+        if len(rows_R) > (most := _MAX_BYTES // max(1, 4 * vectors_ND.shape[1])):
+            rows_R = np.sort(np.random.default_rng(quantiser.seed).choice(rows_R, most, replace=False))
+        return cls(
+            embedder=embedder,
+            quantiser=quantiser,
+            codebook_sizes=table.codebook_sizes,
+            vectors_RD=vectors_ND[rows_R],
+            codes_RL=table.codes[rows_R],
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of text that it reads; empty where it takes vectors."""
+        return () if self.embedder is None else self.embedder.columns
+
+    @property
+    def num_dims(self) -> int:
+        """D of the vectors that it takes."""
+        return self.quantiser.num_dims
+
+    def embed(self, items: pa.Table) -> NDArray[np.float32]:
+        """The vectors (n, D) of items by their text, rows of 0 where no word is known. Raises DataError, also without text."""
+        if self.embedder is None:
+            raise DataError(
+                "these Semantic IDs were fitted on vectors of your own: pass the vectors of new items, or their codes"
+            )
+        return self.embedder.embed(items, self.vectors_RD)
+
+    def encode(self, items: pa.Table, index: Trie | Version) -> NDArray[np.int64]:
+        """The SIDs (n, L) of items by their `columns`. index: of the items so far.
+
+        Cost: about a millisecond an item. Raises DataError where an item has no word that the fit knew (see `embed`).
+        """
+        vectors_nD = self.embed(items)
+        if len(unknown := np.flatnonzero(~vectors_nD.any(axis=1))):
+            raise DataError(f"{len(unknown):,} items have no word that the fit knew, the first in row {unknown[0]:,}")
+        return self.encode_vectors(vectors_nD, index)
+
+    def encode_vectors(self, vectors_nD: NDArray[np.floating], index: Trie | Version) -> NDArray[np.int64]:
+        """The SIDs (n, L) of items by their vectors. Raises DataError unless they are finite and of D dimensions."""
+        codes_nQ = self.quantiser.encode(vectors_nD)
+        if codes_nQ.shape[1] == len(self.codebook_sizes):
+            return codes_nQ
+        version = Version.of(index)
+        children = {prefix: version.children(prefix) for prefix in set(map(tuple, codes_nQ.tolist()))}
+        last_n = [
+            self._code_like(vector_D, codes_Q, children[tuple(codes_Q.tolist())])
+            for vector_D, codes_Q in zip(np.asarray(vectors_nD, np.float32), codes_nQ, strict=True)
+        ]
+        return np.column_stack([codes_nQ, np.array(last_n, np.int64)])
+
+    def _code_like(
+        self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]
+    ) -> int:
+        """The last code of the nearest item: of those with the same codes before it that the index has, else of all."""
+        same_R = (self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children)
+        if len(children) and not same_R.any():
+            return int(children[0])
+        rows = np.flatnonzero(same_R) if len(children) else np.arange(len(self.codes_RL))
+        if len(rows) == 0:
+            return 0
+        distance = ((self.vectors_RD[rows] - vector_D) ** 2).sum(axis=1)
+        return int(self.codes_RL[rows[distance.argmin()], -1])
+
+    def save(self, directory: str | Path, sids: SidTable) -> None:
+        """Write one file beside the quantiser's; sids: the table of the fit."""
+        tensors: dict[str, NDArray[Any]] = {"vectors": self.vectors_RD, "codes": self.codes_RL}
+        header: dict[str, Any] = {"format_version": _VERSION, "codebook_sizes": self.codebook_sizes, "embedder": None}
+        if (embedder := self.embedder) is not None:
+            fields = ("columns", "model", "neighbours", "behaviour_weight", "behaviour_dims")
+            header["embedder"] = {name: getattr(embedder, name) for name in fields}
+            if (vectorizer := embedder.vectorizer) is not None:
+                header["embedder"]["words"] = len(vectorizer.columns)
+                for number, column in enumerate(vectorizer.columns):
+                    text = "\n".join(column.words).encode()
+                    tensors |= {f"words_{number}": np.frombuffer(text, np.uint8), f"idf_{number}": column.idf}
+                if vectorizer.axes_WD is not None:
+                    tensors["axes"] = vectorizer.axes_WD
+        metadata = {"sids": sids.digest, "digest": digest(tensors), "leafbeam-encoder": json.dumps(header)}
+        with replacing(Path(directory) / FILE) as part:
+            save_file(tensors, part, metadata=metadata)
+
+    @classmethod
+    def load(cls, directory: str | Path, sids: SidTable) -> "ItemEncoder":
+        """Read what `save` wrote, and the quantiser beside it.
+
+        Raises CheckpointError where the file is missing, as beside SIDs of an older leafbeam, damaged, or of other SIDs.
+        """
+        path = Path(directory) / FILE
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} does not exist, so new items cannot be given codes from their text: run `leafbeam fit-sids` again, which "
+                "writes it and gives the same codes for the same log and options, or give new items codes of your own"
+            )
+        try:
+            open_regular(path).close()  # safetensors would wait for a FIFO
+            with safe_open(path, framework="np") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            header = json.loads(metadata["leafbeam-encoder"])
+            if header["format_version"] != _VERSION:
+                raise CheckpointError(f"{path} has format version {header['format_version']}, not {_VERSION}: upgrade leafbeam")
+            if metadata["digest"] != digest(tensors):
+                raise CheckpointError(f"{path} is damaged: its arrays do not have the digest in its metadata; copy it again")
+            encoder = cls(
+                embedder=_embedder_of(header["embedder"], tensors),
+                quantiser=_load_quantiser(Path(directory)),
+                codebook_sizes=tuple(header["codebook_sizes"]),
+                vectors_RD=tensors["vectors"],
+                codes_RL=tensors["codes"],
+            )
+            encoder._check()
+        except CheckpointError:
+            raise
+        except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} does not hold an encoder of items ({error}): run `leafbeam fit-sids`") from error
+        if metadata.get("sids") != sids.digest or encoder.codebook_sizes != sids.codebook_sizes:
+            raise CheckpointError(f"{path} is of other Semantic IDs: run `leafbeam fit-sids` again")
+        return encoder
+
+    def _check(self) -> None:
+        """Raise ValueError unless the parts fit each other."""
+        vectors, codes, sizes = self.vectors_RD, self.codes_RL, self.codebook_sizes
+        if vectors.dtype != np.float32 or vectors.ndim != 2 or vectors.shape[1] != self.num_dims:
+            raise ValueError(f"vectors of {vectors.dtype} {vectors.shape}, and a quantiser of {self.num_dims} dimensions")
+        if codes.dtype != np.int64 or codes.shape != (len(vectors), len(sizes)) or np.any((codes < 0) | (codes >= sizes)):
+            raise ValueError(f"codes of {codes.dtype} {codes.shape} for {len(vectors):,} vectors and codebooks of {sizes}")
+        quantised = self.quantiser.codebook_sizes
+        if sizes[: len(quantised)] != quantised or len(sizes) > len(quantised) + 1:
+            raise ValueError(f"codebooks of {sizes}, and a quantiser of {quantised}")
+        if self.embedder is not None and (vectorizer := self.embedder.vectorizer) is not None:
+            vectorizer.check()
+            if vectorizer.num_dims + self.embedder.behaviour_dims != self.num_dims:
+                raise ValueError(f"an embedding of {vectorizer.num_dims} + {self.embedder.behaviour_dims} dimensions")
+
+
+def _load_quantiser(directory: Path) -> Quantiser:
+    """The quantiser of either method. Raises CheckpointError, OSError, ValueError."""
+    if json.loads(read_text(directory / "quantiser.json")).get("format") == ResidualKMeans.format:
+        return ResidualKMeans.load(directory)
+    from leafbeam.semid.rqvae import RqVae  # imports torch
+
+    return RqVae.load(directory)
+
+
+_TYPES = {"columns": list, "model": str, "neighbours": int, "behaviour_weight": float, "behaviour_dims": int}
+
+
+def _embedder_of(fields: dict[str, Any] | None, tensors: dict[str, NDArray[Any]]) -> ItemEmbedder | None:
+    """The embedder of a file. Raises LookupError, ValueError, TypeError."""
+    if fields is None:
+        return None
+    for name, kind in _TYPES.items():
+        if not isinstance(fields[name], kind) or (kind is int and fields[name] < 0):
+            raise ValueError(f"{name} is {fields[name]!r:.80}")
+    vectorizer = None
+    if (count := fields.get("words")) is not None:
+        vectorizer = TextVectorizer(
+            columns=tuple(_words_of(tensors[f"words_{number}"], tensors[f"idf_{number}"]) for number in range(count)),
+            axes_WD=tensors.get("axes"),
+        )
+    columns = tuple(str(name) for name in fields["columns"])
+    if vectorizer is not None and len(vectorizer.columns) != len(columns):
+        raise ValueError(f"the words of {len(vectorizer.columns)} columns for {len(columns)}")
+    return ItemEmbedder(**{name: fields[name] for name in _TYPES if name != "columns"}, columns=columns, vectorizer=vectorizer)
+
+
+def _words_of(text: NDArray[Any], idf: NDArray[Any]) -> ColumnWords:
+    words = bytes(text.astype(np.uint8, casting="no")).decode()
+    return ColumnWords(words=tuple(words.split("\n")) if words else (), idf=idf)
