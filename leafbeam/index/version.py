@@ -168,7 +168,7 @@ class Version:
         return codes_nL
 
     def children(self, prefix: Sequence[int]) -> NDArray[np.int64]:
-        """The codes that follow a prefix, of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range."""
+        """The codes behind a prefix of fewer than L codes, in SIDs of live items, ascending. Cost: a read of its range."""
         found: list[NDArray[np.int64]] = []
         for segment in self.segments:
             trie, lo, hi = segment.trie, 0, segment.trie.num_leaves

@@ -26,6 +26,7 @@ from leafbeam.semid.quantiser import Quantiser
 from leafbeam.semid.rqkmeans import ResidualKMeans
 from leafbeam.semid.table import SidTable
 from leafbeam.semid.text_vectorizer import ColumnWords, TextVectorizer
+from leafbeam.semid.vectors import check_finite
 
 FILE = "encoder.safetensors"
 _VERSION = 1
@@ -119,9 +120,7 @@ class ItemEncoder:
         ]
         return np.column_stack([codes_nQ, np.array(last_n, np.int64)])
 
-    def _code_like(
-        self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]
-    ) -> int:
+    def _code_like(self, vector_D: NDArray[np.float32], codes_Q: NDArray[np.int64], children: NDArray[np.int64]) -> int:
         """The last code of the nearest item: of those with the same codes before it that the index has, else of all."""
         same_R = (self.codes_RL[:, :-1] == codes_Q).all(axis=1) & np.isin(self.codes_RL[:, -1], children)
         if len(children) and not same_R.any():
@@ -159,7 +158,7 @@ class ItemEncoder:
         path = Path(directory) / FILE
         if not path.exists():
             raise CheckpointError(
-                f"{path} does not exist, so new items cannot be given codes from their text: run `leafbeam fit-sids` again, which "
+                f"{path} does not exist, so new items get no codes from their text: run `leafbeam fit-sids` again, which "
                 "writes it and gives the same codes for the same log and options, or give new items codes of your own"
             )
         try:
@@ -195,6 +194,7 @@ class ItemEncoder:
             raise ValueError(f"vectors of {vectors.dtype} {vectors.shape}, and a quantiser of {self.num_dims} dimensions")
         if codes.dtype != np.int64 or codes.shape != (len(vectors), len(sizes)) or np.any((codes < 0) | (codes >= sizes)):
             raise ValueError(f"codes of {codes.dtype} {codes.shape} for {len(vectors):,} vectors and codebooks of {sizes}")
+        check_finite(vectors, "the matrix of vectors")
         quantised = self.quantiser.codebook_sizes
         if sizes[: len(quantised)] != quantised or len(sizes) > len(quantised) + 1:
             raise ValueError(f"codebooks of {sizes}, and a quantiser of {quantised}")

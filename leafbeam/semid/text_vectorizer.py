@@ -16,6 +16,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.semid.vectors import unit_rows
 
 _WORD = re.compile(r"\w\w+")  # as scikit-learn finds them
+_MAX = 1e3  # beyond any inverse document frequency, and any entry of an axis of length 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,12 +86,13 @@ class TextVectorizer:
         if not blocks:
             return None
         weights_nW = csr_array(hstack(blocks))
-        if weights_nW.shape[1] <= dims:  # few enough dimensions already
+        num_words = sum(len(column.words) for column in columns)
+        if num_words <= dims:  # few enough dimensions already
             return cls(columns=tuple(columns), axes_WD=None), unit_rows(weights_nW.toarray())
         with threadpool_limits(1):
-            svd = TruncatedSVD(min(dims, weights_nW.shape[0]), n_iter=5, random_state=seed)
+            svd = TruncatedSVD(min(dims, len(texts[0])), n_iter=5, random_state=seed)
             vectors_nD = unit_rows(svd.fit_transform(weights_nW))
-        axes_WD = np.ascontiguousarray(svd.components_.T, np.float32)
+        axes_WD = np.ascontiguousarray(np.asarray(svd.components_).T, np.float32)
         return cls(columns=tuple(columns), axes_WD=axes_WD), vectors_nD
 
     @property
@@ -123,8 +125,8 @@ class TextVectorizer:
         """Raise ValueError unless words and axes fit each other."""
         for column in self.columns:
             shape, idf = (len(column.row_of),), column.idf
-            if idf.dtype != np.float32 or idf.shape != shape or len(column.words) != len(idf) or not np.isfinite(idf).all():
+            if idf.dtype != np.float32 or idf.shape != shape or len(column.words) != len(idf) or not (np.abs(idf) < _MAX).all():
                 raise ValueError(f"{len(column.words):,} words, and frequencies of {idf.dtype} {idf.shape}")
         axes_WD = self.axes_WD
-        if axes_WD is not None and (axes_WD.ndim != 2 or len(axes_WD) != self.num_words or not np.isfinite(axes_WD).all()):
+        if axes_WD is not None and (axes_WD.ndim != 2 or len(axes_WD) != self.num_words or not (np.abs(axes_WD) < _MAX).all()):
             raise ValueError(f"axes of shape {axes_WD.shape} for {self.num_words:,} words")

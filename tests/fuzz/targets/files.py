@@ -8,9 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save
 from safetensors.torch import save_file
 
 from leafbeam import BeamSearch
@@ -21,9 +25,18 @@ from leafbeam.errors import LeafbeamError
 from leafbeam.files import CHECKSUMS
 from leafbeam.index import Trie, trie
 from leafbeam.index.integrity import fingerprint
-from leafbeam.index.tensor_file import read, write
+from leafbeam.index.tensor_file import digest, read, write
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
-from leafbeam.semid import ResidualKMeans, SidTable
+from leafbeam.semid import (
+    EmbeddingConfig,
+    ItemEncoder,
+    QuantiserConfig,
+    ResidualKMeans,
+    SidFit,
+    SidTable,
+    fit_sids,
+    item_encoder,
+)
 from leafbeam.train import Checkpoint, EvaluationReport
 
 SEPARATOR = b"\n---\n"  # between config.json and leafbeam.json of a model
@@ -81,6 +94,32 @@ def fuzz_automaton(data: bytes) -> None:
 def fuzz_sids(data: bytes) -> None:
     """Load a table of Semantic IDs."""
     SidTable.load(_file(data))
+
+
+@functools.cache
+def _fit() -> SidFit:
+    words = ["red shoe", "red boot", "green tea", "old green tea", "blue shoe", "old boot"]
+    rows = np.array([0, 1, 2, 3, 0, 1, 2, 3], np.int32)
+    items = pa.table({"item_id": range(6), "title": words})
+    config = EmbeddingConfig(text_dims=3, behaviour_dims=2)
+    sessions = SimpleNamespace(indptr_U1=np.array([0, 4, 8]), items_E=rows)
+    fit = fit_sids(items, sessions, embedding=config, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
+    fit.quantiser.save(_folder() / "fit")
+    return fit
+
+
+def fuzz_encoder(data: bytes) -> None:
+    """Load an encoder of new items with the digest of its arrays, and encode an item."""
+    fit, path = _fit(), _folder() / "fit" / item_encoder.FILE
+    path.write_bytes(data)
+    with suppress(Exception):  # then it is loaded as it is
+        with safe_open(path, framework="np") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        path.write_bytes(save(tensors, {**metadata, "digest": digest(tensors), "sids": fit.table.digest}))
+    encoder = ItemEncoder.load(path.parent, fit.table)
+    index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
+    new = pa.table({name: ["an old red shoe"] for name in encoder.columns or ("title",)})
+    assert encoder.encode(new, index).shape == (1, index.num_levels)
 
 
 @functools.cache
