@@ -1,38 +1,74 @@
-"""The loops over all items of an item memory. Shapes: N items, 4 words of 64 bits, h items of a history."""
+"""The loops over all items of an item memory. Shapes: N items, C terms of all texts, T terms, h items of a history, k items."""
 
 # numba has no types.
 # pyright: basic, reportCallIssue=false
 import numpy as np
 
-from leafbeam.index import bit_kernels as bits
 from leafbeam.jit import njit
 
 
 @njit(cache=True, nogil=True)
-def text_scores(bits_N4, bits_h4, rows_h, weights_h, cosine, allowed_N, out_N):
-    """The weighted sum of the cosines of each allowed item with the history's items but itself; 0 where it has no text."""
-    for item in range(bits_N4.shape[0]):
-        if not allowed_N[item]:
-            continue
-        a, b, c, d = bits_N4[item, 0], bits_N4[item, 1], bits_N4[item, 2], bits_N4[item, 3]
-        if (a | b | c | d) == 0:
-            continue
-        score = np.float32(0)
-        for at in range(rows_h.size):
-            different = bits.popcount(a ^ bits_h4[at, 0]) + bits.popcount(b ^ bits_h4[at, 1])
-            different += bits.popcount(c ^ bits_h4[at, 2]) + bits.popcount(d ^ bits_h4[at, 3])
-            score += weights_h[at] * cosine[different]
-        out_N[item] = score
+def text_scores(indptr_N1, terms_C, weights_C, rows_h, weights_h, num_terms, allowed_N, out_N):
+    """The weighted sum of the cosines of each allowed item's text with those of the history's items but itself.
+
+    query = weighted sum of the history's unit vectors; score of an item = its unit vector * query
+    """
+    query_T = np.zeros(num_terms, np.float32)
+    for at in range(rows_h.size):
+        length = _length(indptr_N1, weights_C, rows_h[at])
+        for place in range(indptr_N1[rows_h[at]], indptr_N1[rows_h[at] + 1]):
+            query_T[terms_C[place]] += weights_h[at] * np.float32(weights_C[place]) / length
+    for item in range(indptr_N1.size - 1):
+        if allowed_N[item]:
+            product, squares = np.float32(0), np.float32(0)
+            for place in range(indptr_N1[item], indptr_N1[item + 1]):
+                weight = np.float32(weights_C[place])
+                product += weight * query_T[terms_C[place]]
+                squares += weight * weight
+            out_N[item] = product / np.sqrt(squares) if product > 0 else np.float32(0)
     for item in rows_h:  # again, without the item itself
         if allowed_N[item]:
             score = np.float32(0)
             for at in range(rows_h.size):
                 if rows_h[at] != item:
-                    different = np.uint64(0)
-                    for word in range(4):
-                        different += bits.popcount(bits_N4[item, word] ^ bits_h4[at, word])
-                    score += weights_h[at] * cosine[different]
+                    score += weights_h[at] * _cosine(indptr_N1, terms_C, weights_C, rows_h[at], item)
             out_N[item] = score
+
+
+@njit(cache=True, nogil=True)
+def cosines(indptr_N1, terms_C, weights_C, rows_h, rows_k):
+    """The cosine of each of some items' texts with each of some others', float32 (h, k); 0 where one has no text."""
+    out_hk = np.zeros((rows_h.size, rows_k.size), np.float32)
+    for at in range(rows_h.size):
+        for place in range(rows_k.size):
+            out_hk[at, place] = _cosine(indptr_N1, terms_C, weights_C, rows_h[at], rows_k[place])
+    return out_hk
+
+
+@njit(cache=True, nogil=True)
+def _length(indptr_N1, weights_C, row):
+    squares = np.float32(0)
+    for place in range(indptr_N1[row], indptr_N1[row + 1]):
+        squares += np.float32(weights_C[place]) * np.float32(weights_C[place])
+    return np.sqrt(squares)
+
+
+@njit(cache=True, nogil=True)
+def _cosine(indptr_N1, terms_C, weights_C, left, right):
+    """Both rows are read once: their terms ascend."""
+    product = np.float32(0)
+    i, j, end_i, end_j = indptr_N1[left], indptr_N1[right], indptr_N1[left + 1], indptr_N1[right + 1]
+    while i < end_i and j < end_j:
+        if terms_C[i] == terms_C[j]:
+            product += np.float32(weights_C[i]) * np.float32(weights_C[j])
+            i, j = i + 1, j + 1
+        elif terms_C[i] < terms_C[j]:
+            i += 1
+        else:
+            j += 1
+    if product == 0:
+        return product
+    return product / (_length(indptr_N1, weights_C, left) * _length(indptr_N1, weights_C, right))
 
 
 @njit(cache=True, nogil=True)

@@ -16,6 +16,7 @@ from leafbeam.index.items import ItemIds
 from leafbeam.live import disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
 from leafbeam.retrieve.memory import ItemMemory
+from leafbeam.retrieve.text import TextVectors
 
 log = logging.getLogger("leafbeam.retrieve")
 
@@ -108,7 +109,9 @@ class LiveMemory:
         first, end = self._num_logged, self.memory.num_items
         if first < end:
             new_ids = self.memory.ids_of(np.arange(first, end))
-            record = {"new": new_ids, "bits": self.memory.bits_NW[first:end].tobytes().hex(), **record}
+            texts = self.memory.texts.take(np.arange(first, end))
+            vectors = {name: getattr(texts, name).tolist() for name in ("indptr_N1", "terms_C", "weights_C")}
+            record = {"new": new_ids, "vectors": vectors, **record}
         self._log.append(json.dumps(record).encode())
         self._num_logged = end
 
@@ -174,14 +177,22 @@ def _repeat(memory: ItemMemory, record: LogRecord) -> None:
     try:
         content: dict[str, Any] = json.loads(record.payload)
         if "new" in content:
-            bits_W = np.frombuffer(bytes.fromhex(content["bits"]), np.uint64)
-            memory.insert_bits(content["new"], bits_W.reshape(len(content["new"]), -1))
+            memory.insert_vectors(content["new"], _vectors(content["vectors"]))
         for row in content.get("observe", ()):
             memory.observe(row[:-1], row[-1])
         if "insert" in content:
             memory.insert(content["insert"], texts=content["texts"])
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise LogError(f"record {record.number:,} of an item memory's log cannot be read ({error}): remove the log") from error
+
+
+def _vectors(content: dict[str, list[int]]) -> TextVectors:
+    """Texts as JSON has them. Raises KeyError, ValueError, TypeError, OverflowError."""
+    return TextVectors(
+        indptr_N1=np.array(content["indptr_N1"], np.uint32),
+        terms_C=np.array(content["terms_C"], np.uint16),
+        weights_C=np.array(content["weights_C"], np.uint8),
+    )
 
 
 def _plain(item_ids: ItemIds) -> list[int | str]:

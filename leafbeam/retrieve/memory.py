@@ -1,6 +1,6 @@
 """ItemMemory: which items follow which, and which have similar texts.
 
-Shapes: N items, h items of a history, k items of a result, W words of 64 bits.
+Shapes: N items, n items of one call, h items of a history, k items of a result.
 """
 
 import os
@@ -29,11 +29,10 @@ from leafbeam.index.items import (
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Fusion, MemoryScores
-from leafbeam.retrieve.text import COSINE, NUM_BITS, TextEncoder
+from leafbeam.retrieve.text import TextEncoder, TextVectors
 from leafbeam.retrieve.transitions import MAX_STEP, Transitions, count_transitions, item_dtype
 
-KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=1, has_digest=True)
-_WORDS = NUM_BITS // 64
+KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=2, has_digest=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +59,7 @@ class _State:
 
     items: ItemTable
     transitions: Transitions
-    bits_NW: NDArray[np.uint64]
+    texts: TextVectors
 
 
 class _ChangedRow(NamedTuple):
@@ -109,7 +108,7 @@ class ItemMemory:
 
         indptr_U1, items_E: history u is `items_E[indptr_U1[u]:indptr_U1[u + 1]]`, rows of `item_ids`, oldest first. Sort and
         deduplicate events before (`load_log` does); a history of one item counts for nothing. texts: one an item, "" if none.
-        Cost: a sort of 6 pairs an interaction, and 50 microseconds a text: two seconds for Amazon Beauty.
+        Cost: a sort of 6 pairs an interaction, and 20 microseconds a text: two seconds for Amazon Beauty.
         Raises ItemIdError, ArgumentError.
         """
         config = config or MemoryConfig()
@@ -118,11 +117,10 @@ class ItemMemory:
         if texts is not None and len(texts) != len(ids):
             raise ArgumentError(f"{len(texts):,} texts for {len(ids):,} items: expected one an item, '' where there is none")
         encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
-        no_bits = np.zeros((len(ids), _WORDS), np.uint64)
         state = _State(
             items=_table(ids),
             transitions=count_transitions(indptr_U1, items_E, len(ids), config, times_E),
-            bits_NW=no_bits if encoder is None or texts is None else encoder.encode(texts),
+            texts=TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts),
         )
         return cls(state, encoder, config)
 
@@ -149,11 +147,13 @@ class ItemMemory:
             "indptr": state.transitions.indptr_N1,
             "items": state.transitions.items_C,
             "levels": state.transitions.levels_C,
-            "bits": state.bits_NW,
+            "text_indptr": state.texts.indptr_N1,
+            "text_terms": state.texts.terms_C,
+            "text_weights": state.texts.weights_C,
         }
         if encoder is not None:
             tensors |= {"term_hashes": encoder.hashes_T, "term_idf": encoder.idf_T}
-        header = {"format_version": 1, "step": state.transitions.step, "config": asdict(self.config), "follows": follows}
+        header = {"format_version": 2, "step": state.transitions.step, "config": asdict(self.config), "follows": follows}
         if self.fusion is not None:
             header["fusion"] = asdict(self.fusion)
         tensor_file.write(Path(path), KIND, header, tensors)
@@ -180,7 +180,14 @@ class ItemMemory:
                 levels_C=tensor_file.expect(tensors, "levels", np.uint8, entries),
                 step=float(header["step"]),
             )
-            bits_NW = tensors["bits"]
+            if header["format_version"] < 2:
+                raise ValueError("its texts are in a form of before the first release")
+            terms = tensor_file.expect(tensors, "text_terms", np.uint16, tensors["text_terms"].size)
+            texts = TextVectors(
+                indptr_N1=tensor_file.expect(tensors, "text_indptr", np.uint32, len(ids) + 1),
+                terms_C=terms,
+                weights_C=tensor_file.expect(tensors, "text_weights", np.uint8, len(terms)),
+            )
             hashes_T = tensors.get("term_hashes")
             encoder = None
             if hashes_T is not None:
@@ -190,8 +197,7 @@ class ItemMemory:
             config = MemoryConfig(**header["config"])
             version, follows = str(header["digest"]), str(header["follows"])
             fusion = Fusion(**header["fusion"]) if "fusion" in header else None
-            if bits_NW.dtype != np.uint64 or bits_NW.shape != (len(ids), _WORDS):
-                raise ValueError(f"bits are {bits_NW.dtype} {bits_NW.shape}")
+            texts.check(0 if encoder is None else len(encoder.hashes_T))
             if indptr[0] or (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
                 raise ValueError("transitions to items that it does not have")
             if not 0 < transitions.step <= MAX_STEP or (entries and not transitions.levels_C.min()):
@@ -202,7 +208,7 @@ class ItemMemory:
                 items.check_unique()
         except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        memory = cls(_State(items=items, transitions=transitions, bits_NW=bits_NW), encoder, config, fusion)
+        memory = cls(_State(items=items, transitions=transitions, texts=texts), encoder, config, fusion)
         memory.version, memory.follows = version, follows
         return memory
 
@@ -216,17 +222,17 @@ class ItemMemory:
         return decode_ids(self._state.items.ids_N)
 
     @property
-    def bits_NW(self) -> NDArray[np.uint64]:
-        """The texts of all items, 256 bits each."""
-        return self._state.bits_NW
+    def texts(self) -> TextVectors:
+        """The texts of all items."""
+        return self._state.texts
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything that `save` writes."""
         state, encoder = self._state, self.encoder
-        arrays = [*state.transitions[:3], state.bits_NW, state.items.ids_N]
+        arrays = [*state.transitions[:3], state.items.ids_N]
         arrays += [] if encoder is None else [encoder.hashes_T, encoder.idf_T]
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + state.texts.nbytes
 
     def __len__(self) -> int:
         return self.num_items
@@ -310,7 +316,7 @@ class ItemMemory:
         """Add items, or replace the texts of known ones: they are found at once by searches that begin after the call.
 
         texts: one an item; terms that `fit` did not see are ignored. like: in place of texts, for each item the ids of items of
-        similar texts. Cost: a copy of the texts of all items, 32 bytes each.
+        similar texts. Cost: a copy of the texts of all items.
         Raises ItemIdError for ids that are given twice or of the wrong kind, ArgumentError.
         """
         given = texts if like is None else like
@@ -319,42 +325,40 @@ class ItemMemory:
         if texts is not None and self.encoder is None:
             raise ArgumentError("this memory was fitted without texts: pass like=, or fit it with texts")
         if like is not None:
-            bits_nW = np.stack([self._majority(self._state, similar) for similar in like])
+            state = self._state
+            rows = [state.items.rows_of(similar) for similar in like]
+            vectors = TextVectors.of_weights([state.texts.mean(row_n[row_n >= 0]) for row_n in rows])
         else:
             assert self.encoder is not None
             assert texts is not None
-            bits_nW = self.encoder.encode(texts)
-        self.insert_bits(item_ids, bits_nW)
+            vectors = self.encoder.encode(texts)
+        self.insert_vectors(item_ids, vectors)
 
-    def insert_bits(self, item_ids: ItemIds, bits_nW: NDArray[np.uint64]) -> None:
-        """`insert` with the texts as bits, such as rows of `bits_NW`."""
+    def insert_vectors(self, item_ids: ItemIds, vectors: TextVectors) -> None:
+        """`insert` with texts that are encoded, such as some of `texts`. Raises ArgumentError where they do not fit."""
         ids_n = check_item_ids(as_id_array(item_ids), len(item_ids))
         check_unique(ids_n)
-        if bits_nW.shape != (len(ids_n), _WORDS):
-            raise ArgumentError(f"bits of shape {bits_nW.shape} for {len(ids_n):,} items: expected ({len(ids_n):,}, {_WORDS})")
+        if len(vectors) != len(ids_n):
+            raise ArgumentError(f"{len(vectors):,} texts for {len(ids_n):,} items: expected one an item")
+        try:
+            vectors.check(0 if self.encoder is None else len(self.encoder.hashes_T))
+        except ValueError as error:
+            raise ArgumentError(f"these are no texts of this memory: {error}") from error
         with self._lock:
             state = self._state
             self.check_kind(decode_ids(ids_n))
             rows_n = state.items.rows_of(ids_n)
             is_new_n = rows_n < 0
-            bits_NW = np.concatenate([state.bits_NW, bits_nW[is_new_n]])
-            bits_NW[rows_n[~is_new_n]] = bits_nW[~is_new_n]
+            order = np.arange(state.items.num_items)
+            order[rows_n[~is_new_n]] = state.items.num_items + np.flatnonzero(~is_new_n)
+            order = np.concatenate([order, state.items.num_items + np.flatnonzero(is_new_n)])
+            texts = state.texts.followed_by(vectors).take(order)
             items = _table(np.concatenate([state.items.ids_N, ids_n[is_new_n]])) if is_new_n.any() else state.items
             indptr = state.transitions.indptr_N1
             indptr = np.concatenate([indptr, np.full(int(is_new_n.sum()), indptr[-1])])
-            rows_C = state.transitions.items_C.astype(item_dtype(len(bits_NW)))
+            rows_C = state.transitions.items_C.astype(item_dtype(len(order)))
             transitions = state.transitions._replace(indptr_N1=indptr, items_C=rows_C)
-            self._state = _State(items=items, transitions=transitions, bits_NW=bits_NW)
-
-    def _majority(self, state: _State, similar: ItemIds) -> NDArray[np.uint64]:
-        """The bits that most of some items have; 0 where none of them has a text."""
-        rows = state.items.rows_of(similar)
-        bits_kW = state.bits_NW[rows[rows >= 0]]
-        bits_kW = bits_kW[bits_kW.any(axis=1)]
-        if len(bits_kW) == 0:
-            return np.zeros(_WORDS, np.uint64)
-        share = np.unpackbits(bits_kW.view(np.uint8), axis=1).mean(axis=0)
-        return np.packbits(share >= 0.5).view(np.uint64)
+            self._state = _State(items=items, transitions=transitions, texts=texts)
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
@@ -411,10 +415,11 @@ class ItemMemory:
             transition_N[items] += np.float32(weight) * values
         transition_N[~allowed_N] = 0
         if self.encoder is not None:
-            bits_hW = state.bits_NW[rows_h]
-            has_text_h = bits_hW.any(axis=1)
-            texts = bits_hW[has_text_h], rows_h[has_text_h], self._weights(rows_h)[has_text_h]
-            kernels.text_scores(state.bits_NW, *texts, COSINE, allowed_N, text_N)
+            texts, num_terms = state.texts, len(self.encoder.hashes_T)
+            weights_h = self._weights(rows_h)
+            kernels.text_scores(
+                texts.indptr_N1, texts.terms_C, texts.weights_C, rows_h, weights_h, num_terms, allowed_N, text_N
+            )
         return MemoryScores(transition_N, text_N, allowed_N)
 
     def total(self, scores: MemoryScores) -> NDArray[np.float32]:
@@ -434,10 +439,9 @@ class ItemMemory:
             items, values = self._row(state, row)
             row_i, place_i = np.nonzero(items[:, None] == rows_k[None])
             parts_chk[0, at, place_i] = values[row_i]
-        bits_hW, bits_kW = state.bits_NW[rows_h], state.bits_NW[rows_k]
-        different_hk = np.bitwise_count(bits_hW[:, None] ^ bits_kW[None]).sum(axis=2)
-        compared_hk = np.logical_and.outer(bits_hW.any(axis=1), bits_kW.any(axis=1)) & (np.not_equal.outer(rows_h, rows_k))
-        parts_chk[1] = np.where(compared_hk, COSINE[different_hk], 0)
+        texts = state.texts
+        cosine_hk = kernels.cosines(texts.indptr_N1, texts.terms_C, texts.weights_C, rows_h, rows_k)
+        parts_chk[1] = np.where(np.not_equal.outer(rows_h, rows_k), cosine_hk, 0)
         parts_chk *= weights_h[:, None] * np.asarray(weights, np.float32)[:, None, None]
         if len(rows_h) == 0:
             return [Reason(channel="transition", item_id=None, score=0.0) for _ in rows_k]

@@ -11,7 +11,7 @@ from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
 from leafbeam.retrieve import BoundMemory, ItemMemory, MemoryConfig
 from leafbeam.retrieve.memory import KIND
-from leafbeam.retrieve.text import COSINE
+from leafbeam.retrieve.text import MAX_TERMS, TextEncoder, TextVectors
 
 RNG = np.random.default_rng(0)
 WORDS = ["red", "green", "blue", "shoe", "boot", "tea", "cup", "lamp", "soap", "brush"]
@@ -43,6 +43,14 @@ def expected_transitions(histories: list[list[int]], config: MemoryConfig) -> di
     return counts
 
 
+def unit_vectors(texts: TextVectors) -> list[dict[int, float]]:
+    vectors: list[dict[int, float]] = []
+    for begin, end in zip(texts.indptr_N1[:-1], texts.indptr_N1[1:], strict=True):
+        weights = texts.weights_C[begin:end].astype(float)
+        vectors.append(dict(zip(texts.terms_C[begin:end].tolist(), weights / np.sqrt((weights**2).sum()), strict=True)))
+    return vectors
+
+
 def ids(rows: list[int]) -> list[str]:
     return [f"item-{row}" for row in rows]
 
@@ -51,15 +59,15 @@ def ids(rows: list[int]) -> list[str]:
 def test_scores_equal_the_formula(settings: dict[str, float]):
     memory, histories = random_memory(max_entries=1000, **settings)
     config, counts = memory.config, expected_transitions(histories, memory.config)
-    bits = np.unpackbits(memory.bits_NW.view(np.uint8), axis=1, bitorder="little")
+    texts = unit_vectors(memory.texts)
     history = [3, 7, 7, 1, 20, 9, 4]
     expected = np.zeros(30)
     for step, before in enumerate(history[::-1][: config.history]):
         row = {after: log(1 + count) for (first, after), count in counts.items() if first == before and count}
         for after in range(30):
             score = row.get(after, 0.0) / (config.shrinkage + max(row.values()))
-            if after != before and bits[after].any() and bits[before].any():
-                score += config.text_weight * float(COSINE[(bits[after] != bits[before]).sum()])
+            if after != before:
+                score += config.text_weight * sum(weight * texts[after].get(term, 0) for term, weight in texts[before].items())
             expected[after] += config.history_decay**step * score
     result = memory.search(ids(history), num_items=30)
     order = [item for item in np.argsort(-expected, kind="stable") if expected[item] > 0]
@@ -68,6 +76,36 @@ def test_scores_equal_the_formula(settings: dict[str, float]):
     for row in order:  # transitions are stored in 255 steps
         assert by_id[f"item-{row}"] == pytest.approx(expected[row], abs=0.02)
     assert list(result.scores) == sorted(result.scores, reverse=True)
+
+
+def test_weights_of_terms_are_those_of_tf_idf():
+    texts = ["red red shoe", "red boot", "green tea", ""] * 10
+    encoder = TextEncoder.fit(texts)
+    vectors = encoder.encode([*texts[:4], "green unheard-of"])
+    assert np.diff(vectors.indptr_N1).tolist() == [2, 2, 2, 0, 1]
+    idf = {word: log((1 + 40) / (1 + count)) + 1 for word, count in {"red": 20, "shoe": 10}.items()}
+    red, shoe = (1 + log(2)) * idf["red"], idf["shoe"]
+    expected = sorted([round(255 * red / max(red, shoe)), round(255 * shoe / max(red, shoe))])
+    np.testing.assert_allclose(sorted(vectors.weights_C[:2].tolist()), expected, atol=4)  # idf is in steps of 1/16
+
+
+def test_the_heaviest_terms_of_a_long_text_are_kept():
+    common = [f"word{n}" for n in range(MAX_TERMS)]
+    texts = [" ".join(common)] * 30 + ["rare " + " ".join(common)] * 2
+    encoder = TextEncoder.fit(texts)
+    vectors = encoder.encode(texts)
+    assert np.diff(vectors.indptr_N1).tolist() == [MAX_TERMS] * 32
+    assert encoder.encode(["rare"]).terms_C[0] in vectors.terms_C[-MAX_TERMS:]
+
+
+def test_texts_are_taken_and_joined():
+    encoder = TextEncoder.fit(WORDS * 3)
+    left, right = encoder.encode(["red shoe", "", "tea"]), encoder.encode(["blue", "cup lamp"])
+    both = left.followed_by(right)
+    assert unit_vectors(both) == unit_vectors(left) + unit_vectors(right)
+    order = [4, 1, 1, 0]
+    assert unit_vectors(both.take(np.array(order))) == [unit_vectors(both)[row] for row in order]
+    assert len(both.take(np.array([], np.int64))) == 0
 
 
 def test_the_largest_transitions_are_kept():
@@ -138,7 +176,8 @@ def test_a_saved_memory_gives_equal_answers(tmp_path):
         assert loaded.search(ids([item, 3])) == memory.search(ids([item, 3]))
     assert loaded.encoder is not None
     assert memory.encoder is not None
-    assert (loaded.encoder.encode(["red shoe"]) == memory.encoder.encode(["red shoe"])).all()
+    ours, same = (one.encoder.encode(["red shoe"]) for one in (memory, loaded))
+    assert (ours.terms_C.tolist(), ours.weights_C.tolist()) == (same.terms_C.tolist(), same.weights_C.tolist())
 
 
 def test_integer_ids_and_no_texts_are_saved_too(tmp_path):
@@ -164,7 +203,22 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [10**400, float("nan"), -1, 0, 2.8, "weight", "shape", "indptr", "levels", "repeated", "not UTF-8"]
+    "damage",
+    [
+        10**400,
+        float("nan"),
+        -1,
+        0,
+        2.8,
+        "weight",
+        "shape",
+        "indptr",
+        "levels",
+        "repeated",
+        "not UTF-8",
+        "text_indptr",
+        "format",
+    ],
 )
 def test_absurd_values_behind_a_valid_digest_are_refused(tmp_path, damage):
     path = tmp_path / "memory"
@@ -172,15 +226,38 @@ def test_absurd_values_behind_a_valid_digest_are_refused(tmp_path, damage):
     header, tensors = tensor_file.read(path, KIND)
     if damage == "weight":
         header["config"]["text_weight"] = 10**400
+    elif damage == "format":
+        header["format_version"] = 1
     elif damage == "shape":
         tensors["ids"] = tensors["ids"].reshape(3, 1, 1)
     elif isinstance(damage, str):
         name, value = {"repeated": ("ids", ord("b")), "not UTF-8": ("ids", 0xFF), "levels": ("levels", 0)}.get(
-            damage, ("indptr", 1)
+            damage, (damage, 1)
         )
         tensors[name][0] = value
     else:
         header["step"] = damage
+    del header["digest"]
+    tensor_file.write(path, KIND, header, tensors)
+    with pytest.raises(IndexFileError, match="does not hold a complete item memory"):
+        ItemMemory.load(path)
+
+
+@pytest.mark.parametrize("damage", ["beyond", "falling", "weightless", "short", "none"])
+def test_texts_that_are_none_are_refused(tmp_path, damage):
+    path = tmp_path / "memory"
+    ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]), texts=["red shoe", "red boot"]).save(path)
+    header, tensors = tensor_file.read(path, KIND)
+    if damage == "beyond":
+        tensors["text_terms"][-1] = 3
+    elif damage == "falling":
+        tensors["text_terms"][:2] = tensors["text_terms"][1::-1]
+    elif damage == "weightless":
+        tensors["text_weights"][0] = 0
+    elif damage == "short":
+        tensors["text_weights"] = tensors["text_weights"][:-1]
+    else:
+        del tensors["term_hashes"]
     del header["digest"]
     tensor_file.write(path, KIND, header, tensors)
     with pytest.raises(IndexFileError, match="does not hold a complete item memory"):
@@ -223,7 +300,7 @@ def test_an_inserted_item_is_found_at_once_by_its_text():
     texts = ["red lamp", "green tea", "red shoe", "blue tea"]
     memory = ItemMemory.fit(["a", "b", "c", "d"], np.array([0, 2]), np.array([0, 1]), texts=texts)
     memory.insert(["e", "f"], texts=["green tea", "unheard of"])
-    assert set(memory.search(["b"]).item_ids[:2]) == {"a", "e"}
+    assert memory.search(["b"]).item_ids == ("e", "d", "a")  # the same text, a word of it, a transition back
     assert memory.search(["e"]).item_ids[0] == "b"
     memory.insert(["f", "g"], like=[["b"], []])
     assert set(memory.search(["e"]).item_ids[:2]) == {"b", "f"}
