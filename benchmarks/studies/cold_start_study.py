@@ -19,8 +19,8 @@ from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
-from leafbeam.retrieve import Beams, features
 from leafbeam.retrieve import Fusion as Fused
+from leafbeam.retrieve import features
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
 from leafbeam.train.baselines import unconstrained_search
@@ -261,7 +261,7 @@ def _memory_scores(
         history_n = histories[user].astype(np.int64)
         parts = memory.scores(memory.newest(history_n), allowed_N)
         best_k = np.argsort(-log_probs_C, kind="stable")[:num_beams]
-        found = features(parts, Beams(cold[best_k], log_probs_C[best_k]), history_n)
+        found = features(parts, memory.beams(log.item_ids[cold[best_k]], log_probs_C[best_k]), history_n)
         alone_UC[user], fused_UC[user] = memory.total(parts)[cold], Fused().scores(*found)[cold]
     return {"memory": alone_UC, "fused": fused_UC}
 

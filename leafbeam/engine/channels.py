@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from leafbeam.engine.request import ItemId, PendingRequest
 from leafbeam.index import Version
-from leafbeam.retrieve import Beams, BoundMemory, Fusion, ItemMemory, Reason, features
+from leafbeam.retrieve import BoundMemory, Fusion, ItemMemory, Reason, features
 from leafbeam.retrieve.memory import top_rows
 
 
@@ -48,7 +48,7 @@ class MemoryChannel:
             best_k = top_rows(total_N, num_items, minimum=0.0)
             return RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), memory.reasons(rows_h, best_k, weights))
         fusion = memory.fusion or Fusion()
-        features_FN, found_N = features(parts, Beams(memory.rows_of(beams[0]), beams[1]), history_n)
+        features_FN, found_N = features(parts, memory.beams(*beams), history_n)
         total_N = fusion.scores(features_FN, found_N)
         best_k = top_rows(total_N, num_items, minimum=-np.inf)
         reasons = memory.reasons(rows_h, best_k, (fusion.transition, fusion.text))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 
 _ROUNDS, _FACTORS = 2, (0.7, 0.85, 1.2, 1.4)  # of the search for weights of higher recall
+_TRUST_IN_NEW = 0.25  # of the model's score of an item that it has never seen taken; chosen on new items of two public logs
 _PRIOR_EXAMPLES = 20.0  # how many examples the default weights count for
 
 
@@ -26,10 +27,14 @@ class MemoryScores(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """The items that a beam search returned, as rows of the memory, and their log probabilities."""
+    """The items that a beam search returned, as rows of the memory, their log probabilities, and which are new (None: none).
+
+    A new item has a text that the memory compares, and no interaction from which a model could have learnt its code.
+    """
 
     rows_k: NDArray[np.int64]
     scores_k: NDArray[np.float32]
+    new_k: NDArray[np.bool_] | None = None
 
 
 class Example(NamedTuple):
@@ -44,7 +49,7 @@ class Fusion:
     """Weights of a sum over an item's features; `fit` learns them on validation users.
 
     transition, text: of the two parts of its memory score. log_prob: of its log probability above that of the last beam less
-    1. found: if the beams hold it. seen: if the history holds it.
+    1. found: if the beams hold it; both count a quarter for a new item. seen: if the history holds it.
 
     Every allowed item is scored that the memory or the beams find, so the best items are exact. The defaults are near what
     three public logs give; `seen` is 0, so that repeated items are neither wanted nor avoided.
@@ -123,8 +128,9 @@ def features(memory: MemoryScores, beams: Beams, seen_n: NDArray[np.int64]) -> t
     features_FN[0], features_FN[1] = memory.transition_N, memory.text_N
     found_N = memory.allowed_N & ((memory.transition_N > 0) | (memory.text_N > 0))
     if len(beams.rows_k):
-        features_FN[2, beams.rows_k] = beams.scores_k - (beams.scores_k.min() - 1)
-        features_FN[3, beams.rows_k] = 1
+        trust_k = 1 if beams.new_k is None else np.where(beams.new_k, np.float32(_TRUST_IN_NEW), np.float32(1))
+        features_FN[2, beams.rows_k] = (beams.scores_k - (beams.scores_k.min() - 1)) * trust_k
+        features_FN[3, beams.rows_k] = trust_k
         found_N[beams.rows_k] = True
     features_FN[4, seen_n[seen_n >= 0]] = 1
     return features_FN, found_N

@@ -28,7 +28,7 @@ from leafbeam.index.items import (
 )
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
-from leafbeam.retrieve.fusion import Fusion, MemoryScores
+from leafbeam.retrieve.fusion import Beams, Fusion, MemoryScores
 from leafbeam.retrieve.text import TextEncoder, TextVectors
 from leafbeam.retrieve.transitions import MAX_STEP, Transitions, count_transitions, item_dtype
 
@@ -55,11 +55,12 @@ class MemoryResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _State:
-    """The items at one moment. An insert replaces it, so that a search sees one state."""
+    """The items at one moment. An insert replaces it, so that a search sees one state. taken_N: items with an interaction."""
 
     items: ItemTable
     transitions: Transitions
     texts: TextVectors
+    taken_N: NDArray[np.bool_]
 
 
 class _ChangedRow(NamedTuple):
@@ -117,9 +118,11 @@ class ItemMemory:
         if texts is not None and len(texts) != len(ids):
             raise ArgumentError(f"{len(texts):,} texts for {len(ids):,} items: expected one an item, '' where there is none")
         encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
+        transitions = count_transitions(indptr_U1, items_E, len(ids), config, times_E)
         state = _State(
             items=_table(ids),
-            transitions=count_transitions(indptr_U1, items_E, len(ids), config, times_E),
+            transitions=transitions,
+            taken_N=_taken(transitions, len(ids)),
             texts=TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts),
         )
         return cls(state, encoder, config)
@@ -135,7 +138,8 @@ class ItemMemory:
         """A memory of the same items and texts that counts other histories, as of `fit`. config: None: this memory's."""
         config = config or self.config
         transitions = count_transitions(indptr_U1, items_E, self.num_items, config, times_E)
-        return ItemMemory(replace(self._state, transitions=transitions), self.encoder, config, self.fusion)
+        state = replace(self._state, transitions=transitions, taken_N=_taken(transitions, self.num_items))
+        return ItemMemory(state, self.encoder, config, self.fusion)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
         """Write one file, atomically. About 150 bytes an item on Amazon Beauty. follows: the version that it replaces."""
@@ -208,7 +212,8 @@ class ItemMemory:
                 items.check_unique()
         except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        memory = cls(_State(items=items, transitions=transitions, texts=texts), encoder, config, fusion)
+        state = _State(items=items, transitions=transitions, texts=texts, taken_N=_taken(transitions, len(ids)))
+        memory = cls(state, encoder, config, fusion)
         memory.version, memory.follows = version, follows
         return memory
 
@@ -248,6 +253,12 @@ class ItemMemory:
         """The ids of some rows."""
         return self._state.items.ids_of(rows_k).tolist()
 
+    def beams(self, item_ids: ItemIds, scores_k: NDArray[np.float32]) -> Beams:
+        """The items that a search returned, all of them known, with their log probabilities."""
+        rows_k, state = self.rows_of(item_ids), self._state
+        has_text_k = state.texts.indptr_N1[rows_k + 1] > state.texts.indptr_N1[rows_k]
+        return Beams(rows_k, scores_k, has_text_k & ~state.taken_N[rows_k])
+
     def known(self, item_ids: Sequence[int | str]) -> list[int | str]:
         """Those of some ids that the memory has. Raises ItemIdError for ids of another kind."""
         ids_N = self._state.items.ids_N
@@ -267,6 +278,7 @@ class ItemMemory:
         if item < 0:
             return 0
         with self._lock:
+            self._state.taken_N[item] = True
             for row, distance in pairs:
                 self._add(row, item, config.distance_decay**distance)
                 self._add(item, row, config.reverse * config.distance_decay**distance)
@@ -358,7 +370,8 @@ class ItemMemory:
             indptr = np.concatenate([indptr, np.full(int(is_new_n.sum()), indptr[-1])])
             rows_C = state.transitions.items_C.astype(item_dtype(len(order)))
             transitions = state.transitions._replace(indptr_N1=indptr, items_C=rows_C)
-            self._state = _State(items=items, transitions=transitions, texts=texts)
+            taken_N = np.concatenate([state.taken_N, np.zeros(int(is_new_n.sum()), np.bool_)])
+            self._state = _State(items=items, transitions=transitions, texts=texts, taken_N=taken_N)
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
@@ -464,6 +477,14 @@ class ItemMemory:
         levels = state.transitions.levels_C[begin:end]
         largest = (levels[0] if len(levels) else 1) + self.config.shrinkage / state.transitions.step
         return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(largest)
+
+
+def _taken(transitions: Transitions, num_items: int) -> NDArray[np.bool_]:
+    """Items that follow or precede another."""
+    taken_N = np.diff(transitions.indptr_N1) > 0
+    taken_N[transitions.items_C] = True
+    assert taken_N.shape == (num_items,)
+    return taken_N
 
 
 def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.retrieve import Beams, Example, Fusion, ItemMemory, MemoryConfig, features
+from leafbeam.retrieve import Example, Fusion, ItemMemory, MemoryConfig, features
 from leafbeam.retrieve.memory import top_rows
 from leafbeam.semid.texts import texts
 from leafbeam.train.baselines import memory_scores, rank_targets
@@ -83,7 +83,7 @@ class _UserFeatures:
         allowed_N = np.ones(self.memory.num_items, np.bool_)
         if seen == "removed":
             allowed_N[history_n] = False
-        beams = Beams(self.memory.rows_of(item_ids_k), scores_k)
+        beams = self.memory.beams(item_ids_k, scores_k)
         return features(self.memory.scores(self.memory.newest(history_n), allowed_N), beams, history_n)
 
 

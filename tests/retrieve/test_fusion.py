@@ -22,6 +22,18 @@ def test_every_item_of_either_channel_is_scored_by_its_features():
     assert scores.tolist() == [1.0 + 0.5 + 1.0, 1.0, -np.inf, 2.0 - 8.0, 1.5 + 1.0]
 
 
+def test_a_model_counts_a_quarter_for_new_items_with_texts():
+    memory = ItemMemory.fit(["a", "b", "new", "bare"], np.array([0, 2]), np.array([0, 1]), texts=["red", "tea", "red", ""])
+    beams = memory.beams(["new", "bare", "a"], np.array([-1.0, -2.0, -3.0], np.float32))
+    nothing = MemoryScores(np.zeros(4, np.float32), np.zeros(4, np.float32), np.ones(4, np.bool_))
+    found = features(nothing, beams, np.empty(0, np.int64))
+    assert Fusion(log_prob=1.0, found=2.0).scores(*found).tolist() == [3.0, -np.inf, 5.0 / 4, 4.0]
+    memory.observe(["a"], "new")
+    assert memory.beams(["new"], np.zeros(1, np.float32)).new_k == [False]
+    memory.insert(["late"], texts=["tea"])
+    assert memory.beams(["late", "new", "b"], np.zeros(3, np.float32)).new_k.tolist() == [True, False, False]
+
+
 def test_without_beams_or_memory_the_other_channel_is_left():
     fusion, none = Fusion(), Beams(np.empty(0, np.int64), np.empty(0, np.float32))
     nothing = MemoryScores(np.zeros(5, np.float32), np.zeros(5, np.float32), np.ones(5, np.bool_))
