@@ -16,6 +16,7 @@ EXTRAS = {
     "duckdb": "catalog",
     "httptools": "serve",
     "jax": "jax",
+    "jinja2": "serve",
     "marisa_trie": "bench",
     "matplotlib": "plot",
     "msgspec": "serve",

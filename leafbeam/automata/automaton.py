@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from leafbeam.automata import automaton_file, kernels, sources
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.compose import compose
 from leafbeam.automata.forced_chains import ForcedChains
 from leafbeam.automata.token_trie import TokenTrie
 from leafbeam.errors import AutomatonError, IndexFileError
@@ -89,6 +91,13 @@ class Automaton:
         Raises AutomatonError for no choices, for one that is neither text nor bytes, or that the tokens cannot spell.
         """
         return cls._of(sources.from_choices(choices, TokenTrie.of(vocabulary), AutomatonLimits(**limits)), compress)
+
+    @classmethod
+    def from_language(
+        cls, language: ByteDFA, vocabulary: Vocabulary, *, compress: bool = False, **limits: Unpack[Limits]
+    ) -> Automaton:
+        """Every way to write a string of a byte automaton, such as those of `automata.languages`. Raises AutomatonError."""
+        return cls._of(compose(language, TokenTrie.of(vocabulary), AutomatonLimits(**limits), "the language"), compress)
 
     @classmethod
     def from_sequences(

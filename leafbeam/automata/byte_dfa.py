@@ -61,7 +61,12 @@ class ByteDFA:
         while not consistent:  # a hash of each byte's column, checked against every edge: a second seed is hardly ever needed
             seed += 1
             consistent = _classes(edge_indptr, byte_E, next_E, np.uint64(seed * 2 + 1), class_256)
-        block_X, edges = minimize(Edges(*_by_class(edge_indptr, byte_E, next_E, class_256)), accepting_X, start)
+        return cls.of_classes(class_256, Edges(*_by_class(edge_indptr, byte_E, next_E, class_256)), accepting_X, start)
+
+    @classmethod
+    def of_classes(cls, class_256: NDArray[np.uint8], edges: Edges, accepting_X: NDArray[np.bool_], start: int) -> ByteDFA:
+        """The same, for edges labelled with classes of bytes; they ascend by (from, label)."""
+        block_X, edges = minimize(edges, accepting_X, start)
         num_blocks = int(block_X.max(initial=-1)) + 1
         accepting_Y = np.zeros(num_blocks, np.bool_)
         accepting_Y[block_X[accepting_X & (block_X >= 0)]] = True

@@ -47,12 +47,17 @@ def schema_pattern(schema: Schema | str, max_states: int) -> str:
     """
     try:
         if isinstance(schema, str):
-            schema = json.loads(schema)
+            schema = _parsed(schema)
         return _Compiler(root=schema, max_states=max_states).pattern(schema, "#", ())
-    except json.JSONDecodeError as error:
-        raise AutomatonError(f"the schema is not JSON: {error}") from error
     except RecursionError as error:
         raise AutomatonError("the schema nests too deeply: expected at most a few hundred levels") from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:  # JSON's own, and that of integers with thousands of digits
+        raise AutomatonError(f"the schema is not JSON: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,12 +27,17 @@ def from_pattern(pattern: str, tokens: TokenTrie, limits: AutomatonLimits) -> Au
     return compose(compile_pattern(pattern, limits.max_states), tokens, limits, "the pattern")
 
 
+def schema_language(schema: Mapping[str, Any] | str, max_states: int) -> ByteDFA:
+    """The texts of a JSON Schema's instances."""
+    return compile_pattern(schema_pattern(schema, max_states), max_states)
+
+
 def from_schema(schema: Mapping[str, Any] | str, tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
-    dfa = compile_pattern(schema_pattern(schema, limits.max_states), limits.max_states)
-    return compose(dfa, tokens, limits, "the schema")
+    return compose(schema_language(schema, limits.max_states), tokens, limits, "the schema")
 
 
-def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
+def choice_bytes(choices: Sequence[str | bytes]) -> list[bytes]:
+    """The bytes of each text. Raises AutomatonError for no choices, and for one that is no text."""
     if isinstance(choices, (str, bytes)) or not len(choices):
         raise AutomatonError(f"choices is {choices!r}: expected a list with at least one text")
     texts: list[bytes] = []
@@ -43,6 +48,11 @@ def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: Auto
             texts.append(choice.encode() if isinstance(choice, str) else choice)
         except UnicodeEncodeError as error:
             raise AutomatonError(f"choice {index} is {choice!r}, which is not Unicode text: {error}") from error
+    return texts
+
+
+def from_choices(choices: Sequence[str | bytes], tokens: TokenTrie, limits: AutomatonLimits) -> AutomatonArrays:
+    texts = choice_bytes(choices)
     dfa = ByteDFA.from_strings(texts)
     if (dfa.used_256 & ~tokens.single_bytes).any():
         index = _unwritable(np.frombuffer(b"".join(texts), np.uint8), indptr_of(texts), tokens.nodes)

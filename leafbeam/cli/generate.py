@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from leafbeam.text import TextConstraint
 
 CONSTRAINT = "Constraint, exactly one"
+SAMPLING = "Sampling"
 
 
 def generate(
@@ -28,28 +29,60 @@ def generate(
     choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
     max_tokens: Annotated[int, option("--max-tokens", "Of a text, its end included.")] = 256,
     num_beams: Annotated[int, option("--beams", "Beams of an exact search; 1 is greedy.")] = 1,
-    num_texts: Annotated[int, option("--texts", "Texts to print for each prompt, at most --beams.")] = 1,
+    num_texts: Annotated[int, option("--texts", "Texts for each prompt: of the beams, or drawn.")] = 1,
     scoring: ScoringOption = "allowed",
+    temperature: Annotated[
+        float | None, option("--temperature", "Draw texts at this temperature, such as 0.7.", SAMPLING, default="no sampling")
+    ] = None,
+    top_k: Annotated[int | None, option("--top-k", "Draw among so many tokens.", SAMPLING, default="all")] = None,
+    top_p: Annotated[
+        float | None, option("--top-p", "Draw among the likeliest with this mass.", SAMPLING, default="all")
+    ] = None,
+    seed: Annotated[int, option("--seed", "Of the draws: the same seed draws the same texts.", SAMPLING)] = 0,
+    stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
     as_json: Annotated[bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole.")] = False,
 ) -> None:
     """Write texts of a language model that obey a JSON Schema, a regular expression or a list of choices.
 
     Every text obeys. One that is cut off by --max-tokens is printed too, named on stderr, and the exit code is 1.
     """
-    if not 1 <= num_texts <= num_beams:
-        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}")
+    if temperature is None and (top_k, top_p) != (None, None):
+        raise ArgumentError("--top-k and --top-p go with --temperature, which draws texts")
+    if temperature is not None and num_beams != 1:
+        raise ArgumentError("--temperature draws and --beams searches: name one of them")
+    if temperature is None and not 1 <= num_texts <= num_beams:
+        raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
     constraint = _constraint(schema, regex, choice)
     prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
+    if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
+        raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
-    from leafbeam.text import TextGenerator
+    from leafbeam.text import Sampling, TextGenerator
 
+    sampling = None if temperature is None else Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     generator = TextGenerator.load(model)
-    result = generator.generate(prompts, constraint, max_tokens=max_tokens, num_beams=num_beams, scoring=scoring)
     cut = 0
-    for number, texts in enumerate(result.texts):
-        for text in texts[:num_texts]:
-            cut += not text.finished
-            print(json.dumps({"prompt": number, **asdict(text)}, ensure_ascii=False) if as_json else text.text)
+    if stream:
+        written = generator.stream(prompts[0], constraint, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        for piece in written:
+            print(piece, end="", flush=True)
+        print()
+        cut += not written.generation.finished
+    else:
+        result = generator.generate(
+            prompts,
+            constraint,
+            max_tokens=max_tokens,
+            num_beams=num_beams,
+            scoring=scoring,
+            sampling=sampling,
+            num_samples=1 if sampling is None else num_texts,
+            seed=seed,
+        )
+        for number, texts in enumerate(result.texts):
+            for text in texts[:num_texts]:
+                cut += not text.finished
+                print(json.dumps({"prompt": number, **asdict(text)}, ensure_ascii=False) if as_json else text.text)
     if cut:
         stderr().print(f"{cut} texts were cut off after {max_tokens} tokens: raise --max-tokens")
         raise typer.Exit(1)

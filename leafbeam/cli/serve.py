@@ -1,6 +1,7 @@
 """`leafbeam recommend` and `leafbeam serve`."""
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ Channel = Literal["model", "memory", "fused"]
 ENGINE_FILES = ("model", "trie", "catalog", "rules")
 BATCHES = "Batches and memory"
 LIMITS = "Limits"
+TEXT = "A language model"
 
 
 def recommend(
@@ -124,7 +126,9 @@ def recommend(
 
 
 def serve(
-    run: RunOption = DEFAULT_RUN,
+    run: Annotated[
+        Path | None, option("--run", "The run directory.", default=f"`{DEFAULT_RUN}`; none with --text-model")
+    ] = None,
     host: Annotated[str, option("--host", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
     device: DeviceOption = "cpu",
@@ -159,14 +163,28 @@ def serve(
     timeout: Annotated[float, option("--timeout", "Default deadline in s without --slo-ms.", LIMITS)] = 10.0,
     watchdog: Annotated[float, option("--watchdog", "A batch fails after so many seconds.", LIMITS)] = 30.0,
     grace: Annotated[float, option("--grace", "Seconds for running requests at SIGTERM.", LIMITS)] = 30.0,
+    text_model: Annotated[
+        Path | None, option("--text-model", "A Qwen3 directory to serve texts of, beside --run or alone.", TEXT)
+    ] = None,
+    text_timeout: Annotated[float, option("--text-timeout", "Seconds after which a text is cut off.", TEXT)] = 60.0,
+    text_queue: Annotated[int, option("--text-queue", "Requests for texts that may wait; more get 429.", TEXT)] = 64,
+    text_tokens: Annotated[
+        int, option("--text-tokens", "Tokens of all running texts and their prompts: bounds memory.", TEXT)
+    ] = 16_384,
 ) -> None:
-    """Serve POST /v1/recommend, /healthz, /readyz, /metrics, /docs. SIGHUP reloads rules and catalog."""
+    """Serve POST /v1/recommend and, for OpenAI's clients, /v1/completions and /v1/chat/completions; /docs lists all routes.
+
+    SIGHUP reloads rules and catalog.
+    """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload
     if threads is not None and threads < 1:
         raise ArgumentError(f"--threads {threads}: expected at least 1")
-    paths = RunDirectory(run)
-    paths.check(*ENGINE_FILES)
+    paths = None if run is None and text_model is not None else RunDirectory(run or DEFAULT_RUN)
+    if paths is not None:
+        paths.check(*ENGINE_FILES)
+    if text_model is not None:
+        require("`leafbeam serve --text-model`", "tokenizers", "outlines_core")
     require(
         "`leafbeam serve`",
         *("duckdb", "msgspec", "prometheus_client", "pyarrow", "starlette", "torch", "uvicorn"),
@@ -179,6 +197,7 @@ def serve(
     from leafbeam.engine import CatalogFiles, Limits, Settings
     from leafbeam.serve import ConnectionLimits
     from leafbeam.serve import serve as run_server
+    from leafbeam.text import TextService, TextSettings
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", force=True)
     settings = Settings(
@@ -205,12 +224,18 @@ def serve(
     def on_ready(line: str) -> None:
         stdout().print(line, soft_wrap=True)
         url = line.split(" at ", 1)[-1].split(" ", 1)[0]
-        body = '{"history": [], "num_items": 10}'
-        next_step(stdout(), "curl", f"{url}/v1/recommend", "-H", "content-type: application/json", "-d", body)
+        name, body = "recommend", {"history": [], "num_items": 10}
+        if paths is None and text is not None:
+            name, body = "completions", {"model": text.name, "prompt": "A lamp is a", "guided_choice": ["thing", "person"]}
+        next_step(stdout(), "curl", f"{url}/v1/{name}", "-H", "content-type: application/json", "-d", json.dumps(body))
 
-    run_server(
-        paths.model,
-        CatalogFiles(
+    text = None
+    if text_model is not None:
+        text_settings = TextSettings(max_queue=text_queue, max_tokens=text_tokens, timeout_s=text_timeout)
+        text = TextService.load(text_model, settings=text_settings)
+    catalog = None
+    if paths is not None:
+        catalog = CatalogFiles(
             index=paths.trie,
             catalog=paths.catalog,
             rules=[paths.rules, rules_from_text(rule or [])],
@@ -219,7 +244,11 @@ def serve(
             learn=learn,
             rule_timeout_s=rule_timeout,
             verify=not no_verify,
-        ),
+        )
+    run_server(
+        None if paths is None else paths.model,
+        catalog,
+        text=text,
         host=host,
         port=port,
         device=device,

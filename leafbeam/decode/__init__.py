@@ -8,14 +8,19 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.decode.model_calls import StepFn, SuffixFn
     from leafbeam.decode.results import SearchResult
     from leafbeam.decode.sample import Sampler
-    from leafbeam.decode.sequence_search import SequenceResult, SequenceSearch
+    from leafbeam.decode.sampling import Sampling
+    from leafbeam.decode.sequence_sampler import SequenceSampler
+    from leafbeam.decode.sequence_search import SequenceResult, SequenceRun, SequenceSearch
 
 __all__ = [
     "BeamSearch",
     "JaxBeamSearch",
     "Sampler",
+    "Sampling",
     "SearchResult",
     "SequenceResult",
+    "SequenceRun",
+    "SequenceSampler",
     "SequenceSearch",
     "StepFn",
     "SuffixFn",

@@ -23,7 +23,7 @@ from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
 from leafbeam.ops.constrain.cpu import automaton as automata
-from leafbeam.ops.head import HeadCosts, LegalCodes, cpu
+from leafbeam.ops.head import HeadCosts, HeadLogits, LegalCodes, cpu
 
 
 class AutomatonConstraint:
@@ -65,6 +65,13 @@ class AutomatonConstraint:
         return beams
 
     def _step_through_head(self, number: int, beams: Beams[NDArray[Any]], hidden: Any) -> Beams[NDArray[Any]]:
+        found = self._head_logits(number, beams, hidden)
+        legal = found.legal_codes.indptr_R1, found.legal_codes.code_C
+        arguments = (beams.lo, beams.scores, legal, found.logit_C, found.lse_R)
+        return automata.extend(self._batch, *arguments, num_beams=self.config.num_beams[number])
+
+    def _head_logits(self, number: int, beams: Beams[NDArray[Any]], hidden: Any) -> HeadLogits[NDArray[Any]]:
+        """The logits of every beam's legal codes, from the model's hidden states."""
         hidden_BKD = np.ascontiguousarray(to_numpy(hidden), np.float32)
         batch_size, num_rows = beams.scores.shape
         expected = (batch_size, num_rows, self._head.shape[1])
@@ -75,9 +82,7 @@ class AutomatonConstraint:
         row_indptr, code_C = automata.legal(self._batch, beams.lo, beams.hi)
         codes = LegalCodes(indptr_R1=row_indptr, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
         hidden_RD = hidden_BKD.reshape(-1, expected[2])
-        found = cpu.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
-        arguments = (beams.lo, beams.scores, (row_indptr, code_C), found.logit_C, found.lse_R)
-        return automata.extend(self._batch, *arguments, num_beams=self.config.num_beams[number])
+        return cpu.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
 
     def finished(self, beams: Beams[Any]) -> Any:
         return beams.lo[0] == self._final_B1

@@ -1,11 +1,12 @@
-"""The beam loop, and what it asks of a constraint. Every search of this package runs `decode`.
+"""The beam loop, and what it asks of a constraint. Every search of this package runs `rounds`.
 
     for each round: logits = model(codes, parents); beams = constraint.step(beams, logits)
 
 Shapes: S segments, B requests, K beams, V codes of a round, T rounds.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,15 +85,23 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
 
     Without `watch` no value is looked at, so that the loop can be traced and captured.
     """
+    return deque(rounds(constraint, model, watch=watch), maxlen=1).pop()
+
+
+def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterator[Trace]:
+    """A search as it goes on: what it has done after each call of the model, and at its end. See `decode`.
+
+    All of them share one list of rounds, which grows.
+    """
     config = constraint.config
-    beams, rounds, max_beams = constraint.root(), [], None
-    while (number := len(rounds)) < config.num_rounds:
+    beams, done, max_beams = constraint.root(), list[tuple[Any, Any]](), None
+    while (number := len(done)) < config.num_rounds:
         if watch and _is_over(constraint, beams):
             max_beams = min(config.num_beams[number:])
             break
         jump = constraint.suffix(number, beams) if model.can_jump(number) else None
         if jump is not None and config.scoring == "allowed":
-            rounds += jump.rounds
+            done += jump.rounds
             beams = jump.after(beams)
             if not jump.decides:
                 max_beams = min(config.num_beams[number:])
@@ -100,9 +109,10 @@ def decode(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Trace:
             logits = model.logits_after(jump, beams)
         else:
             logits = model.logits(number, beams, jump)
-        beams = constraint.step(len(rounds), beams, logits)
-        rounds.append((beams.code, beams.parent))
-    return Trace(beams=beams, rounds=rounds, calls=model.calls, max_beams=max_beams)
+        beams = constraint.step(len(done), beams, logits)
+        done.append((beams.code, beams.parent))
+        yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None)
+    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams)
 
 
 def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:

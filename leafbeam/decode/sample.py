@@ -15,7 +15,8 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls, StepFn
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.decode.sampling import Sampling
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, load, to_numpy
 from leafbeam.ops.constrain import Beams
@@ -27,9 +28,8 @@ class Sampler(ItemSearch):
     All draws are made at once: every node of the trie gets its log-probability plus Gumbel noise, conditioned on its parent's,
     and the largest are kept (stochastic beam search: Kool, van Hoof and Welling, 2019).
 
-    The distribution: at each level softmax(logits / temperature) over the legal codes, cut to the `top_k` most likely and to
-    the smallest set that has `top_p` of the mass. Cut codes are never drawn, so an answer may be short. A result's scores are
-    log-probabilities. temperature 0 is greedy: use BeamSearch(index, num_beams=1).
+    temperature, top_k, top_p: the distribution at each level, see `Sampling`. Cut codes are never drawn, so an answer may be
+    short. A result's scores are log-probabilities.
 
     backend: "cpu" ("auto"), "reference" or "triton". The draws are made on the host.
 
@@ -47,22 +47,16 @@ class Sampler(ItemSearch):
     ) -> None:
         if num_samples < 1:
             raise ArgumentError(f"num_samples is {num_samples}: expected at least 1")
-        if not (temperature > 0 and np.isfinite(temperature)):
-            raise ArgumentError(f"temperature is {temperature}: expected more than 0 (for greedy: BeamSearch with num_beams=1)")
-        if top_k is not None and top_k < 1:
-            raise ArgumentError(f"top_k is {top_k}: expected at least 1, or None")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ArgumentError(f"top_p is {top_p}: expected more than 0 and at most 1, or None")
+        self.sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         name, ops = load(backend)
         if not hasattr(ops, "children"):
             raise ArgumentError(f"backend {name!r} lists no ragged children: use backend='cpu', 'reference' or 'triton'")
         config = SearchConfig.of(Version.of(index), num_samples, "allowed")
         super().__init__(index, config, num_samples, name, "auto")
-        self.num_samples, self.temperature, self.top_k, self.top_p = num_samples, temperature, top_k, top_p
+        self.num_samples = num_samples
 
     def __repr__(self) -> str:
-        options = f"temperature={self.temperature}, top_k={self.top_k}, top_p={self.top_p}"
-        return f"Sampler({self.version.num_items:,} items, num_samples={self.num_samples}, {options})"
+        return f"Sampler({self.version.num_items:,} items, num_samples={self.num_samples}, {self.sampling})"
 
     def run(
         self,
@@ -93,7 +87,8 @@ class Sampler(ItemSearch):
             children = ops.children(bound.arrays, level, lo, hi, filters)
             row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in children)
             row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
-            log_p_C = self._log_probabilities(logits_BKV.reshape(-1, logits_BKV.shape[2])[row_C, code_C], row_C, level)
+            logits_C = logits_BKV.reshape(-1, logits_BKV.shape[2])[row_C, code_C]
+            log_p_C = self.sampling.log_probabilities(logits_C, row_C, f"at level {level}")
             log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
             noisy_BK = beams.noisy if isinstance(beams, _SampledBeams) else beams.scores
             noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
@@ -111,27 +106,6 @@ class Sampler(ItemSearch):
             return drawn, None
 
         return TrieConstraint(self.config, hi_SB, launch)
-
-    def _log_probabilities(self, logits_C: NDArray[Any], row_C: NDArray[np.int64], level: int) -> NDArray[np.float64]:
-        """log-softmax over each row's children after temperature, top-k and top-p; -inf for what they cut."""
-        if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
-            raise LogitsError(f"the logits at level {level} hold NaN or +inf: expected finite numbers, or -inf")
-        temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
-        scaled_C = _log_softmax(logits_C.astype(np.float64) / temperature, row_C)
-        if top_k is None and top_p is None:
-            return scaled_C
-        order = np.lexsort((-scaled_C, row_C))  # by row, most likely first, ties by code
-        starts = np.flatnonzero(np.diff(row_C[order], prepend=-1))
-        first_of = np.repeat(starts, np.diff(np.append(starts, len(order))))
-        keep = np.ones(len(order), np.bool_)
-        if top_k is not None:
-            keep &= np.arange(len(order)) - first_of < top_k
-        if top_p is not None:
-            mass = np.cumsum(np.exp(scaled_C[order]))
-            before = mass - np.exp(scaled_C[order])
-            keep &= (before - before[first_of] < top_p) | (np.arange(len(order)) == first_of)
-        scaled_C[order[~keep]] = -np.inf
-        return _log_softmax(scaled_C, row_C)
 
     def _best(self, noisy_C: NDArray[np.float64], request_C: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
         """The `num_samples` noisiest children of each request, -1 where there are fewer."""
@@ -151,19 +125,6 @@ class _SampledBeams(Beams[NDArray[Any]]):
     """Beams whose scores are log-probabilities, float64. noisy: these plus Gumbel noise, the order of the draws."""
 
     noisy: NDArray[np.float64]
-
-
-def _log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64]) -> NDArray[np.float64]:
-    """log-softmax within each run of equal rows; all -inf where a row has nothing else."""
-    if len(values_C) == 0:
-        return values_C
-    starts = np.flatnonzero(np.diff(row_C, prepend=-1))
-    sizes = np.diff(np.append(starts, len(row_C)))
-    top = np.maximum.reduceat(values_C, starts)
-    top = np.where(top > -np.inf, top, 0.0)
-    shifted_C = values_C - np.repeat(top, sizes)
-    total = np.add.reduceat(np.exp(shifted_C), starts)
-    return shifted_C - np.repeat(np.log(np.where(total > 0, total, 1.0)), sizes)
 
 
 def _conditional_gumbel(

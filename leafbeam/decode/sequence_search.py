@@ -3,6 +3,7 @@
 Shapes: B requests, K beams, V codes of the model, D hidden, T tokens of a sequence.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from leafbeam.automata import Automaton
 from leafbeam.decode.automaton_constraint import AutomatonConstraint, DeviceAutomata
 from leafbeam.decode.config import SearchConfig
-from leafbeam.decode.constraint import Trace, decode, raise_if_bad
+from leafbeam.decode.constraint import Trace, raise_if_bad, rounds
 from leafbeam.decode.model_calls import ModelCalls, StepFn, SuffixFn
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.backend import to_numpy
@@ -112,6 +113,19 @@ class SequenceSearch:
 
         Cost: at most max_tokens calls of the model; fewer where all beams have ended. Raises ArgumentError, LogitsError.
         """
+        run = self.start(step_fn, batch_size, head=head, costs=costs, suffix_fn=suffix_fn)
+        return run.result(deque(run.rounds, maxlen=1).pop())
+
+    def start(
+        self,
+        step_fn: StepFn,
+        batch_size: int = 1,
+        *,
+        head: NDArray[np.float32] | Any | None = None,
+        costs: HeadCosts | None = None,
+        suffix_fn: SuffixFn | None = None,
+    ) -> "SequenceRun":
+        """`run` in steps: see `SequenceRun`. Nothing is computed before its first round."""
         requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(requests) != batch_size:
             raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
@@ -120,13 +134,31 @@ class SequenceSearch:
         if head is not None and self._device is not None:
             raise ArgumentError("head is multiplied on the CPU: with backend 'triton' let step_fn return logits")
         batch = automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes)
-        constraint = AutomatonConstraint(self.config, batch, head=head, costs=costs, device=self._device)
-        trace = decode(constraint, ModelCalls(step_fn, suffix_fn), watch=True)
-        raise_if_bad(constraint, "in round")
+        return SequenceRun(self._constraint(batch, head, costs), ModelCalls(step_fn, suffix_fn), self.end_code)
+
+    def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:
+        return AutomatonConstraint(self.config, batch, head=head, costs=costs, device=self._device)
+
+
+class SequenceRun:
+    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once."""
+
+    def __init__(self, constraint: AutomatonConstraint, model: ModelCalls, end_code: int) -> None:
+        self._constraint, self._end_code = constraint, end_code
+        self.rounds = rounds(constraint, model, watch=True)
+
+    def is_going_on(self, trace: Trace) -> NDArray[np.bool_]:
+        """Which requests have a sequence that has not ended, bool (B,)."""
+        live_BK = to_numpy(trace.beams.scores) > -np.inf
+        return np.any(live_BK & ~to_numpy(self._constraint.finished(trace.beams)), axis=1)
+
+    def result(self, trace: Trace) -> SequenceResult:
+        """The sequences after a round."""
+        raise_if_bad(self._constraint, "in round")
         scores_BK = to_numpy(trace.beams.scores)
-        finished_BK = to_numpy(constraint.finished(trace.beams)) & (scores_BK > -np.inf)
+        finished_BK = to_numpy(self._constraint.finished(trace.beams)) & (scores_BK > -np.inf)
         return SequenceResult(
-            tokens=_tokens(trace, finished_BK, self.end_code),
+            tokens=_tokens(trace, finished_BK, self._end_code),
             scores=scores_BK,
             finished=finished_BK,
             num_valid=trace.num_valid_B,

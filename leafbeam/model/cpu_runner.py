@@ -137,7 +137,8 @@ class CpuRunner:
         config, longest = self._config, int(self._lengths_B.max(initial=0))
         # Scores of at least one row against the longest prompt, and the rotations of every position.
         self._scores = self._space.buffer("scores", max(self._space.scores, config.num_attention_heads * (longest + 64)))
-        positions, half = min(longest + 64, config.max_position_embeddings), config.head_dim // 2
+        positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
+        half = config.head_dim // 2
         table = self._space.table("rotary", positions, partial(_rotations, config))
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from leafbeam.engine.request import short_repr
 from leafbeam.errors import (
     ArgumentError,
+    AutomatonError,
     ItemIdError,
     LeafbeamError,
     OverloadedError,
@@ -21,17 +22,24 @@ from leafbeam.errors import (
     UnavailableError,
     UnknownRuleError,
 )
-from leafbeam.serve.schema import ErrorAnswer, ErrorDetail
+from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
 log = logging.getLogger("leafbeam.serve")
 
 
 class BodyError(RequestError):
-    """The body of a request cannot be read as one. status: of the answer."""
+    """The body of a request cannot be read as one. status: of the answer. param: the field that is wrong."""
 
-    def __init__(self, message: str, *, status: int = HTTPStatus.UNPROCESSABLE_ENTITY, reason: str = "body") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = HTTPStatus.UNPROCESSABLE_ENTITY,
+        reason: str = "body",
+        param: str | None = None,
+    ) -> None:
         super().__init__(message, reason=reason)
-        self.status = status
+        self.status, self.param = status, param
 
 
 def _status_of(error: Exception) -> int:
@@ -48,16 +56,47 @@ def _status_of(error: Exception) -> int:
 
 def error_response(request: Request, error: LeafbeamError) -> Response:
     """The answer to a request that failed; a fault of the server is logged."""
-    status, headers, details = _status_of(error), dict[str, str](), dict[str, Any]()
+    status, details = _status_of(error), dict[str, Any]()
+    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
+        details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
+    name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
+    return _answer(status, name, str(error), _headers(request, error, status), details)
+
+
+def openai_error_response(request: Request, error: Exception) -> Response:
+    """The same in the shape of OpenAI's errors."""
+    status, body = openai_error(error)
+    return Response(msgspec.json.encode(body), status, _headers(request, error, status), "application/json")
+
+
+def _headers(request: Request, error: Exception, status: int) -> dict[str, str]:
+    """The headers of the answer to a failed request; a fault of the server is logged."""
+    headers: dict[str, str] = {}
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
-    if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
+    if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-        details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):  # the rest of the body is not read
         headers["Connection"] = "close"
+    return headers
+
+
+def openai_error(error: Exception) -> tuple[int, OpenAIError]:
+    """(status, body) of a failure as OpenAI's clients expect it: 400 for all that is wrong with a request's content."""
+    if isinstance(error, RecursionError):
+        error = BodyError("the body nests too deeply")
+    status = HTTPStatus.BAD_REQUEST if isinstance(error, AutomatonError) else _status_of(error)
+    status = HTTPStatus.BAD_REQUEST if status == HTTPStatus.UNPROCESSABLE_ENTITY else HTTPStatus(status)
+    kinds = {HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error"}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    return _answer(status, name, str(error), headers, details)
+    message = str(error) if isinstance(error, LeafbeamError) else "the server failed; its log says why"
+    detail = OpenAIErrorDetail(
+        message=_encodable(message),
+        type=kinds.get(status) or ("server_error" if status >= 500 else "invalid_request_error"),
+        param=error.param if isinstance(error, BodyError) else None,
+        code=error.reason if isinstance(error, RequestError) and status != HTTPStatus.BAD_REQUEST else name,
+    )
+    return status, OpenAIError(detail)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
@@ -78,10 +117,13 @@ async def unexpected_error(request: Request, error: Exception) -> Response:
 def _answer(
     status: int, name: str, message: str, headers: dict[str, str] | None = None, details: dict[str, Any] | None = None
 ) -> Response:
-    # A name or id may hold half a surrogate pair, which UTF-8 cannot encode.
-    message = message.encode("utf-8", "backslashreplace").decode()
-    detail = ErrorDetail(type=name, message=message, **(details or {}))
+    detail = ErrorDetail(type=name, message=_encodable(message), **(details or {}))
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
+
+
+def _encodable(message: str) -> str:
+    """A name or id may hold half a surrogate pair, which UTF-8 cannot encode."""
+    return message.encode("utf-8", "backslashreplace").decode()
 
 
 _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)

@@ -8,6 +8,8 @@ from prometheus_client.registry import Collector
 
 from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import COUNTERS, Engine, Result, version_name
+from leafbeam.text import TextService
+from leafbeam.text.worker import Texts
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the answer
 
@@ -16,14 +18,17 @@ _STAGES = ("prepare", "queue", "prefill", "rounds", "constrain", "postprocess", 
 
 
 class Metrics:
-    """The metrics of one server, with a registry of their own. The engine's state is read when a page is made.
+    """The metrics of one server, with a registry of their own. The engine's and the texts' state is read when a page is made.
 
     >>> metrics.observe(200, 0.012); metrics.page()     # doctest: +SKIP
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine | None, text: TextService | None = None) -> None:
         registry = self._registry = CollectorRegistry()
-        registry.register(_EngineCollector(engine))
+        if engine is not None:
+            registry.register(_EngineCollector(engine))
+        if text is not None:
+            registry.register(_TextCollector(text))
         self._requests = Counter("leafbeam_requests", "Requests for recommendations", ["outcome"], registry=registry)
         self._latency = Histogram(
             "leafbeam_request_seconds", "From body to answer", ["outcome"], buckets=_SECONDS, registry=registry
@@ -40,10 +45,19 @@ class Metrics:
         self._connections = Counter(
             "leafbeam_connections_refused", "Connections closed before a complete request", ["reason"], registry=registry
         )
+        self._completions = Counter(
+            "leafbeam_completions", "Requests of the routes for OpenAI's clients", ["outcome"], registry=registry
+        )
+        self._completion_latency = Histogram(
+            "leafbeam_completion_seconds", "From body to answer, or to a stream's first piece", ["outcome"], buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self._text_tokens = Counter("leafbeam_text_tokens", "Tokens of generated texts", registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in _STAGES}
         # A label is reported as 0 before its first event.
         for outcome in ("ok", "refused", "overloaded", "unavailable", "cancelled", "failed"):
             self._requests.labels(outcome)
+            self._completions.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
         for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent"):
@@ -51,10 +65,19 @@ class Metrics:
 
     def observe(self, status: int, seconds: float) -> None:
         """Count a request for recommendations by the HTTP status of its answer."""
-        special = {429: "overloaded", 503: "unavailable", CLIENT_CLOSED_REQUEST: "cancelled"}
-        outcome = special.get(status) or {2: "ok", 4: "refused"}.get(status // 100, "failed")
+        outcome = _outcome_of(status)
         self._requests.labels(outcome).inc()
         self._latency.labels(outcome).observe(seconds)
+
+    def observe_completion(self, status: int, seconds: float) -> None:
+        """Count a request of the routes for OpenAI's clients by the status of its answer."""
+        outcome = _outcome_of(status)
+        self._completions.labels(outcome).inc()
+        self._completion_latency.labels(outcome).observe(seconds)
+
+    def observe_texts(self, texts: Texts) -> None:
+        """Count the tokens of an answered request for texts."""
+        self._text_tokens.inc(num_tokens(texts))
 
     def observe_result(self, result: Result, num_items: int) -> None:
         """Count the stages and items of an answered request, which asked for `num_items`."""
@@ -76,6 +99,27 @@ class Metrics:
     def page(self) -> bytes:
         """All metrics as text for Prometheus."""
         return generate_latest(self._registry)
+
+
+def num_tokens(texts: Texts) -> int:
+    """The tokens of some texts, their ends included."""
+    return sum(len(one.tokens) + one.finished for generations in texts for one in generations)
+
+
+def _outcome_of(status: int) -> str:
+    special = {429: "overloaded", 503: "unavailable", CLIENT_CLOSED_REQUEST: "cancelled"}
+    return special.get(status) or {2: "ok", 4: "refused"}.get(status // 100, "failed")
+
+
+class _TextCollector(Collector):
+    """Metrics read from the worker of texts when a page is made."""
+
+    def __init__(self, text: TextService) -> None:
+        self._worker = text.worker
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("leafbeam_text_queue_length", "Requests for texts that wait", value=self._worker.num_waiting)
+        yield GaugeMetricFamily("leafbeam_text_running", "Requests for texts that run", value=self._worker.num_running)
 
 
 class _EngineCollector(Collector):

@@ -5,7 +5,15 @@ import json
 from typing import Any
 
 from leafbeam.engine import Limits
-from leafbeam.serve.schema import components
+from leafbeam.serve.completion_schema import (
+    ChatAnswer,
+    ChatBody,
+    CompletionAnswer,
+    CompletionBody,
+    ItemCompletionBody,
+    ModelsAnswer,
+)
+from leafbeam.serve.schema import EventsAnswer, EventsBody, OpenAIError, RecommendAnswer, RecommendBody, components
 
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
 request names. If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
@@ -27,42 +35,50 @@ table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;pad
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
 
 
-def document_of(limits: Limits) -> dict[str, Any]:
-    """The OpenAPI 3.1 document, with the engine's limits."""
-    recommend = {
-        "summary": "Recommend items under rules",
-        "requestBody": {"required": True, "content": _content("RecommendBody")},
-        "responses": {
-            "200": {"description": "Items, best first", "content": _content("RecommendAnswer")},
-            **{status: {"description": text, "content": _content("ErrorAnswer")} for status, text in _FAILURES.items()},
-        },
-    }
-    events = {
-        "summary": "Count interactions in the item memory (with --learn)",
-        "requestBody": {"required": True, "content": _content("EventsBody")},
-        "responses": {
-            "200": {"description": "Counted and on disk", "content": _content("EventsAnswer")},
-            **{status: {"description": text, "content": _content("ErrorAnswer")} for status, text in _FAILURES.items()},
-        },
-    }
+def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. limits: of the engine, None without one. has_text: whether there is a language model."""
+    paths: dict[str, Any] = {}
+    types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
+    if limits is not None:
+        paths["/v1/recommend"] = _post("Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
+        paths["/v1/events"] = _post("Count interactions in the item memory (with --learn)", ["EventsBody"], "EventsAnswer")
+        types += [RecommendBody, RecommendAnswer, EventsBody, EventsAnswer, ItemCompletionBody]
+    bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
+    paths["/v1/completions"] = _post("Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", "OpenAIError")
+    if has_text:
+        types += [CompletionBody, ChatBody, ChatAnswer]
+        paths["/v1/chat/completions"] = _post("The next message of a chat", ["ChatBody"], "ChatAnswer", "OpenAIError")
     not_ready = {"503": {"description": "Not ready", "content": _content("Readiness")}}
-    text = {"text/plain": {"schema": {"type": "string"}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "leafbeam", "version": "1", "description": _DESCRIPTION},
         "paths": {
-            "/v1/recommend": {"post": recommend},
-            "/v1/events": {"post": events},
+            **paths,
+            "/v1/models": {"get": _get("What `model` may be", _content("ModelsAnswer"))},
             "/healthz": {"get": _get("Is the process up?", _content("Health"))},
             "/readyz": {"get": _get("Does the server answer requests now?", _content("Readiness"), not_ready)},
-            "/metrics": {"get": _get("Counters for Prometheus", text)},
+            "/metrics": {"get": _get("Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         },
-        "components": {"schemas": components(limits)},
+        "components": {"schemas": components(limits, types)},
     }
 
 
-def _content(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+def _post(summary: str, bodies: list[str], answer: str, failure: str = "ErrorAnswer") -> dict[str, Any]:
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": _content(*bodies)},
+            "responses": {
+                "200": {"description": "Answered", "content": _content(answer)},
+                **{status: {"description": text, "content": _content(failure)} for status, text in _FAILURES.items()},
+            },
+        }
+    }
+
+
+def _content(*schemas: str) -> dict[str, Any]:
+    refs = [{"$ref": f"#/components/schemas/{schema}"} for schema in schemas]
+    return {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
 
 
 def _get(summary: str, content: dict[str, Any], failures: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -72,18 +88,19 @@ def _get(summary: str, content: dict[str, Any], failures: dict[str, Any] | None 
 def page_of(document: dict[str, Any]) -> str:
     """The document as HTML: routes, an example call, and the fields of every schema."""
     schemas = document["components"]["schemas"]
-    example = json.dumps(schemas["RecommendBody"]["example"])
+    path, body = ("recommend", "RecommendBody") if "RecommendBody" in schemas else ("completions", "CompletionBody")
+    example = json.dumps(schemas[body]["example"])
     parts = [f"<h1>leafbeam</h1><p>{_text(document['info']['description'])}</p>"]
     parts.append('<p>This page as <a href="/openapi.json">OpenAPI</a>.</p><h2>Routes</h2><table>')
     for path, methods in document["paths"].items():
         for method, route in methods.items():
             statuses = ", ".join(route["responses"])
             parts.append(f"<tr><td><code>{method.upper()} {path}</code><td>{_text(route['summary'])}<td>{statuses}")
-    curl = "curl -s http://HOST:PORT/v1/recommend -H 'Content-Type: application/json' \\\n  -d"
+    curl = f"curl -s http://HOST:PORT/v1/{path} -H 'Content-Type: application/json' \\\n  -d"
     parts.append(f"</table><pre>{curl} '{_text(example)}'</pre>")
     for name, schema in schemas.items():
         parts.append(f"<h2 id={name}>{name}</h2><p>{_text(schema.get('description', ''))}</p><table>")
-        for field, of in schema["properties"].items():
+        for field, of in schema.get("properties", {}).items():
             parts.append(f"<tr><td><code>{field}</code><td>{_type(of)}<td>{_text(of.get('description', ''))}")
         parts.append("</table>")
     parts.append("<h2>Failures</h2><table>")

@@ -17,7 +17,11 @@ _BEAMS = Meta(
     description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
     "beam finds one item; the answer says how many were used."
 )
-_EXAMPLE = {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
+    "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
+}
+_REF = "#/components/schemas/{name}"
 
 
 class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,6 +171,19 @@ class ErrorAnswer(Struct, frozen=True):
     error: ErrorDetail
 
 
+class OpenAIErrorDetail(Struct, frozen=True, kw_only=True):
+    message: str
+    type: Annotated[str, Meta(description="`invalid_request_error`, `rate_limit_error` or `server_error`.")]
+    param: Annotated[str | None, Meta(description="The field of the body that is wrong, if it is one.")]
+    code: Annotated[str, Meta(description="The class of the error; with 404, 408, 413, 429 and 503 the reason.")]
+
+
+class OpenAIError(Struct, frozen=True):
+    """The body of every failure of these routes."""
+
+    error: OpenAIErrorDetail
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """The process is up."""
 
@@ -178,19 +195,23 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
     ready: bool
     reason: Annotated[str | None, Meta(description="Why not ready, such as a worker that hangs.")]
-    index_version: str
+    index_version: str | None
     num_items: int
     rules: Annotated[dict[str, int], Meta(description="Items that each rule allows now.")]
+    text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
 
 
-def components(limits: Limits) -> dict[str, Any]:
-    """The schemas of the OpenAPI document, with the engine's limits."""
-    types = [RecommendBody, RecommendAnswer, EventsBody, EventsAnswer, ErrorAnswer, Health, Readiness]
-    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+def components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
+    """The schemas of the OpenAPI document: of these types, and of what every server has. limits: of the engine, if any."""
+    _, schemas = msgspec.json.schema_components([*types, ErrorAnswer, Health, Readiness], ref_template=_REF)
     for schema in schemas.values():
         if "description" in schema:
             schema["description"] = inspect.cleandoc(schema["description"])
-    schemas["RecommendBody"]["example"] = _EXAMPLE
+    for name, example in _EXAMPLES.items():
+        if name in schemas:
+            schemas[name]["example"] = example
+    if limits is None:
+        return schemas
     properties = schemas["RecommendBody"]["properties"]
     maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}
     for name, maximum in maxima.items():

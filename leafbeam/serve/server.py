@@ -1,4 +1,4 @@
-"""A server process: an engine behind HTTP, with rules reloaded by SIGHUP."""
+"""A server process: an engine, a language model or both behind HTTP, with rules reloaded by SIGHUP."""
 
 import asyncio
 import gc
@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -25,6 +25,7 @@ from leafbeam.index import Trie
 from leafbeam.serve.app import create_app
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.metrics import Metrics
+from leafbeam.text import TextService
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -90,7 +91,7 @@ class SighupReloader:
 
 
 class Server:
-    """An engine on a port.
+    """An engine, a language model or both on a port.
 
     `run` serves in this thread until `stop` or SIGTERM: new requests are then rejected, accepted ones answered within
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
@@ -104,8 +105,9 @@ class Server:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | None,
         *,
+        text: TextService | None = None,
         host: str = "127.0.0.1",
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
@@ -114,15 +116,15 @@ class Server:
         on_ready: Callable[[str], None] = _print_line,
         reloader: SighupReloader | None = None,
     ) -> None:
-        self.engine = engine
-        self.metrics = Metrics(engine)
+        self.engine, self.text = engine, text
+        self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
         self._host, self._socket = host, _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         connections = connections or ConnectionLimits()
         config = uvicorn.Config(
-            create_app(engine, self.metrics, max_body_bytes=max_body_bytes, grace_s=grace_s),
+            create_app(engine, self.metrics, text=text, max_body_bytes=max_body_bytes, grace_s=grace_s),
             log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
@@ -132,10 +134,11 @@ class Server:
             timeout_keep_alive=connections.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
             timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
         )
-        self._uvicorn = _DrainingServer(config, self._started, lambda: engine.stop(grace_s))
+        self._uvicorn = _DrainingServer(config, self._started, self._drain)
+        self._grace_s = grace_s
 
     def __repr__(self) -> str:
-        return f"Server({self.url}, {self.engine!r})"
+        return f"Server({self.url}, {self.engine!r}, {self.text!r})"
 
     def run(self) -> None:
         """Serve until stopped. In the main thread SIGTERM and SIGINT stop it, and SIGHUP reloads the rules.
@@ -146,7 +149,8 @@ class Server:
         with self._socket, self._signals():
             try:
                 sys.setswitchinterval(_SWITCH_INTERVAL_S)
-                self.engine.warm_up()
+                if self.engine is not None:
+                    self.engine.warm_up()
                 gc.collect()
                 gc.freeze()  # or the cycle collector would look at all objects, and stop every thread for a quarter of a second
                 self._uvicorn.run(sockets=[self._socket])
@@ -160,7 +164,7 @@ class Server:
 
     def reload(self) -> LoadReport | None:
         """Evaluate the rules again and log the report; None without a catalog."""
-        if self.engine.catalog is None:
+        if self.engine is None or self.engine.catalog is None:
             log.warning("there are no rules to reload: the server was started without a catalog")
             return None
         report = self.engine.catalog.reload()
@@ -171,16 +175,30 @@ class Server:
             log.error("not every rule could be reloaded\n%s", report)
         return report
 
+    def _drain(self) -> None:
+        """Reject new requests and answer accepted ones."""
+        threads = [
+            threading.Thread(target=part.stop, args=(self._grace_s,)) for part in (self.engine, self.text) if part is not None
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
     def _started(self) -> None:
-        version = self.engine.version
         if not _is_loopback(self._host):
             log.warning(
                 "anyone who can reach %s can ask for recommendations, read /metrics and, with --learn, send events: there are "
                 "no keys and no TLS, so put a proxy in front (docs/how-to/deploy.md)",
                 self.url,
             )
-        items = f"{len(version):,} items (index {version_name(version)})"
-        self._on_ready(f"leafbeam serves {items} at {self.url} - try {self.url}/docs")
+        served: list[str] = []
+        if self.engine is not None:
+            version = self.engine.version
+            served.append(f"{len(version):,} items (index {version_name(version)})")
+        if self.text is not None:
+            served.append(f"texts of {self.text.name}")
+        self._on_ready(f"leafbeam serves {' and '.join(served)} at {self.url} - try {self.url}/docs")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -220,9 +238,10 @@ class _DrainingServer(uvicorn.Server):
 
 
 def serve(
-    model: Model | str | os.PathLike[str],
-    catalog: Catalog | Trie | CatalogFiles | str | os.PathLike[str],
+    model: Model | str | os.PathLike[str] | None,
+    catalog: Catalog | Trie | CatalogFiles | str | os.PathLike[str] | None,
     *,
+    text: TextService | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "cpu",
@@ -235,21 +254,23 @@ def serve(
 ) -> None:
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
-    A SIGHUP during loading takes effect once requests are answered. Raises what Engine.load and Server raise, before anything
-    is served.
+    text: a language model to serve too; alone, where model and catalog are None. A SIGHUP during loading takes effect once
+    requests are answered. Raises what Engine.load and Server raise, before anything is served.
     """
-    with SighupReloader().installed() as reloader:
-        engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
-        try:
+    if (model is None) != (catalog is None):
+        raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
+    with SighupReloader().installed() as reloader, ExitStack() as opened:
+        opened.callback(reloader.join, 5.0)
+        engine = None
+        if model is not None and catalog is not None:
+            engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
+            opened.callback(engine.close)
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
-            bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "connections": connections, "grace_s": grace_s}
-            Server(engine, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
-        finally:
-            reloader.set_reload(None)
-            engine.close()
-            reloader.join(5.0)
+        opened.callback(reloader.set_reload, None)
+        bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "connections": connections, "grace_s": grace_s}
+        Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
 
 
 def _is_loopback(host: str) -> bool:

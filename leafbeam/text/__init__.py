@@ -3,18 +3,35 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leafbeam.text.constraints import Choices, JsonSchema, Regex, TextConstraint
-    from leafbeam.text.generator import Generation, GenerationResult, TextGenerator
+    from leafbeam.decode import Sampling
+    from leafbeam.text.chat_template import ChatTemplate
+    from leafbeam.text.compiler import CompileLimits
+    from leafbeam.text.constraints import Choices, FreeText, JsonSchema, Regex, Template, TextConstraint
+    from leafbeam.text.generator import TextGenerator, TextStream
+    from leafbeam.text.request import Generation, GenerationResult, TextRequest
+    from leafbeam.text.run import TextRun
+    from leafbeam.text.service import TextService
     from leafbeam.text.tokenizer import TextTokenizer
+    from leafbeam.text.worker import TextSettings
 
 __all__ = [
+    "ChatTemplate",
     "Choices",
+    "CompileLimits",
+    "FreeText",
     "Generation",
     "GenerationResult",
     "JsonSchema",
     "Regex",
+    "Sampling",
+    "Template",
     "TextConstraint",
     "TextGenerator",
+    "TextRequest",
+    "TextRun",
+    "TextService",
+    "TextSettings",
+    "TextStream",
     "TextTokenizer",
 ]
 

@@ -2,9 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.automata.arrays import AutomatonLimits, Limits
+from leafbeam.automata.byte_dfa import ByteDFA
+from leafbeam.automata.languages import concatenate, free_text
+from leafbeam.automata.regex import compile_pattern
+from leafbeam.automata.sources import choice_bytes, schema_language
+from leafbeam.errors import AutomatonError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +34,118 @@ class Choices:
     texts: Sequence[str | bytes]
 
 
-TextConstraint = Regex | JsonSchema | Choices | Automaton
+@dataclass(frozen=True, kw_only=True)
+class FreeText:
+    """Any text. stop: the text ends with it, and does not hold it before. max_length: in characters, without the stop."""
+
+    stop: str | None = None
+    max_length: int | None = None
 
 
-def compiled(constraint: TextConstraint, tokens: TokenTrie) -> Automaton:
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """One part after another; a string stands for itself. Free text needs a stop or a length, except as the last part.
+
+    >>> Template(parts=[FreeText(stop="</think>", max_length=400), JsonSchema(schema=schema)])    # doctest: +SKIP
+    """
+
+    parts: "Sequence[str | Regex | JsonSchema | Choices | FreeText | Template]"
+
+
+TextConstraint = Regex | JsonSchema | Choices | FreeText | Template | Automaton
+
+
+def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Limits]) -> Automaton:
     """The automaton of a constraint over a tokenizer's tokens, with its forced chains. Raises AutomatonError."""
     match constraint:
         case Automaton():
             return constraint
         case Regex(pattern=pattern):
-            return Automaton.from_regex(pattern, tokens, compress=True)
+            return Automaton.from_regex(pattern, tokens, compress=True, **limits)
         case JsonSchema(schema=schema):
-            return Automaton.from_json_schema(schema, tokens, compress=True)
+            return Automaton.from_json_schema(schema, tokens, compress=True, **limits)
         case Choices(texts=texts):
-            return Automaton.from_choices(texts, tokens)
+            return Automaton.from_choices(texts, tokens, **limits)
+        case FreeText() | Template():
+            return Automaton.from_language(_language(constraint, **limits), tokens, compress=True, **limits)
+        case _:
+            raise AutomatonError(
+                f"the constraint is {constraint!r}: expected Regex, JsonSchema, Choices, FreeText, Template or an Automaton"
+            )
+
+
+def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
+    """The texts of a constraint, or of a part of a template."""
+    max_states = AutomatonLimits(**limits).max_states
+    match part:
+        case str():
+            return ByteDFA.from_strings(choice_bytes([part]))
+        case Regex(pattern=pattern):
+            return compile_pattern(pattern, max_states)
+        case JsonSchema(schema=schema):
+            return schema_language(schema, max_states)
+        case Choices(texts=texts):
+            return ByteDFA.from_strings(choice_bytes(texts))
+        case FreeText(stop=stop, max_length=max_length):
+            return free_text(stop, max_length, max_states)
+        case Template(parts=parts):
+            if isinstance(parts, str) or not len(parts):
+                raise AutomatonError(f"the parts of a template are {parts!r}: expected a list of at least one")
+            if FreeText() in parts[:-1]:
+                raise AutomatonError("free text in front of another part has no end: give it a stop or a max_length")
+            return concatenate([_language(one, **limits) for one in parts], max_states)
+        case _:
+            raise AutomatonError(
+                f"a part of a template is {part!r}: expected a string, Regex, JsonSchema, Choices, FreeText or Template"
+            )
+
+
+def constraint_from_json(value: Any) -> Regex | JsonSchema | Choices | FreeText | Template:
+    """A constraint from JSON, an object with one of these keys; raises AutomatonError for anything else.
+
+    regex: a pattern. json_schema: a schema, or its text. choices: a list of texts. free_text: an object with `stop` and
+    `max_length`. template: a list of parts, each a text or such an object.
+    """
+    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in _READERS:
+        raise AutomatonError(f"a constraint is {_short(value)}: expected an object with one of {', '.join(_READERS)}")
+    ((kind, content),) = value.items()
+    return _READERS[kind](content)
+
+
+def _regex(content: Any) -> Regex:
+    return Regex(pattern=content)  # whether it is a string is checked where it is compiled, as for the others
+
+
+def _choices(content: Any) -> Choices:
+    if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
+        raise AutomatonError(f"choices is {_short(content)}: expected a list of texts")
+    return Choices(texts=content)
+
+
+def _free_text(content: Any) -> FreeText:
+    known = {"stop": str, "max_length": int}
+    if not isinstance(content, Mapping) or not all(
+        name in known and isinstance(value, known[name]) and not isinstance(value, bool) for name, value in content.items()
+    ):
+        raise AutomatonError(f"free_text is {_short(content)}: expected an object with stop, a text, or max_length, a number")
+    return FreeText(**content)
+
+
+def _template(content: Any) -> Template:
+    if not isinstance(content, list):
+        raise AutomatonError(f"template is {_short(content)}: expected a list of parts")
+    return Template(parts=[part if isinstance(part, str) else constraint_from_json(part) for part in content])
+
+
+_READERS: dict[str, Any] = {
+    "regex": _regex,
+    "json_schema": lambda content: JsonSchema(schema=content),
+    "choices": _choices,
+    "free_text": _free_text,
+    "template": _template,
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -3,8 +3,7 @@
 Shapes: B prompts, T tokens of each, V tokens of the model, D hidden.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -13,35 +12,17 @@ import numpy as np
 import torch
 
 from leafbeam.automata import Automaton
-from leafbeam.decode import SequenceSearch
+from leafbeam.decode import Sampling, SequenceSampler, SequenceSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.model import TextTokens, Transformer
 from leafbeam.model.weights import read_hf
 from leafbeam.ops.head import HeadCosts
 from leafbeam.text.constraints import TextConstraint, compiled
+from leafbeam.text.request import Generation, GenerationResult, TextRequest, can_run_together
+from leafbeam.text.run import TextRun
 from leafbeam.text.tokenizer import TextTokenizer
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """A generated text. finished: whether it is whole; else it was cut off at max_tokens and can still be completed.
-
-    tokens: without the end token. score: its log-probability, the end token included.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    score: float
-    finished: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationResult:
-    """texts: of each prompt, best first. model_calls: of the batch, the prompts included; calls_saved: by forced tokens."""
-
-    texts: tuple[tuple[Generation, ...], ...]
-    model_calls: int
-    calls_saved: int
+Prompt = str | Sequence[int]
 
 
 class TextGenerator:
@@ -61,7 +42,7 @@ class TextGenerator:
     def __init__(self, model: Transformer, tokenizer: TextTokenizer, *, costs: HeadCosts | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.num_tokens = model.config.vocab_size
-        self._tokens, self._costs = tokenizer.trie(self.num_tokens), costs
+        self.tokens, self._costs = tokenizer.trie(self.num_tokens), costs
 
     def __repr__(self) -> str:
         return f"TextGenerator({self.model.config.num_hidden_layers} layers, {self.tokenizer!r})"
@@ -80,67 +61,171 @@ class TextGenerator:
 
     def compile(self, constraint: TextConstraint) -> Automaton:
         """The automaton of a constraint, for many calls of `generate`. Cost: milliseconds for most. Raises AutomatonError."""
-        return compiled(constraint, self._tokens)
+        return compiled(constraint, self.tokens)
 
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         constraint: TextConstraint | Sequence[TextConstraint],
         *,
         max_tokens: int = 256,
         num_beams: int = 1,
         scoring: Literal["full", "allowed"] = "allowed",
+        sampling: Sampling | None = None,
+        num_samples: int = 1,
+        seed: int | Sequence[int] = 0,
+        stop: Sequence[str] = (),
     ) -> GenerationResult:
         """The most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
 
-        constraint: one for all prompts, or one for each. max_tokens: of a text, the end token included. scoring: log-softmax
-        over the legal tokens, or over all of them ("full"), which multiplies the whole head; with one beam both choose alike.
+        prompts: texts, or lists of tokens. constraint: one for all prompts, or one for each. max_tokens: of a text, the end
+        token included. scoring: log-softmax over the legal tokens, or over all of them ("full"), which multiplies the whole
+        head; with one beam both choose alike. stop: a text also ends before the first of these, with one beam or `sampling`.
+
+        sampling: draw `num_samples` texts for each prompt instead, independent of each other. seed: one for all prompts, or one
+        for each: what is drawn for a prompt depends on its seed alone, not on the other prompts.
 
         Cost: a pass over the prompts, and at most max_tokens passes over B x num_beams tokens. Raises ArgumentError for no
         prompt, one without tokens, or too long ones; AutomatonError for a constraint.
         """
         if isinstance(prompts, str) or not len(prompts):
             raise ArgumentError(f"prompts are {prompts!r}: expected a list of at least one text")
-        rows = [self.tokenizer.encode(prompt) for prompt in prompts]
-        for prompt, row in zip(prompts, rows, strict=True):
-            if not row:
-                raise ArgumentError(f"the prompt {prompt!r} has no tokens: a model needs at least one")
-        longest, positions = max(map(len, rows)), self.model.config.max_position_embeddings
+        if sampling is None and num_samples != 1:
+            raise ArgumentError(f"num_samples is {num_samples} without sampling: expected num_beams, or a Sampling")
+        if sampling is not None and num_beams != 1:
+            raise ArgumentError(f"num_beams is {num_beams} with sampling: expected num_samples, the texts to draw")
+        constraints = constraint if isinstance(constraint, Sequence) else [constraint] * len(prompts)
+        seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
+        if len(constraints) != len(prompts) or len(seeds) != len(prompts):
+            raise ArgumentError(
+                f"{len(constraints)} constraints and {len(seeds)} seeds for {len(prompts)} prompts: expected one for each"
+            )
+        automata = {id(one): self.compile(one) for one in constraints}
+        run = self.start(
+            [
+                TextRequest(
+                    prompt=self.tokens_of(prompt),
+                    automaton=automata[id(one)],
+                    max_tokens=max_tokens,
+                    num_texts=num_beams if sampling is None else num_samples,
+                    scoring=scoring,
+                    sampling=sampling,
+                    seed=drawn_with,
+                    stop=tuple(stop),
+                )
+                for prompt, one, drawn_with in zip(prompts, constraints, seeds, strict=True)
+            ]
+        )
+        while run.advance():
+            pass
+        return GenerationResult(texts=run.texts, model_calls=run.model_calls, calls_saved=run.calls_saved)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        constraint: TextConstraint,
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> "TextStream":
+        """The text after a prompt, greedy or drawn, piece by piece. Joined, they are the text of `generate`; so are errors.
+
+        >>> for piece in (stream := generator.stream("A lamp as JSON: ", constraint)):    # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+        >>> stream.generation.finished                                                    # doctest: +SKIP
+        True
+        """
+        request = TextRequest(
+            prompt=self.tokens_of(prompt),
+            automaton=self.compile(constraint),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=seed,
+            stop=tuple(stop),
+        )
+        return TextStream(self.start([request]))
+
+    def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of a prompt."""
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    def check(self, request: TextRequest) -> None:
+        """Raise the ArgumentError of `start` for this request, before it."""
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.num_tokens:
+            raise ArgumentError(f"a prompt has a token outside the model's 0 to {self.num_tokens - 1:,}")
+        self._check_positions(len(request.prompt), request.max_tokens)
+
+    def _check_positions(self, longest: int, max_tokens: int) -> None:
+        positions = self.model.config.max_position_embeddings
         if longest + max_tokens - 1 > positions:
             raise ArgumentError(
                 f"a prompt of {longest:,} tokens and max_tokens={max_tokens:,} exceed the model's {positions:,} positions: "
                 "shorten the prompt, or lower max_tokens"
             )
-        constraints = constraint if isinstance(constraint, Sequence) else [constraint]
-        automata = [self.compile(one) for one in constraints]
-        search = SequenceSearch(
-            automata,
-            end_code=self.tokenizer.end,
-            num_codes=self.num_tokens,
-            num_beams=num_beams,
-            max_tokens=max_tokens,
-            scoring=scoring,
-        )
-        tokens_BT = np.array([row + [0] * (longest - len(row)) for row in rows], np.int64)
+
+    def start(self, requests: Sequence[TextRequest]) -> TextRun:
+        """A batch to run call by call; `can_run_together` says which requests may share one.
+
+        Cost: a pass over the prompts. Raises ArgumentError for prompts that the model cannot read, or that are too long.
+        """
+        assert can_run_together(requests)
+        first, max_tokens = requests[0], max(request.max_tokens for request in requests)
+        rows = [request.prompt for request in requests]
+        longest = max(map(len, rows))
+        self._check_positions(longest, max_tokens)
+        search = self._search(requests, max_tokens)
+        tokens_BT = np.array([[*row, *[0] * (longest - len(row))] for row in rows], np.int64)
         session = self.model.start(
             torch.from_numpy(tokens_BT),
             torch.tensor([len(row) for row in rows]),
-            beams=num_beams,
+            beams=first.num_texts,
             vocabulary=TextTokens(size=self.num_tokens, num_tokens=max_tokens),
             hidden=True,
         )
         head = self.model.head_weight.detach().numpy()
-        found = search.run(session.step_fn, len(rows), head=head, costs=self._costs, suffix_fn=session.suffix_fn)
-        texts = tuple(
-            tuple(
-                Generation(
-                    text=self.tokenizer.decode(tokens.tolist()),
-                    tokens=tuple(tokens.tolist()),
-                    score=float(found.scores[row, beam]),
-                    finished=bool(found.finished[row, beam]),
-                )
-                for beam, tokens in enumerate(beams)
+        run = search.start(session.step_fn, len(rows), head=head, costs=self._costs, suffix_fn=session.suffix_fn)
+        return TextRun(requests, run, self.tokenizer)
+
+    def _search(self, requests: Sequence[TextRequest], max_tokens: int) -> SequenceSearch:
+        first, automata = requests[0], [request.automaton for request in requests]
+        if first.sampling is None:
+            return SequenceSearch(
+                automata,
+                end_code=self.tokenizer.end,
+                num_codes=self.num_tokens,
+                num_beams=first.num_texts,
+                max_tokens=max_tokens,
+                scoring=first.scoring,
             )
-            for row, beams in enumerate(found.tokens)
+        return SequenceSampler(
+            automata,
+            end_code=self.tokenizer.end,
+            num_codes=self.num_tokens,
+            sampling=[request.sampling for request in requests if request.sampling is not None],
+            num_samples=first.num_texts,
+            max_tokens=max_tokens,
+            seed=[request.seed for request in requests],
         )
-        return GenerationResult(texts=texts, model_calls=found.rounds, calls_saved=found.rounds_saved)
+
+
+class TextStream:
+    """The pieces of one text, each valid Unicode: bytes of a character that is not complete are held back.
+
+    generation: the text so far, at the end of the iteration the whole.
+    """
+
+    def __init__(self, run: TextRun) -> None:
+        self._run = run
+
+    def __iter__(self) -> Iterator[str]:
+        while self._run.advance():
+            (piece,) = self._run.pieces(0)
+            if piece:
+                yield piece
+
+    @property
+    def generation(self) -> Generation:
+        ((generation,),) = self._run.texts
+        return generation

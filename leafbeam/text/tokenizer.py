@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leafbeam.automata import TokenTrie
-from leafbeam.errors import CheckpointError
+from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.extras import require
 from leafbeam.files import read_text
 
@@ -59,9 +59,16 @@ class TextTokenizer:
         """How many tokens there are, added ones included."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those that the tokenizer puts around it."""
-        return self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The tokens of a text, in which special tokens may be spelled.
+
+        add_special: with the tokens that the tokenizer puts around a text. Raises ArgumentError for half a surrogate pair.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"a text holds half a surrogate pair ({error}): expected Unicode text") from error
+        return self._tokenizer.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""

@@ -46,6 +46,34 @@ def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Pa
     assert result.stdout.strip().isalpha()
 
 
+def test_drawn_texts_are_those_of_their_seed(model_dir: Path):
+    words = (
+        "--model",
+        model_dir,
+        "--regex",
+        "[a-z ]{4,9}",
+        "--prompt",
+        "A",
+        "--texts",
+        3,
+        "--temperature",
+        0.9,
+        "--top-p",
+        0.95,
+    )
+    one, same, other = (run(*words, "--seed", seed).stdout.splitlines() for seed in (1, 1, 2))
+    assert one == same != other
+    assert len(set(one)) == 3
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 1.5, "--top-k", 40, "--seed", 3)])
+def test_a_streamed_text_is_the_text(model_dir: Path, sampling):
+    words = ("--model", model_dir, "--regex", "[a-zäöü]{8,12}", "--prompt", "A", *sampling)
+    streamed = run(*words, "--stream")
+    assert streamed.exit_code == 0, streamed.output
+    assert streamed.stdout == run(*words).stdout
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -55,6 +83,11 @@ def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Pa
         (("--regex", "(a"), "brackets"),
         (("--regex", "a", "--texts", 2), "1 to --beams"),
         (("--regex", "a", "--max-tokens", 0), "max_tokens"),
+        (("--regex", "a", "--top-k", 2), "go with --temperature"),
+        (("--regex", "a", "--temperature", 0), "temperature is 0"),
+        (("--regex", "a", "--temperature", 1, "--beams", 2), "name one of them"),
+        (("--regex", "a", "--stream", "--json"), "without --beams and --json"),
+        (("--regex", "a", "--temperature", 1, "--scoring", "full"), "scoring='full'"),
     ],
 )
 def test_mistakes_are_named(model_dir: Path, words, says):

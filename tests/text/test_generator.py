@@ -11,7 +11,7 @@ import torch
 
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, AutomatonError
-from leafbeam.text import Choices, JsonSchema, Regex, TextConstraint, TextGenerator
+from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator
 
 SCHEMA = {
     "type": "object",
@@ -73,6 +73,15 @@ def test_greedy_texts_equal_those_of_whole_passes_of_the_model(generator: TextGe
         check(name, found.text)
 
 
+def test_a_text_of_more_than_a_hundred_tokens_equals_whole_passes_of_the_model(generator: TextGenerator):
+    constraint = Regex(pattern="([a-z]{9}, ){16}(and so on for ever and ever, |x)[0-9]{4}")
+    (found,) = generator.generate(["A "], constraint, max_tokens=160).texts[0]
+    tokens, score, finished = greedy(generator, "A ", generator.compile(constraint), 160)
+    assert len(tokens) > 100
+    assert (list(found.tokens), found.finished) == (tokens, finished)
+    assert found.score == pytest.approx(score, abs=1e-2)
+
+
 def test_each_prompt_of_a_batch_may_have_a_constraint_of_its_own(generator: TextGenerator):
     together = generator.generate(PROMPTS, list(CONSTRAINTS.values()), max_tokens=60)
     for prompt, (name, constraint), found in zip(PROMPTS, CONSTRAINTS.items(), together.texts, strict=True):
@@ -115,6 +124,8 @@ MISTAKES: list[tuple[Sequence[str] | str, TextConstraint | list[TextConstraint],
     ([], CONSTRAINTS["regex"], ArgumentError, "at least one text"),
     ("A ", CONSTRAINTS["regex"], ArgumentError, "expected a list"),
     (["A", ""], CONSTRAINTS["regex"], ArgumentError, "has no tokens"),
+    ([[]], CONSTRAINTS["regex"], ArgumentError, "has no tokens"),
+    ([[399, 400]], CONSTRAINTS["regex"], ArgumentError, "got one outside"),
     (["A"], Choices(texts=[]), AutomatonError, "choice"),
     (["A"], Regex(pattern="(a"), AutomatonError, "brackets"),
     (["A"], Regex(pattern="[^\\s\\S]"), AutomatonError, "refuses the pattern"),
@@ -123,6 +134,23 @@ MISTAKES: list[tuple[Sequence[str] | str, TextConstraint | list[TextConstraint],
     (["A", "B"], [CONSTRAINTS["regex"]] * 3, ArgumentError, "one for each"),
     (["A " * 600], CONSTRAINTS["regex"], ArgumentError, "positions"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_samples": 2}, "without sampling"),
+        ({"sampling": Sampling(), "num_beams": 2}, "with sampling"),
+        ({"sampling": Sampling(), "scoring": "full"}, "legal tokens"),
+        ({"sampling": Sampling(), "seed": [1, 2]}, "2 seeds for 1 prompts"),
+        ({"num_beams": 2, "stop": ["a"]}, "one beam, or sampling"),
+        ({"stop": [""]}, "a stop is empty"),
+        ({"stop": ["\ud800"]}, "not Unicode"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(generator: TextGenerator, options, says):
+    with pytest.raises(ArgumentError, match=says):
+        generator.generate(["A"], CONSTRAINTS["choices"], **options)
 
 
 @pytest.mark.parametrize(("prompts", "constraint", "error", "says"), MISTAKES)

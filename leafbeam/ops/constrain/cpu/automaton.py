@@ -183,12 +183,12 @@ def _best_of(
             raise LogitsError.not_finite(request, bad, where)
         count = int(num_valid[request])
         before = lo_SBK[0, request, parent[request, :count]]
-        lo[0, request, :count] = _next_states(automaton, arrays.end_code, before, code[request, :count])
+        lo[0, request, :count] = next_states(automaton, arrays.end_code, before, code[request, :count])
         hi[0, request, :count] = lo[0, request, :count] + 1
     return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid)
 
 
-def _next_states(
+def next_states(
     automaton: Automaton, end_code: int, states_R: NDArray[np.int64], codes_R: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Where legal codes lead; S after the end code."""

@@ -1,0 +1,123 @@
+"""Sampling the token sequences of an automaton.
+
+Shapes: B requests, K samples, R = B x K rows, V codes of the model, C legal codes of all rows, T tokens of a sequence.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.automata import Automaton
+from leafbeam.decode.automaton_constraint import AutomatonConstraint
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import check_logits
+from leafbeam.decode.sampling import Sampling
+from leafbeam.decode.sequence_search import SequenceSearch
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain.cpu import automaton as automata
+from leafbeam.ops.head import HeadCosts
+
+
+class SequenceSampler(SequenceSearch):
+    """Draws token sequences of an automaton, each independent of the others: the same one may come twice.
+
+    A result is that of `SequenceSearch`, in the order drawn; scores are the log-probabilities of drawing. `Sampler` draws
+    distinct items of an index.
+
+    automaton, sampling, seed: one for all requests, or one for each. Sample k of a request is drawn with (seed, k) alone, one
+    number for each of its tokens, whatever else is in the batch. CPU only.
+
+    >>> sampler = SequenceSampler(automaton, end_code=2, num_codes=131_072, sampling=Sampling(temperature=0.7), num_samples=3)
+    >>> sampler.run(step_fn).tokens[0]
+    """
+
+    def __init__(
+        self,
+        automaton: Automaton | Sequence[Automaton],
+        *,
+        end_code: int,
+        num_codes: int,
+        sampling: Sampling | Sequence[Sampling],
+        num_samples: int = 1,
+        max_tokens: int = 256,
+        seed: int | Sequence[int] = 0,
+    ) -> None:
+        if num_samples < 1:
+            raise ArgumentError(f"num_samples is {num_samples}: expected at least 1")
+        super().__init__(
+            automaton, end_code=end_code, num_codes=num_codes, num_beams=num_samples, max_tokens=max_tokens, scoring="allowed"
+        )
+        self.sampling = (sampling,) if isinstance(sampling, Sampling) else tuple(sampling)
+        self.seeds = (seed,) if isinstance(seed, int) else tuple(seed)
+
+    def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:
+        size = len(batch.automata)
+        samplings = self.sampling * size if len(self.sampling) == 1 else self.sampling
+        seeds = self.seeds * size if len(self.seeds) == 1 else self.seeds
+        if len(samplings) != size or len(seeds) != size:
+            raise ArgumentError(
+                f"{len(samplings)} samplings and {len(seeds)} seeds for a batch of {size}: expected one for each"
+            )
+        return _SampledConstraint(self.config, batch, head, costs, samplings, seeds)
+
+
+class _SampledConstraint(AutomatonConstraint):
+    """Every beam goes on with a code that is drawn, in the place of the best of all beams' codes."""
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        batch: automata.AutomatonBatch,
+        head: Any,
+        costs: HeadCosts | None,
+        samplings: Sequence[Sampling],
+        seeds: Sequence[int],
+    ) -> None:
+        super().__init__(config, batch, head=head, costs=costs)
+        self._samplings = samplings
+        num_samples, max_tokens = config.num_beams[0], config.num_rounds
+        self._uniform_BKT = np.array(
+            [
+                [np.random.default_rng([seed % 2**64, sample]).random(max_tokens) for sample in range(num_samples)]
+                for seed in seeds
+            ]
+        )
+
+    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+        batch_size, num_rows = beams.scores.shape
+        if self._head is None:
+            logits_BKV = check_logits(logits, number, (batch_size, num_rows, self._batch.num_codes), beams.scores)
+            indptr_R1, code_C = automata.legal(self._batch, beams.lo, beams.hi)
+            row_C = np.repeat(np.arange(batch_size * num_rows), np.diff(indptr_R1))
+            logit_C = logits_BKV.reshape(-1, self._batch.num_codes)[row_C, code_C]
+        else:
+            found = self._head_logits(number, beams, logits)
+            indptr_R1, code_C, logit_C = found.legal_codes.indptr_R1, found.legal_codes.code_C, found.logit_C
+        shape = batch_size, self.config.num_beams[number]
+        parent_K = np.arange(shape[1]) if num_rows == shape[1] else np.zeros(shape[1], np.int64)  # all begin in one row
+        scores, code, lo = np.empty(shape), np.empty(shape, np.int64), np.empty((1, *shape), np.int64)
+        for b, automaton in enumerate(self._batch.automata):
+            indptr = indptr_R1[b * num_rows : (b + 1) * num_rows + 1]
+            code_c, logit_c, size_r = code_C[indptr[0] : indptr[-1]], logit_C[indptr[0] : indptr[-1]], np.diff(indptr)
+            logit_c = np.where(np.repeat(beams.lo[0, b] == automaton.num_states, size_r), 0, logit_c)  # ended: certain
+            row_c = np.repeat(np.arange(num_rows), size_r)
+            log_p_c = self._samplings[b].log_probabilities(logit_c, row_c, f"in round {number}")
+            for k, row in enumerate(parent_K.tolist()):
+                begin, end = indptr[row : row + 2] - indptr[0]
+                drawn = begin + _draw(log_p_c[begin:end], self._uniform_BKT[b, k, number], number)
+                scores[b, k], code[b, k] = beams.scores[b, row] + log_p_c[drawn], code_c[drawn]
+            lo[0, b] = automata.next_states(automaton, self._batch.end_code, beams.lo[0, b, parent_K], code[b])
+        parent = np.tile(parent_K, (batch_size, 1))
+        return Beams(scores=scores, parent=parent, code=code, lo=lo, hi=lo + 1, num_valid=np.full(batch_size, shape[1]))
+
+
+def _draw(log_p_c: NDArray[np.float64], uniform: float, number: int) -> int:
+    """The code at which the cumulative probability exceeds a uniform number of [0, 1)."""
+    cumulative_c = np.cumsum(np.exp(log_p_c))
+    if not cumulative_c[-1] > 0:
+        raise LogitsError(f"the logits in round {number} exclude every legal code by -inf: look at the model's output")
+    total = np.nextafter(cumulative_c[-1], 0)  # the product may round up to the sum
+    return int(np.searchsorted(cumulative_c, min(uniform * cumulative_c[-1], total), side="right"))

@@ -1,0 +1,279 @@
+"""The JSON of the routes that OpenAI's clients use: types are checked here, values in `to_...` and behind it."""
+
+import json
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from leafbeam.decode import Sampling
+from leafbeam.engine import ItemId, Request
+from leafbeam.serve.errors import BodyError
+from leafbeam.serve.schema import Id, Int64
+
+# What clients send although it changes nothing; any other value would be ignored, and is refused.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False, 0),
+    "presence_penalty": (None, 0),
+    "suffix": (None, ""),
+    "top_logprobs": (None, 0),
+}
+
+
+class ModelName(Struct, frozen=True, kw_only=True):
+    """The part of a body that says which model answers."""
+
+    model: str
+
+
+class JsonSchemaFormat(Struct, frozen=True, kw_only=True):
+    """A JSON Schema in `response_format`; its name, description and `strict` change nothing."""
+
+    schema: msgspec.Raw
+
+
+class ResponseFormat(Struct, frozen=True, kw_only=True):
+    type: Annotated[str, Meta(description="`text` or `json_schema`.")]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool = False
+
+
+class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `/v1/completions` and `/v1/chat/completions` share for a language model."""
+
+    model: str
+    max_tokens: Annotated[Int64 | None, Meta(description="Tokens of a text, its end included. Default 256.")] = None
+    temperature: Annotated[float | None, Meta(description="Default 1; 0 is greedy.")] = None
+    top_p: Annotated[float | None, Meta(description="Draw among the likeliest tokens with this mass.")] = None
+    top_k: Annotated[Int64 | None, Meta(description="Draw among so many tokens.")] = None
+    seed: Annotated[Int64 | None, Meta(description="The same seed draws the same texts. Default: a new one.")] = None
+    n: Annotated[Int64 | None, Meta(description="Texts for each prompt: drawn, or the best beams. Default 1.")] = None
+    beam_width: Annotated[Int64 | None, Meta(description="Beams of an exact search, in the place of drawing.")] = None
+    stop: Annotated[str | list[str] | None, Meta(description="A text ends before the first of these, up to 4.")] = None
+    stream: Annotated[bool | None, Meta(description="Send pieces of the texts as server-sent events.")] = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[ResponseFormat | None, Meta(description="`json_schema`: texts are its instances.")] = None
+    guided_regex: Annotated[str | None, Meta(description="A pattern of the whole text.")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
+    guided_template: Annotated[list[Any] | None, Meta(description="Parts of the text, one after another.")] = None
+    user: Annotated[str | None, Meta(description="Changes nothing.")] = None
+    best_of: Int64 | None = None
+    echo: bool | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | Int64 | None = None
+    presence_penalty: float | None = None
+    suffix: str | None = None
+    top_logprobs: Int64 | None = None
+
+    def check(self) -> None:
+        """Raise BodyError for fields that contradict each other, or that would change nothing."""
+        for name, neutral in _NEUTRAL.items():
+            if (value := getattr(self, name)) not in neutral:
+                raise BodyError(f"{name}: not supported, leave it out (it is {value!r})", param=name)
+        if self.beam_width is not None:
+            for name in ("temperature", "top_p", "top_k", "seed"):
+                if getattr(self, name) not in (None, 0):
+                    raise BodyError(f"{name}: goes with drawing, but beam_width asks for a search", param=name)
+            if self.stream:
+                raise BodyError("stream: the texts of beams are known at their end, leave it out", param="stream")
+            if self.num_texts > self.beam_width:
+                raise BodyError(f"n: at most beam_width, {self.beam_width}, not {self.num_texts}", param="n")
+        elif self.temperature == 0 and self.num_texts > 1:
+            raise BodyError("n: temperature 0 has one text; raise it, or set beam_width", param="n")
+        if self.num_texts < 1:
+            raise BodyError(f"n: expected at least 1, not {self.num_texts}", param="n")
+        if len(self.stops) > 4:
+            raise BodyError(f"stop: expected up to 4 texts, not {len(self.stops)}", param="stop")
+
+    @property
+    def num_texts(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How texts are drawn; None for a search. Raises ArgumentError."""
+        if self.beam_width is not None or self.temperature == 0:
+            return None
+        return Sampling(temperature=1.0 if self.temperature is None else self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    @property
+    def constraint(self) -> str:
+        """The constraint in JSON, for `constraint_from_json`. Raises BodyError for several, or an unknown format."""
+        found: list[dict[str, Any]] = []
+        if self.guided_regex is not None:
+            found.append({"regex": self.guided_regex})
+        if self.guided_choice is not None:
+            found.append({"choices": self.guided_choice})
+        if self.guided_template is not None:
+            found.append({"template": self.guided_template})
+        form = self.response_format
+        if form is not None and form.type == "json_schema":
+            if form.json_schema is None:
+                raise BodyError("response_format: json_schema needs the field json_schema", param="response_format")
+            found.append({"json_schema": bytes(form.json_schema.schema).decode()})
+        elif form is not None and form.type != "text":
+            message = f"response_format: type {form.type!r} is not supported, expected json_schema (or text)"
+            raise BodyError(message, param="response_format")
+        if len(found) > 1:
+            raise BodyError("name one of response_format, guided_regex, guided_choice and guided_template")
+        return json.dumps(found[0] if found else {"free_text": {}})
+
+
+class CompletionBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for texts after prompts."""
+
+    prompt: Annotated[
+        str | list[str | Int64 | list[Int64]], Meta(description="A text, a list of tokens, or a list of several of either.")
+    ]
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, a text or tokens. Raises BodyError for a list that mixes them."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        tokens = [part for part in self.prompt if isinstance(part, int)]
+        if tokens and len(tokens) == len(self.prompt):
+            return [tokens]
+        prompts = [part for part in self.prompt if not isinstance(part, int)]
+        if not prompts or len(prompts) < len(self.prompt):
+            raise BodyError("prompt: expected a text, a list of tokens, or a list of several of either", param="prompt")
+        return prompts
+
+
+class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
+    text: str
+
+
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of a chat."""
+
+    role: str
+    content: Annotated[str | list[TextPart], Meta(description="Text, or a list of parts of type `text`.")]
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}
+
+
+class ChatBody(TextOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for the next message of a chat."""
+
+    messages: list[Message]
+    max_completion_tokens: Annotated[Int64 | None, Meta(description="As `max_tokens`.")] = None
+
+
+class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request for items, as `/v1/recommend` answers it, for clients of OpenAI."""
+
+    model: str
+    prompt: Annotated[list[Id] | str, Meta(description="The history: item ids, oldest first; empty for none.")]
+    n: Annotated[Int64 | None, Meta(description="The most items to return. Default 1.")] = None
+    beam_width: Annotated[Int64 | None, Meta(description="`num_beams` of `/v1/recommend`.")] = None
+    rules: list[str] = []
+    filter: str | None = None
+    deny_item_ids: list[Id] = []
+    scoring: str = "full"
+    channel: str | None = None
+    user: Id | None = None
+    deadline_ms: float | None = None
+    max_tokens: Annotated[Int64 | None, Meta(description="Changes nothing: an item has as many codes as it has.")] = None
+    temperature: Annotated[float | None, Meta(description="0 or absent: items are ranked, not drawn.")] = None
+    stream: bool | None = None
+
+    def to_request(self) -> Request:
+        """The engine's request. Raises BodyError, RequestError."""
+        if self.stream:
+            raise BodyError("stream: items are known at the end of the search, leave it out", param="stream")
+        if self.temperature:
+            raise BodyError("temperature: items are ranked, not drawn, leave it out", param="temperature")
+        if isinstance(self.prompt, str) and self.prompt:
+            raise BodyError("prompt: expected a list of item ids, the history", param="prompt")
+        shared: dict[str, Any] = {
+            name: getattr(self, name) for name in ("rules", "filter", "deny_item_ids", "scoring", "channel", "user")
+        }
+        return Request(
+            history=() if isinstance(self.prompt, str) else tuple(self.prompt),
+            num_items=1 if self.n is None else self.n,
+            num_beams=self.beam_width,
+            deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3,
+            **shared,
+        )
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionChoice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    index: int
+    text: str
+    finish_reason: Annotated[str | None, Meta(description="`stop`: whole, or at a stop. `length`: cut off.")]
+    logprobs: None
+    item_id: Annotated[ItemId | None, Meta(description="Of items: the id; `text` is the same as text.")] = None
+    score: Annotated[float | None, Meta(description="Of items: as `scores` of `/v1/recommend`.")] = None
+
+
+class CompletionAnswer(Struct, frozen=True, kw_only=True):
+    """Texts, or items, best first."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    system_fingerprint: Annotated[str | None, Meta(description="Of items: the version of the index.")] = None
+    usage: Annotated[Usage | None, Meta(description="Tokens of texts; null for items.")] = None
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatAnswer(Struct, frozen=True, kw_only=True):
+    """The next message of a chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ModelEntry(Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "leafbeam"
+
+
+class ModelsAnswer(Struct, frozen=True, kw_only=True):
+    """What `model` of a request may be."""
+
+    data: list[ModelEntry]
+    object: str = "list"

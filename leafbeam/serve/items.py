@@ -1,0 +1,81 @@
+"""`POST /v1/recommend` and `POST /v1/events`: the routes of an engine."""
+
+import asyncio
+import time
+from http import HTTPStatus
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from leafbeam.engine import Engine, Limits, Request
+from leafbeam.errors import LeafbeamError, RequestError
+from leafbeam.serve import exchange
+from leafbeam.serve.errors import error_response
+from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body
+from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
+from leafbeam.serve.schema import EventsAnswer, EventsBody, RecommendAnswer, RecommendBody
+
+_DECODER = msgspec.json.Decoder(RecommendBody)
+_EVENTS_DECODER = msgspec.json.Decoder(EventsBody)
+
+
+def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]:
+    """The routes that answer with items, and that count interactions."""
+
+    async def answer(http: HttpRequest) -> Response:
+        """Read, parse once, submit, wait."""
+        try:
+            body = await read_body(http, bounds)
+            arrived = engine.clock()
+            request = parse_body(body, http.headers.get("content-type", ""), engine.limits)
+        except RequestError as error:
+            engine.counts.add("refused", error.reason)
+            raise
+        gone = asyncio.ensure_future(exchange.disconnected(http))
+        try:
+            result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
+        finally:
+            gone.cancel()
+        metrics.observe_result(result, request.num_items)
+        return json_response(RecommendAnswer.of(result))
+
+    async def recommend(http: HttpRequest) -> Response:
+        began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        try:
+            response = await answer(http)
+            status = response.status_code
+        except ClientDisconnect:
+            status = CLIENT_CLOSED_REQUEST
+            response = Response(status_code=status)
+        except LeafbeamError as error:  # not in a handler of the app, which takes longer
+            response = error_response(http, error)
+            status = response.status_code
+        finally:
+            metrics.observe(status, time.perf_counter() - began)
+        return response
+
+    async def events(http: HttpRequest) -> Response:
+        """Count interactions; the write to disk waits in a thread."""
+        try:
+            body = await read_body(http, bounds)
+            content = decode_body(body, http.headers.get("content-type", ""), _EVENTS_DECODER, _max_values(engine.limits))
+            observed = [(event.history, event.item_id) for event in content.events]
+            return json_response(EventsAnswer(pairs=await asyncio.to_thread(engine.observe, observed)))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except LeafbeamError as error:
+            return error_response(http, error)
+
+    return [Route("/v1/recommend", recommend, methods=["POST"]), Route("/v1/events", events, methods=["POST"])]
+
+
+def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
+    """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
+    return decode_body(body, content_type, _DECODER, _max_values(limits)).to_request()
+
+
+def _max_values(limits: Limits) -> int:
+    return 4 * (limits.max_history + limits.max_deny + limits.max_rules) + 64  # ids may hold commas

@@ -1,0 +1,69 @@
+"""The child process of `ConstraintCompiler`: `python -m leafbeam.text.compile_child`.
+
+It reads lines of JSON: first the vocabulary and the limits, then constraints, each with the path of the file to write its
+automaton to. It answers each line with a line. A constraint that takes too long ends the process by SIGALRM, which also ends
+code that is not Python's.
+"""
+
+import base64
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from leafbeam.automata import TokenTrie
+from leafbeam.errors import LeafbeamError
+from leafbeam.text.constraints import Choices, FreeText, JsonSchema, Regex, Template, compiled, constraint_from_json
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    options = json.loads(sys.stdin.readline())
+    tokens = TokenTrie.of([None if text is None else base64.b64decode(text) for text in options["vocabulary"]])
+    _warm_up(tokens)
+    os.nice(5)  # those who wait for a text go first
+    _bound_memory(options["max_bytes"])
+
+    def answer(line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=answers, flush=True)
+
+    answer({})
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, options["max_seconds"])
+        try:
+            constraint = constraint_from_json(json.loads(request["constraint"]))
+            limits = {"max_states": options["max_states"], "max_bytes": options["max_automaton_bytes"]}
+            compiled(constraint, tokens, **limits).save(request["path"])
+            found: dict[str, Any] = {}
+        except LeafbeamError as error:
+            found = {"error": str(error)}
+        except (MemoryError, RecursionError) as error:
+            found = {"error": f"the constraint is too large ({type(error).__name__}): make it smaller"}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        answer(found)
+
+
+def _warm_up(tokens: TokenTrie) -> None:
+    """Load or compile every kernel, which would count as the time of a first constraint."""
+    schema = JsonSchema(schema={"type": "object", "properties": {"a": {"type": "string"}}})
+    parts = [FreeText(stop="\n"), schema, Choices(texts=["a", "b"]), Regex(pattern="[ab]*"), Regex(pattern="b")]
+    for constraint in (*parts, Template(parts=parts)):
+        compiled(constraint, tokens)
+
+
+def _bound_memory(max_bytes: int) -> None:
+    """Bound what the process may allocate from here on, where the system says what it has allocated."""
+    try:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

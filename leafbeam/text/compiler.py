@@ -1,0 +1,178 @@
+"""Compiles the constraints of clients that are not trusted, in bounded time and memory."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import leafbeam
+from leafbeam.automata import Automaton, TokenTrie
+from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileLimits:
+    """What one constraint may take: seconds, memory while it is compiled, states and bytes of its automaton.
+
+    cache_mb: automata that are kept for the next request with the same constraint.
+    """
+
+    max_seconds: float = 5.0
+    max_mb: int = 1024
+    max_states: int = 50_000
+    max_automaton_mb: int = 64
+    cache_mb: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ArgumentError(f"{name} is {value!r}: expected more than 0")
+
+
+class ConstraintCompiler:
+    """Turns constraints in JSON into automata over a vocabulary, one at a time, in a child process.
+
+    The determinisation of some short patterns takes exponential time, in a library that cannot be interrupted: a child that
+    exceeds its time or memory dies, and the next constraint gets a new one. `close` ends it.
+    """
+
+    def __init__(self, tokens: TokenTrie, limits: CompileLimits | None = None) -> None:
+        self.limits = limits or CompileLimits()
+        self._tokens, self._lock = tokens, threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        self._directory = tempfile.TemporaryDirectory(prefix="leafbeam-")
+        self._cache: OrderedDict[str, Automaton | str] = OrderedDict()  # or the message of its error
+        self._sizes: dict[str, int] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"ConstraintCompiler({len(self._cache)} constraints cached, {self.limits})"
+
+    def start(self) -> None:
+        """Start the child, so that the first constraint need not wait for it. Cost: seconds."""
+        with self._lock:
+            self._started()
+
+    def close(self) -> None:
+        """End the child, also in the middle of a constraint. Later calls of `compile` raise UnavailableError."""
+        self._is_closed = True
+        if (child := self._child) is not None:
+            child.kill()
+        with self._lock:
+            self._end()
+            self._directory.cleanup()
+
+    def cached(self, constraint: str) -> Automaton | None:
+        """The automaton of a constraint that was compiled before, None for a new one. Raises AutomatonError as before."""
+        found = self._cache.get(constraint)
+        if isinstance(found, str):
+            raise AutomatonError(found)
+        return found
+
+    def compile(self, constraint: str) -> Automaton:
+        """The automaton of a constraint in JSON (`constraint_from_json`), with its forced chains.
+
+        Waits for other constraints. Raises AutomatonError for a constraint that is none or above a limit.
+        """
+        with self._lock:
+            found = self.cached(constraint)
+            if found is not None:
+                self._cache.move_to_end(constraint)
+                return found
+            try:
+                found = self._compile(constraint)
+            except AutomatonError as error:
+                self._keep(constraint, str(error), len(constraint))
+                raise
+            self._keep(constraint, found, len(constraint) + found.nbytes)
+            return found
+
+    def _compile(self, constraint: str) -> Automaton:
+        child, path = self._started(), Path(self._directory.name) / "automaton.leafbeam"
+        answer = self._ask(child, {"constraint": constraint, "path": str(path)})
+        if answer is None:
+            self._raise_if_closed()
+            if child.returncode > 0:
+                raise AutomatonError(f"the constraint cannot be compiled (exit code {child.returncode}): the log says why")
+            timed_out = child.returncode == -signal.SIGALRM
+            bound = f"{self.limits.max_seconds:g} s" if timed_out else f"{self.limits.max_mb:,} MiB"
+            raise AutomatonError(f"the constraint takes more than {bound} to compile: make it smaller, or more regular")
+        if "error" in answer:
+            raise AutomatonError(answer["error"])
+        try:
+            return Automaton.load(path)
+        finally:
+            path.unlink()
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("the server is stopping", reason="draining")
+
+    def _started(self) -> "subprocess.Popen[str]":
+        self._raise_if_closed()
+        if self._child is not None:
+            return self._child
+        source = str(Path(leafbeam.__file__).parent.parent)
+        paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        child = self._child = subprocess.Popen(
+            [sys.executable, "-m", "leafbeam.text.compile_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": paths},
+            text=True,
+            start_new_session=True,  # Ctrl-C in a terminal is for the server
+        )
+        tokens, limits = self._tokens, self.limits
+        spellings = (tokens.bytes_of(token) for token in range(tokens.vocabulary_size))
+        options = {
+            "vocabulary": [base64.b64encode(spelling).decode() if spelling else None for spelling in spellings],
+            "max_seconds": limits.max_seconds,
+            "max_bytes": limits.max_mb << 20,
+            "max_states": limits.max_states,
+            "max_automaton_bytes": limits.max_automaton_mb << 20,
+        }
+        if self._ask(child, options) is None:
+            raise UnavailableError(f"the compiler of constraints did not start (exit code {child.wait()})", reason="compiler")
+        return child
+
+    def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, str] | None:
+        """The child's answer; None where it has died."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(line) + "\n")
+            child.stdin.flush()
+            answer = child.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._end()
+            return None
+        return json.loads(answer)
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        try:
+            child.wait(0 if self._is_closed else 10)  # how it died
+        except subprocess.TimeoutExpired:
+            child.kill()
+        with suppress(BrokenPipeError), child:
+            pass
+
+    def _keep(self, constraint: str, found: Automaton | str, num_bytes: int) -> None:
+        self._cache[constraint] = found
+        self._sizes[constraint] = num_bytes
+        while sum(self._sizes.values()) > self.limits.cache_mb << 20:
+            oldest, _ = self._cache.popitem(last=False)
+            del self._sizes[oldest]

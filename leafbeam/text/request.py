@@ -1,0 +1,78 @@
+"""A prompt to continue, and the texts that continue it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from leafbeam.automata import Automaton
+from leafbeam.decode import Sampling
+from leafbeam.errors import ArgumentError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """A generated text. finished: whether it is whole; else it was cut off at max_tokens, or at a stop, and can be completed.
+
+    tokens: without the end token. score: its log-probability, the end token included; of a sampled text, that of drawing it.
+    stop: the stop before which the text was cut off, None where there was none.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    finished: bool
+    stop: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationResult:
+    """texts: of each prompt, best first. model_calls: of the batch, the prompts included; calls_saved: by forced tokens."""
+
+    texts: tuple[tuple[Generation, ...], ...]
+    model_calls: int
+    calls_saved: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRequest:
+    """A prompt, and what may follow it.
+
+    prompt: tokens. num_texts: beams of an exact search, 1 is greedy; or texts drawn, with `sampling`. seed: of the draws. stop:
+    a text ends before the first of these in it. Raises ArgumentError.
+    """
+
+    prompt: tuple[int, ...]
+    automaton: Automaton
+    max_tokens: int = 256
+    num_texts: int = 1
+    scoring: Literal["full", "allowed"] = "allowed"
+    sampling: Sampling | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ArgumentError("a prompt has no tokens: a model needs at least one")
+        if self.max_tokens < 1 or self.num_texts < 1:
+            raise ArgumentError(f"max_tokens is {self.max_tokens}, texts are {self.num_texts}: expected at least 1 of each")
+        if self.sampling is not None and self.scoring != "allowed":
+            raise ArgumentError("sampling normalises over the legal tokens: leave out scoring='full'")
+        if self.stop and not self.is_stepwise:
+            raise ArgumentError("a stop ends a text while it is written: use one beam, or sampling")
+        for text in self.stop:
+            try:
+                is_empty = not text.encode()
+            except UnicodeEncodeError as error:
+                raise ArgumentError(f"the stop {text!r} is not Unicode text: {error}") from error
+            if is_empty:
+                raise ArgumentError("a stop is empty: expected text")
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether a token is final once it is chosen, as in greedy search and sampling; a search of many beams revises."""
+        return self.sampling is not None or self.num_texts == 1
+
+
+def can_run_together(requests: Sequence[TextRequest]) -> bool:
+    """Whether one batch may hold them: all search alike, or all draw, for as many texts each."""
+    return len({(request.num_texts, request.scoring, request.sampling is None) for request in requests}) == 1

@@ -1,0 +1,100 @@
+"""A language model that serves texts to clients that are not trusted."""
+
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from leafbeam.automata import Automaton
+from leafbeam.errors import ArgumentError, AutomatonError
+from leafbeam.text.chat_template import ChatTemplate
+from leafbeam.text.compiler import CompileLimits, ConstraintCompiler
+from leafbeam.text.generator import Prompt, TextGenerator
+from leafbeam.text.worker import TextSettings, TextWorker
+
+
+class TextService:
+    """What a server needs of a language model: its name, its worker, its constraints' compiler, its chat template.
+
+    `load` reads a directory; `start` and `stop` run it. Tokenising and compiling have a thread each, so that neither waits for
+    the other, nor the caller for them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        generator: TextGenerator,
+        chat: ChatTemplate | None = None,
+        *,
+        settings: TextSettings | None = None,
+        limits: CompileLimits | None = None,
+    ) -> None:
+        self.name, self.chat, self.generator = name, chat, generator
+        self.worker = TextWorker(generator, settings)
+        self.compiler = ConstraintCompiler(generator.tokens, limits)
+        self._tokenizing = ThreadPoolExecutor(1, "leafbeam-tokenize")
+        self._compiling = ThreadPoolExecutor(1, "leafbeam-compile")
+        self._num_preparing = 0
+
+    def __repr__(self) -> str:
+        return f"TextService({self.name!r}, {self.generator!r})"
+
+    @classmethod
+    def load(
+        cls, directory: str | PathLike[str], *, settings: TextSettings | None = None, limits: CompileLimits | None = None
+    ) -> "TextService":
+        """Read a model's directory (`TextGenerator.load`), under the directory's name. Raises CheckpointError."""
+        place = Path(directory)
+        chat = ChatTemplate.load(place)
+        return cls(place.resolve().name, TextGenerator.load(place), chat, settings=settings, limits=limits)
+
+    def start(self) -> None:
+        """Start the worker and the compiler."""
+        self.compiler.start()
+        self.worker.start()
+
+    def stop(self, grace_s: float = 30.0) -> None:
+        """Refuse new texts, finish those that were accepted within `grace_s`, end threads and the compiler."""
+        self.worker.stop(grace_s)
+        self.compiler.close()
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    def tokenize(self, prompt: Prompt) -> "Future[tuple[int, ...]]":
+        """The tokens of a prompt."""
+        return self._tokenizing.submit(self.generator.tokens_of, prompt)
+
+    def tokenize_chat(self, messages: Sequence[Mapping[str, Any]]) -> "Future[tuple[int, ...]]":
+        """The tokens of a chat up to the assistant's next message. Raises ArgumentError without a chat template."""
+        if self.chat is None:
+            raise ArgumentError(f"the model {self.name!r} has no chat template beside its tokenizer: use /v1/completions")
+        render, encode = self.chat.render, self.generator.tokenizer.encode
+        return self._tokenizing.submit(lambda: tuple(encode(render(messages), add_special=False)))
+
+    def compile(self, constraint: str) -> "Future[Automaton]":
+        """The automaton of a constraint in JSON; at once where it is cached."""
+        found: Future[Automaton] = Future()
+        try:
+            cached = self.compiler.cached(constraint)
+        except AutomatonError as error:
+            found.set_exception(error)
+            return found
+        if cached is None:
+            return self._compiling.submit(self.compiler.compile, constraint)
+        found.set_result(cached)
+        return found
+
+    @contextmanager
+    def preparing(self) -> Generator[None]:
+        """Around tokenising and compiling of a request, in one thread alone; such requests fill the queue too.
+
+        Raises OverloadedError where it is full, UnavailableError while the worker stops.
+        """
+        self.worker.check_admission(self._num_preparing)
+        self._num_preparing += 1
+        try:
+            yield
+        finally:
+            self._num_preparing -= 1

@@ -1,0 +1,284 @@
+"""Continues the prompts of many clients: one thread that runs batches in turns, call by call of the model."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, fields
+
+from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.text.generator import TextGenerator
+from leafbeam.text.request import Generation, TextRequest, can_run_together
+from leafbeam.text.run import TextRun
+
+log = logging.getLogger("leafbeam.text")
+
+OnPieces = Callable[[int, tuple[str, ...]], None]
+Texts = tuple[tuple[Generation, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """How texts are served.
+
+    max_queue: jobs that may wait or be prepared. max_rows: texts of one batch. max_batches: batches that run in turns: a short
+    text need not wait for a long one. max_tokens: tokens that all running batches together may have, prompts included; it
+    bounds the memory of keys and values. timeout_s: seconds from arrival; a text that is not whole then is cut off.
+    """
+
+    max_queue: int = 64
+    max_rows: int = 16
+    max_batches: int = 2
+    max_tokens: int = 16_384
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            if not (value := getattr(self, setting.name)) > 0:
+                raise ArgumentError(f"{setting.name} is {value!r}: expected more than 0")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextJob:
+    """The prompts of one client. on_pieces: called in the worker with a prompt's number and its new pieces, if it is given.
+
+    texts: the result; cancelled, the worker drops the job at its next call of the model. deadline: on the worker's clock.
+    """
+
+    requests: tuple[TextRequest, ...]
+    deadline: float
+    on_pieces: OnPieces | None = None
+    texts: "Future[Texts]"
+
+    @property
+    def num_rows(self) -> int:
+        return sum(request.num_texts for request in self.requests)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the job may have in memory."""
+        return sum(len(request.prompt) + request.num_texts * request.max_tokens for request in self.requests)
+
+
+class TextWorker:
+    """Runs jobs in order of arrival, those together that one batch may hold. `start` and `stop` it.
+
+    >>> job = worker.submit([request])                  # doctest: +SKIP
+    >>> job.texts.result()[0][0].text                   # doctest: +SKIP
+    """
+
+    def __init__(
+        self, generator: TextGenerator, settings: TextSettings | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.generator, self.settings, self.clock = generator, settings or TextSettings(), clock
+        self._changed = threading.Condition()
+        self._waiting: deque[TextJob] = deque()
+        self._running: tuple[_Batch, ...] = ()  # replaced, never changed: other threads read it
+        self._thread: threading.Thread | None = None
+        self._is_stopping = self._is_aborted = False
+        self._seconds_per_job = 1.0
+        self._last_done = 0.0
+
+    def __repr__(self) -> str:
+        return f"TextWorker({self.num_waiting} waiting, {self.num_running} running)"
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(batch.jobs) for batch in self._running)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Run jobs from now on, in a thread that does not keep the process alive."""
+        self._thread = threading.Thread(target=self._work, name="leafbeam-text", daemon=True)
+        self._thread.start()
+
+    def stop(self, grace_s: float = 30.0) -> None:
+        """Refuse new jobs, answer those that were accepted within `grace_s`, and fail the others."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(grace_s)
+            self._is_aborted = True
+            self._thread.join(5.0)
+
+    def submit(
+        self,
+        requests: Sequence[TextRequest],
+        *,
+        deadline: float | None = None,
+        on_pieces: OnPieces | None = None,
+    ) -> TextJob:
+        """Queue requests that `can_run_together`. deadline: on the worker's clock, by default `timeout_s` from now.
+
+        Raises ArgumentError for a request that the model cannot run, RequestError for one that is too large, OverloadedError
+        where the queue is full, UnavailableError while it stops.
+        """
+        assert can_run_together(requests)
+        for request in requests:
+            self.generator.check(request)
+        deadline = self.clock() + self.settings.timeout_s if deadline is None else deadline
+        job = TextJob(requests=tuple(requests), deadline=deadline, on_pieces=on_pieces, texts=Future())
+        for name, number, limit in (
+            ("texts", job.num_rows, self.settings.max_rows),
+            ("tokens", job.num_tokens, self.settings.max_tokens),
+        ):
+            if number > limit:
+                raise RequestError(
+                    f"the request may take {number:,} {name}, prompts included: at most {limit:,}; lower max_tokens, n, beams "
+                    "or the number of prompts"
+                )
+        with self._changed:
+            self.check_admission()
+            self._waiting.append(job)
+            self._changed.notify()
+        return job
+
+    def check_admission(self, num_others: int = 0) -> None:
+        """Raise what `submit` raises for a full queue, with `num_others` in it beside those that are."""
+        if self._is_stopping:
+            raise UnavailableError("the server is stopping", reason="draining")
+        if len(self._waiting) + num_others >= self.settings.max_queue:
+            raise self._overloaded(f"{self.settings.max_queue} requests for texts wait already", "queue_full")
+
+    def _overloaded(self, message: str, reason: str) -> OverloadedError:
+        wait_s = min(60.0, max(1.0, self._seconds_per_job * (len(self._waiting) + 1)))
+        return OverloadedError(f"{message}: try again later", reason=reason, retry_after_s=wait_s)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._running or self._is_stopping):
+                    self._changed.wait()
+                if self._is_stopping and not (self._waiting or self._running):
+                    return
+                jobs = self._next_jobs()
+            if self._is_aborted:
+                self._fail_all()
+                return
+            if jobs:
+                self._begin(jobs)
+            if self._running:
+                batch, *others = self._running
+                self._running = (*others, batch) if self._advance(batch) else tuple(others)
+
+    def _next_jobs(self) -> list[TextJob]:
+        """The jobs of the next batch, none while there is no room for one. Jobs that are too late fail, cancelled ones go."""
+        now, jobs, left = self.clock(), list[TextJob](), list[TextJob]()
+        room = self.settings.max_tokens - sum(batch.num_tokens for batch in self._running)
+        for job in self._waiting:
+            # Until the oldest has room, later ones wait behind it.
+            may_run = len(self._running) < self.settings.max_batches and (jobs or not left)
+            if job.texts.cancelled():
+                continue
+            if job.deadline <= now:
+                _fail(job, self._overloaded("the request waited until its time was over", "late"))
+            elif may_run and job.num_tokens <= room and self._fits(job, jobs):
+                jobs.append(job)
+                room -= job.num_tokens
+            else:
+                left.append(job)
+        self._waiting = deque(left)
+        return jobs
+
+    def _fits(self, job: TextJob, jobs: Sequence[TextJob]) -> bool:
+        """Whether a job may join a batch."""
+        requests = [request for one in (*jobs, job) for request in one.requests]
+        longest = max(len(request.prompt) for request in requests) + max(request.max_tokens for request in requests)
+        return (
+            sum(request.num_texts for request in requests) <= self.settings.max_rows
+            and longest - 1 <= self.generator.model.config.max_position_embeddings
+            and can_run_together(requests)
+        )
+
+    def _begin(self, jobs: Sequence[TextJob]) -> None:
+        try:
+            run = self.generator.start([request for job in jobs for request in job.requests])
+        except Exception as error:
+            self._failed(jobs, error)
+            return
+        self._running = (*self._running, _Batch(run=run, jobs=tuple(jobs)))
+
+    def _advance(self, batch: "_Batch") -> bool:
+        """One call of the model for a batch, whose jobs get what is new; whether it goes on."""
+        run, now = batch.run, self.clock()
+        for job, rows in batch.rows():
+            if job.deadline <= now and not job.requests[0].is_stepwise:
+                _fail(job, UnavailableError("the search of many beams was not over in time: lower max_tokens", reason="late"))
+            if job.texts.done() or job.deadline <= now:
+                for b in rows:
+                    run.cut_off(b)
+        try:
+            run.advance()
+        except Exception as error:
+            self._failed([job for job in batch.jobs if not job.texts.done()], error)
+            return False
+        going_on = False
+        for job, rows in batch.rows():
+            if job.texts.done():
+                continue
+            for number, b in enumerate(rows):
+                pieces = run.pieces(b)
+                if job.on_pieces is not None and any(pieces):
+                    job.on_pieces(number, pieces)
+            if all(run.is_over(b) for b in rows):
+                with suppress(InvalidStateError):  # cancelled in between
+                    job.texts.set_result(tuple(run.texts[b] for b in rows))
+                self._count_done()
+            else:
+                going_on = True
+        return going_on
+
+    def _count_done(self) -> None:
+        now = self.clock()
+        since, self._last_done = now - self._last_done, now
+        if since < self.settings.timeout_s:  # longer: there was nothing to do
+            self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
+
+    def _failed(self, jobs: Sequence[TextJob], error: Exception) -> None:
+        log.error("a batch of %d texts failed: %s", len(jobs), error, exc_info=error)
+        for job in jobs:
+            _fail(job, error)
+
+    def _fail_all(self) -> None:
+        error = UnavailableError("the server has stopped", reason="draining")
+        with self._changed:
+            jobs = [*self._waiting, *(job for batch in self._running for job in batch.jobs)]
+            self._waiting.clear()
+            self._running = ()
+        for job in jobs:
+            _fail(job, error)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Batch:
+    """Jobs that run together; the rows of the run are their requests, in order."""
+
+    run: TextRun
+    jobs: tuple[TextJob, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(job.num_tokens for job in self.jobs)
+
+    def rows(self) -> list[tuple[TextJob, range]]:
+        """Each job with the rows of its requests."""
+        ends = [0]
+        for job in self.jobs:
+            ends.append(ends[-1] + len(job.requests))
+        return [(job, range(begin, end)) for job, begin, end in zip(self.jobs, ends, ends[1:], strict=False)]
+
+
+def _fail(job: TextJob, error: Exception) -> None:
+    with suppress(InvalidStateError):
+        job.texts.set_exception(error)

@@ -1,0 +1,457 @@
+"""The routes that OpenAI's clients use, driven by the official client and by hostile ones."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from leafbeam.engine import Request
+from leafbeam.serve import Server
+from leafbeam.text import CompileLimits, TextService, TextSettings
+from leafbeam.text.run import TextRun
+from tests.text.conftest import save_model
+from tests.text.test_chat_template import QWEN
+from tests.text.test_generator import SCHEMA
+
+
+def under(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "product", "strict": True, "schema": schema}}
+
+
+FORMAT = under(SCHEMA)
+MODEL = "tiny-lm"
+
+
+@pytest.fixture(scope="module")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = save_model(tmp_path_factory.mktemp("serve-text") / MODEL)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(first_shop, text_dir: Path) -> Iterator[Server]:
+    """A server of a shop and of a language model, in a thread."""
+    settings = TextSettings(max_queue=4, max_rows=8, max_tokens=4000, timeout_s=30)
+    text = TextService.load(text_dir, settings=settings, limits=CompileLimits(max_seconds=3, max_mb=512))
+    engine, ready = first_shop.engine(), threading.Event()
+    server = Server(engine, text=text, port=0, grace_s=20, on_ready=lambda line: ready.set())
+    runner = threading.Thread(target=server.run)
+    runner.start()
+    assert ready.wait(300)  # kernels may have to be compiled
+    try:
+        yield server
+    finally:
+        server.stop()
+        runner.join(30)
+        assert not runner.is_alive()
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Any:
+    openai = pytest.importorskip("openai", reason="the official client of OpenAI is not installed")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+# The official client.
+
+
+def test_a_chat_answers_under_a_schema(client: Any):
+    messages = [{"role": "system", "content": "JSON."}, {"role": "user", "content": "A lamp."}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, response_format=FORMAT, seed=3, max_tokens=80)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.role == "assistant"
+    jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 10
+    again = client.chat.completions.create(model=MODEL, messages=messages, response_format=FORMAT, seed=3, max_tokens=80)
+    assert again.choices[0].message.content == choice.message.content
+
+
+def test_texts_under_patterns_and_choices(client: Any):
+    answer = client.completions.create(
+        model=MODEL, prompt=["A ", "The "], n=3, temperature=0.8, top_p=0.9, extra_body={"guided_regex": "[a-z]{3,5}[0-9]"}
+    )
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert all(re.fullmatch("[a-z]{3,5}[0-9]", choice.text) for choice in answer.choices)
+    beams = client.completions.create(
+        model=MODEL, prompt="A ", n=2, extra_body={"guided_choice": ["red lamp", "tea cup", "tea"], "beam_width": 3}
+    )
+    assert len(beams.choices) == 2
+    assert all(choice.text in ("red lamp", "tea cup", "tea") for choice in beams.choices)
+
+
+def test_a_template_of_parts(client: Any):
+    parts = ["It is ", {"free_text": {"stop": ".", "max_length": 9}}, " ", {"choices": ["lamp", "cup"]}]
+    answer = client.completions.create(model=MODEL, prompt=[5, 6], extra_body={"guided_template": parts}, seed=1)
+    assert re.fullmatch(r"It is [^.]{0,9}\. (lamp|cup)", answer.choices[0].text, re.DOTALL)
+
+
+def test_greedy_texts_equal_those_in_python(client: Any, server: Server):
+    assert server.text is not None
+    from leafbeam.text import FreeText
+
+    (texts,) = server.text.generator.generate(["A red "], FreeText(), max_tokens=20).texts
+    answer = client.completions.create(model=MODEL, prompt="A red ", temperature=0, max_tokens=20)
+    assert answer.choices[0].text == texts[0].text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 20
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_streams_are_the_text_piece_by_piece(client: Any, seed: int):
+    options: dict[str, Any] = {"model": MODEL, "seed": seed, "max_tokens": 60, "n": 2}
+    options["extra_body"] = {"guided_regex": "[a-zäö日]{8,20}"}
+    whole = client.completions.create(prompt="A ", **options)
+    pieces = {0: "", 1: ""}
+    reasons, usage = {}, None
+    for chunk in client.completions.create(prompt="A ", stream=True, stream_options={"include_usage": True}, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+    assert list(pieces.values()) == [choice.text for choice in whole.choices]
+    assert reasons == {0: "stop", 1: "stop"}
+    assert usage == whole.usage
+    messages = [{"role": "user", "content": "A lamp."}]
+    chat = client.chat.completions.create(messages=messages, **{**options, "n": 1})
+    chunks = list(client.chat.completions.create(messages=messages, stream=True, **{**options, "n": 1}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
+    assert len(chunks) > 4
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_a_stop_ends_the_text_before_it(client: Any):
+    options: dict[str, Any] = {"model": MODEL, "prompt": "A ", "seed": 5, "extra_body": {"guided_regex": "([a-d]{1,4}; ){8}"}}
+    whole = client.completions.create(**options).choices[0]
+    cut = client.completions.create(stop=["; ", "zz"], **options).choices[0]
+    assert cut.text == whole.text.split("; ")[0]
+    assert cut.finish_reason == "stop"
+    streamed = client.completions.create(stop="; ", stream=True, **options)
+    assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == cut.text
+
+
+def test_recommendations_are_choices_with_item_ids(client: Any, server: Server):
+    answer = client.completions.create(
+        model="items", prompt=[1003, 1004], n=5, extra_body={"rules": ["cheap", "in_stock"], "deny_item_ids": [1001]}
+    )
+    assert server.engine is not None
+    expected = server.engine.recommend(
+        Request(history=(1003, 1004), num_items=5, rules=("cheap", "in_stock"), deny_item_ids=(1001,))
+    )
+    assert [choice.item_id for choice in answer.choices] == list(expected.item_ids)
+    assert [choice.text for choice in answer.choices] == [str(one) for one in expected.item_ids]
+    assert [choice.score for choice in answer.choices] == pytest.approx(list(expected.scores), abs=1e-4)
+    assert answer.system_fingerprint == expected.index_version
+    none = client.completions.create(model="items", prompt="", n=5, extra_body={"rules": ["none"]})
+    assert none.choices == []  # a short answer
+
+
+def test_models_are_listed(client: Any):
+    assert [model.id for model in client.models.list()] == [MODEL, "items"]
+
+
+def test_errors_are_those_that_the_client_knows(client: Any):
+    import openai
+
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.completions.create(model="gpt-4", prompt="A")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as broken:
+        client.completions.create(model=MODEL, prompt="A", extra_body={"guided_regex": "(a"})
+    assert (broken.value.code, broken.value.type) == ("AutomatonError", "invalid_request_error")
+    assert "brackets" in broken.value.message
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.completions.create(model=MODEL, prompt="A", temperature="hot")
+    assert wrong.value.param == "temperature"
+
+
+# Hostile and mistaken clients.
+
+BASE: dict[str, Any] = {"model": MODEL, "prompt": "A"}
+ITEMS: dict[str, Any] = {"model": "items", "prompt": []}
+BAD_BODIES: list[tuple[dict[str, Any], str]] = [
+    ({}, "model"),
+    ({"model": 7}, "model: expected str"),
+    ({"model": MODEL}, "prompt"),
+    ({**BASE, "prompt": []}, "prompt"),
+    ({**BASE, "prompt": ["A", 7]}, "prompt"),
+    ({**BASE, "prompt": [[]]}, "no tokens"),
+    ({**BASE, "prompt": [1, 10**9]}, "outside the model"),
+    ({**BASE, "prompt": ["A"] * 9}, "at most 8 texts"),
+    ({**BASE, "prompt": "A" * 5000}, "positions"),
+    ({**BASE, "max_tokens": 0}, "max_tokens"),
+    ({**BASE, "max_tokens": 10**6}, "positions"),
+    ({**BASE, "n": 0}, "n: expected at least 1"),
+    ({**BASE, "n": 10**9}, "at most 8 texts"),
+    ({**BASE, "n": 8, "max_tokens": 500}, "at most 4,000"),
+    ({**BASE, "n": 2, "temperature": 0}, "temperature 0"),
+    ({**BASE, "temperature": -1}, "temperature is -1"),
+    ({**BASE, "temperature": 1e999}, "JSON"),
+    ({**BASE, "top_p": 0}, "top_p"),
+    ({**BASE, "top_k": -1}, "top_k"),
+    ({**BASE, "seed": 2**70}, "seed"),
+    ({**BASE, "beam_width": 0}, "beam_width"),
+    ({**BASE, "beam_width": -3}, "beam_width"),
+    ({**BASE, "beam_width": 9}, "texts"),
+    ({**BASE, "beam_width": 2, "temperature": 1}, "temperature"),
+    ({**BASE, "beam_width": 2, "stop": "x"}, "stop"),
+    ({**BASE, "beam_width": 2, "stream": True}, "stream"),
+    ({**BASE, "beam_width": 2, "n": 3}, "n: at most beam_width"),
+    ({**BASE, "stop": ""}, "stop is empty"),
+    ({**BASE, "stop": ["a"] * 5}, "up to 4"),
+    ({**BASE, "logprobs": 5}, "logprobs: not supported"),
+    ({**BASE, "tools": []}, "no such field"),
+    ({**BASE, "response_format": {"type": "json_object"}}, "json_object"),
+    ({**BASE, "response_format": {"type": "json_schema"}}, "needs the field"),
+    ({**BASE, "guided_choice": []}, "at least one text"),
+    ({**BASE, "guided_choice": [7]}, "guided_choice"),
+    ({**BASE, "guided_choice": ["a"], "guided_regex": "a"}, "name one of"),
+    ({**BASE, "guided_regex": "[ab]*a[ab]{24}"}, "to compile"),
+    ({**BASE, "guided_regex": "((((a{99}){99}){99}){99}){99}"}, "max_states"),
+    ({**BASE, "guided_template": [{"regex": 7}]}, "expected a string"),
+    ({**BASE, "guided_template": [[]]}, "a constraint is"),
+    ({**BASE, "response_format": under({"$ref": "#"})}, "back to itself"),
+    ({**BASE, "response_format": under(7)}, "expected a schema object"),
+    ({**BASE, "response_format": under({"type": "string", "maxLength": 10**8})}, "states"),
+    ({**ITEMS, "prompt": "P1"}, "prompt: expected a list of item ids"),
+    ({**ITEMS, "prompt": ["P1"]}, "ids"),
+    ({**ITEMS, "n": 0}, "num_items"),
+    ({**ITEMS, "n": 10**6}, "num_items"),
+    ({**ITEMS, "stream": True}, "stream"),
+    ({**ITEMS, "temperature": 1}, "temperature"),
+    ({**ITEMS, "rules": ["unknown"]}, "unknown"),
+    ({**ITEMS, "guided_regex": "a"}, "no such field"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "says"), BAD_BODIES, ids=[str(n) for n in range(len(BAD_BODIES))])
+def test_a_wrong_body_gets_400_in_the_shape_of_openai(http: httpx.Client, body: dict[str, Any], says: str):
+    answer = http.post("/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400, answer.text
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert says in error["message"], error
+
+
+RAW = [b"", b"{", b"[]", b"null", b'{"model": "\xff"}', b'{"model": "\\ud800"}', b'{"a":' * 50_000, b"[" * 500_000]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("raw", RAW, ids=[str(n) for n in range(len(RAW))])
+def test_what_is_no_body_gets_a_named_error(http: httpx.Client, path: str, raw: bytes):
+    answer = http.post(path, content=raw, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_deep_schemas_and_templates(http: httpx.Client):
+    deep = '{"type":"array","items":' * 400 + '{"type":"null"}' + "}" * 400
+    body = f'{{"model":"{MODEL}","prompt":"A","response_format":{{"type":"json_schema","json_schema":{{"schema":{deep}}}}}}}'
+    answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    deep = '[{"template":' * 400 + '["a"]' + "}]" * 400
+    body = f'{{"model":"{MODEL}","prompt":"A","guided_template":{deep}}}'
+    answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (200, 400)
+
+
+def test_bodies_that_are_too_long_and_other_types(http: httpx.Client):
+    answer = http.post("/v1/completions", json={**BASE, "prompt": "A" * (1 << 20)})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_long"
+    answer = http.post("/v1/completions", data={"model": MODEL})
+    assert answer.status_code == 400
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert http.get("/v1/completions").status_code == 405
+
+
+CHATS: list[tuple[Any, str]] = [
+    ([], ""),
+    ("hello", "messages: expected array"),
+    ([{"role": "user"}], "content"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "image_url"),
+    ([{"role": "user", "content": "x"}] * 102, "too many"),
+]
+
+
+@pytest.mark.parametrize(("messages", "says"), CHATS)
+def test_messages_that_no_prompt_can_be_made_of(http: httpx.Client, messages: Any, says: str):
+    answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 2})
+    if messages == []:
+        assert answer.status_code == 200  # this template has a prompt for it
+        return
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_messages_of_parts_are_their_text(http: httpx.Client):
+    parts = [{"type": "text", "text": "A "}, {"type": "text", "text": "lamp."}]
+    texts = [
+        http.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": content}], "max_completion_tokens": 9, "seed": 1},
+        ).json()["choices"][0]["message"]["content"]
+        for content in ("A lamp.", parts)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_chat_with_the_recommender_is_refused_by_name(http: httpx.Client):
+    answer = http.post("/v1/chat/completions", json={"model": "items", "messages": []})
+    assert answer.status_code == 400
+    assert "/v1/recommend" in answer.json()["error"]["message"]
+
+
+# Load.
+
+
+class Gate:
+    """Lets the worker of texts call the model when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.waiting = threading.Event(), threading.Event()
+        advance = TextRun.advance
+
+        def gated(run: TextRun) -> bool:
+            self.waiting.set()
+            assert self.open.wait(30)
+            return advance(run)
+
+        monkeypatch.setattr(TextRun, "advance", gated)
+
+
+def until(found: Any) -> None:
+    give_up = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def test_a_full_queue_gets_429_and_the_recommender_answers_meanwhile(
+    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    assert server.text is not None
+    worker = server.text.worker
+    gate = Gate(monkeypatch)
+    body = {**BASE, "max_tokens": 5, "n": 8}
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=body, timeout=60))
+
+    clients = [threading.Thread(target=ask) for _ in range(5)]
+    clients[0].start()
+    assert gate.waiting.wait(20)
+    for one in clients[1:]:
+        one.start()
+    until(lambda: worker.num_waiting + worker.num_running >= 5)
+    until(lambda: http.post("/v1/completions", json=body, timeout=0.5).status_code == 429 if worker.num_waiting >= 4 else True)
+    assert http.post("/v1/recommend", json={"num_items": 3}).json()["num_valid"] == 3
+    assert "leafbeam_text_queue_length" in http.get("/metrics").text
+    gate.open.set()
+    for one in clients:
+        one.join(30)
+    assert [answer.status_code for answer in answers] == [200] * 5
+
+
+def test_a_client_that_goes_away_ends_its_text(server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch):
+    assert server.text is not None
+    worker, gate = server.text.worker, Gate(monkeypatch)
+    body = {**BASE, "max_tokens": 400, "temperature": 0}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(10, read=0.3))
+    assert gate.waiting.is_set()
+    gate.open.set()
+    until(lambda: worker.num_running == 0)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert next(answer.iter_lines()).startswith("data: {")
+        gate.open.clear()
+    gate.open.set()
+    until(lambda: worker.num_running == 0)
+    metrics = http.get("/metrics").text
+    assert 'leafbeam_completions_total{outcome="cancelled"}' in metrics
+
+
+def test_a_fault_of_the_model_is_500_for_a_whole_text_and_an_error_in_a_stream(
+    server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+):
+    advance, calls = TextRun.advance, []
+
+    def failing(run: TextRun) -> bool:
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            raise RuntimeError("a secret of the server")
+        return advance(run)
+
+    monkeypatch.setattr(TextRun, "advance", failing)
+    body = {**BASE, "guided_regex": "[a-z]{20}", "max_tokens": 40}
+    answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
+    calls.clear()
+    with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert answer.status_code == 200
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert "secret" not in "".join(lines)
+
+
+def test_the_schema_lists_the_routes_and_readiness_names_the_model(http: httpx.Client):
+    document = http.get("/openapi.json").json()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/recommend"} <= document["paths"].keys()
+    assert "guided_regex" in http.get("/docs").text
+    assert http.get("/readyz").json()["text_model"] == MODEL
+
+
+def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
+    text, ready = TextService.load(text_dir), threading.Event()
+    server = Server(None, text=text, port=0, on_ready=lambda line: ready.set())
+    runner = threading.Thread(target=server.run)
+    runner.start()
+    assert ready.wait(120)
+    try:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            assert client.post("/v1/recommend", json={}).status_code == 404
+            assert client.get("/readyz").json() == {
+                "ready": True, "reason": None, "index_version": None, "num_items": 0, "rules": {}, "text_model": MODEL
+            }  # fmt: skip
+            body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
+            assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
+            assert "/v1/recommend" not in client.get("/openapi.json").json()["paths"]
+            assert client.get("/metrics").status_code == client.get("/docs").status_code == 200
+    finally:
+        server.stop()
+        runner.join(30)
+    assert not runner.is_alive()
+
+
+def test_a_server_without_a_language_model_names_the_recommender(first_shop):
+    from starlette.testclient import TestClient
+
+    from leafbeam.serve import create_app
+
+    with TestClient(create_app(first_shop.engine())) as client:
+        answer = client.post("/v1/completions", json={"model": "gpt-4", "prompt": "A"})
+        assert answer.status_code == 404
+        assert "'items'" in answer.json()["error"]["message"]
+        assert client.post("/v1/completions", json={"model": "items", "prompt": [], "n": 2}).json()["choices"]

@@ -1,0 +1,106 @@
+"""Constraints of strangers: compiled as in this process, in bounded time and memory, and the next one is not harmed."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
+from leafbeam.text import CompileLimits, Regex, TextGenerator
+from leafbeam.text.compiler import ConstraintCompiler
+from leafbeam.text.constraints import constraint_from_json
+from tests.text.test_generator import SCHEMA
+
+
+@pytest.fixture(scope="module")
+def compiler(generator: TextGenerator) -> Iterator[ConstraintCompiler]:
+    compiler = ConstraintCompiler(generator.tokens, CompileLimits(max_seconds=3.0, max_mb=512))
+    yield compiler
+    compiler.close()
+    with pytest.raises(UnavailableError, match="stopping"):
+        compiler.compile('{"regex": "new"}')
+
+
+CONSTRAINTS = [
+    {"regex": "[a-z]{2,6}( [a-z]{1,4})?"},
+    {"json_schema": SCHEMA},
+    {"json_schema": json.dumps(SCHEMA)},
+    {"choices": ["red lamp", "tea cup"]},
+    {"free_text": {}},
+    {"free_text": {"stop": "\n", "max_length": 20}},
+    {"template": ["a ", {"free_text": {"stop": "."}}, {"choices": ["b", "c"]}, {"template": ["d", {"regex": "e*"}]}]},
+]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_automata_are_those_of_this_process(compiler: ConstraintCompiler, generator: TextGenerator, constraint):
+    text = json.dumps(constraint)
+    found = compiler.compile(text)
+    expected = generator.compile(constraint_from_json(constraint))
+    assert found.version == expected.version
+    assert found.chains is not None
+    assert compiler.cached(text) is found is compiler.compile(text)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        ({"regex": "(a"}, "brackets"),
+        ({"regex": 7}, "expected a string"),
+        ({"regex": "a{100000}"}, "max_states=50,000"),
+        ({"json_schema": {"$ref": "#"}}, "leads back to itself"),
+        ({"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}}}, "leads back to itself"),
+        ({"json_schema": "[" * 100_000}, "nests too deeply"),
+        ({"json_schema": '{"type": "integer", "minimum": ' + "9" * 5000 + "}"}, "not JSON"),
+        ({"json_schema": {"type": "string", "maxLength": 10**9}}, "max_states"),
+        ({"choices": []}, "at least one text"),
+        ({"choices": "abc"}, "expected a list of texts"),
+        ({"choices": ["\ud800"]}, "not Unicode"),
+        ({"free_text": {"stop": 7}}, "expected an object"),
+        ({"free_text": {"length": 7}}, "expected an object"),
+        ({"template": "abc"}, "expected a list of parts"),
+        ({"template": [["a"]]}, "a constraint is"),
+        ({"template": []}, "at least one"),
+        ({"regexp": "a"}, "expected an object with one of"),
+        ({"regex": "a", "choices": ["b"]}, "expected an object with one of"),
+        ([], "expected an object with one of"),
+    ],
+)
+def test_a_constraint_that_is_none_is_named(compiler: ConstraintCompiler, constraint, says):
+    text = json.dumps(constraint)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(AutomatonError, match=says):
+            compiler.compile(text)
+    assert compiler.compile('{"regex": "ok"}').accepts(0) is False
+
+
+def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(compiler: ConstraintCompiler):
+    before = compiler.compile('{"regex": "before"}')
+    bomb = json.dumps({"regex": "[ab]*a[ab]{24}"})
+    for _ in range(2):
+        with pytest.raises(AutomatonError, match=r"takes more than .* to compile"):
+            compiler.compile(bomb)
+    assert compiler.compile('{"regex": "before"}') is before
+    assert not compiler.compile('{"regex": "after"}').accepts(0)
+
+
+def test_the_cache_forgets_the_oldest(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    small, automaton = (
+        ConstraintCompiler(generator.tokens, CompileLimits(cache_mb=1)),
+        generator.compile(Regex(pattern="[a-z]+")),
+    )
+    monkeypatch.setattr(small, "_compile", lambda constraint: automaton)
+    number = (1 << 20) // automaton.nbytes
+    for index in range(number + 20):
+        small.compile(f"{index}")
+        small.compile("0")  # used again and again
+    assert small.cached("0") is small.cached(f"{index}") is automaton
+    assert small.cached("1") is None
+    assert number / 2 < len(small._cache) <= number
+    assert small._cache.keys() == small._sizes.keys()
+    small.close()
+
+
+def test_limits_are_above_zero():
+    with pytest.raises(ArgumentError, match="max_seconds is 0"):
+        CompileLimits(max_seconds=0)

@@ -1,0 +1,212 @@
+"""The worker of texts: jobs share batches without changing each other, and the queue, deadlines and cancellations are kept."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, RequestError, UnavailableError
+from leafbeam.text import Choices, FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
+from leafbeam.text.run import TextRun
+from leafbeam.text.worker import TextWorker
+from tests.text.test_generator import CONSTRAINTS, PROMPTS
+
+LETTERS = Regex(pattern="[a-z]{30}")
+
+
+def request(generator: TextGenerator, constraint=LETTERS, prompt: str = "A ", **options) -> TextRequest:
+    options = {"max_tokens": 60, **options}
+    return TextRequest(prompt=generator.tokens_of(prompt), automaton=generator.compile(constraint), **options)
+
+
+@contextmanager
+def running(generator: TextGenerator, *, clock: Callable[[], float] | None = None, **settings) -> Iterator[TextWorker]:
+    worker = TextWorker(generator, TextSettings(**settings), **({} if clock is None else {"clock": clock}))
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop(20)
+        assert not worker.is_alive
+
+
+class Gate:
+    """Lets the worker call the model when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.waiting = threading.Event(), threading.Event()
+        advance = TextRun.advance
+
+        def gated(run: TextRun) -> bool:
+            self.waiting.set()
+            assert self.open.wait(20)
+            return advance(run)
+
+        monkeypatch.setattr(TextRun, "advance", gated)
+
+
+def test_jobs_in_batches_give_the_texts_of_each_alone(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    batches = []
+    start = generator.start
+    monkeypatch.setattr(generator, "start", lambda requests: (batches.append(len(requests)), start(requests))[1])
+    gate = Gate(monkeypatch)
+    plans = [
+        dict(constraint=constraint, prompt=prompt, **options)
+        for prompt, constraint in zip(PROMPTS, CONSTRAINTS.values(), strict=True)
+        for options in ({}, {"sampling": Sampling(), "seed": 5}, {"num_texts": 3}, {"max_tokens": 2})
+    ]
+    with running(generator) as worker:
+        jobs = [worker.submit([request(generator, **plan)]) for plan in plans]
+        gate.open.set()
+        found = [job.texts.result(30)[0] for job in jobs]
+    monkeypatch.undo()
+    assert max(batches) > 2
+    assert len(batches) < len(plans)
+    for plan, texts in zip(plans, found, strict=True):
+        run = generator.start([request(generator, **plan)])
+        while run.advance():
+            pass
+        assert [text.tokens for text in texts] == [text.tokens for text in run.texts[0]]
+        assert [text.finished for text in texts] == [text.finished for text in run.texts[0]]
+
+
+def test_a_job_may_have_several_prompts_and_hears_of_its_own_pieces(generator: TextGenerator):
+    heard: dict[int, str] = {0: "", 1: ""}
+
+    def on_pieces(prompt: int, pieces: tuple[str, ...]) -> None:
+        heard[prompt] += pieces[0]
+
+    with running(generator) as worker:
+        other = worker.submit([request(generator, prompt="other")])
+        job = worker.submit([request(generator), request(generator, prompt="tea", constraint=FreeText())], on_pieces=on_pieces)
+        texts = job.texts.result(30)
+        assert other.texts.result(30)
+    assert heard == {0: texts[0][0].text, 1: texts[1][0].text}
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    with running(generator, max_queue=2, max_rows=1, max_batches=1) as worker:
+        first = worker.submit([request(generator)])
+        assert gate.waiting.wait(20)
+        jobs = [worker.submit([request(generator)]) for _ in range(2)]
+        with pytest.raises(OverloadedError, match="wait already") as refused:
+            worker.submit([request(generator)])
+        assert refused.value.reason == "queue_full"
+        assert 1 <= refused.value.retry_after_s <= 60
+        gate.open.set()
+        assert all(job.texts.result(30) for job in (first, *jobs))
+
+
+def test_a_short_text_does_not_wait_for_a_long_one(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    with running(generator, max_rows=1) as worker:
+        long = worker.submit([request(generator, FreeText(), max_tokens=400)])
+        assert gate.waiting.wait(20)
+        short = worker.submit([request(generator, Choices(texts=["x"]), max_tokens=3)])
+        gate.open.set()
+        assert short.texts.result(30)[0][0].text == "x"
+        assert not long.texts.done()
+        long.texts.cancel()
+
+
+def test_a_deadline_cuts_a_running_text_off_and_refuses_one_that_waits(
+    generator: TextGenerator, monkeypatch: pytest.MonkeyPatch
+):
+    gate, now = Gate(monkeypatch), [100.0]
+    pieces: list[str] = []
+    with running(generator, clock=lambda: now[0], max_rows=1, max_batches=1, timeout_s=10) as worker:
+        slow = worker.submit([request(generator, FreeText(), max_tokens=400)], on_pieces=lambda _, new: pieces.extend(new))
+        assert gate.waiting.wait(20)
+        waits = worker.submit([request(generator)])
+        now[0] = 111.0
+        gate.open.set()
+        (texts,) = slow.texts.result(30)
+        assert not texts[0].finished
+        assert len(texts[0].tokens) <= 2
+        assert "".join(pieces) == texts[0].text
+        with pytest.raises(OverloadedError, match="time was over") as late:
+            waits.texts.result(30)
+        assert late.value.reason == "late"
+
+
+def test_a_search_of_many_beams_that_is_late_fails(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate, now = Gate(monkeypatch), [0.0]
+    with running(generator, clock=lambda: now[0], timeout_s=10) as worker:
+        job = worker.submit([request(generator, num_texts=4)])
+        assert gate.waiting.wait(20)
+        now[0] = 11.0
+        gate.open.set()
+        with pytest.raises(UnavailableError, match="many beams"):
+            job.texts.result(30)
+
+
+def test_a_cancelled_job_ends_and_leaves_the_others(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    with running(generator) as worker:
+        jobs = [worker.submit([request(generator, max_tokens=400, constraint=FreeText())]) for _ in range(2)]
+        kept = worker.submit([request(generator)])
+        assert gate.waiting.wait(20)
+        for job in jobs:
+            job.texts.cancel()
+        gate.open.set()
+        assert kept.texts.result(30)
+    assert worker.num_running == worker.num_waiting == 0
+
+
+def test_a_fault_fails_its_batch_and_the_next_one_runs(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    with running(generator) as worker:
+        with monkeypatch.context() as patched:
+            patched.setattr(TextRun, "advance", lambda run: (_ for _ in ()).throw(LogitsError("NaN")))
+            with pytest.raises(LogitsError):
+                worker.submit([request(generator)]).texts.result(30)
+        with monkeypatch.context() as patched:
+            patched.setattr(generator, "start", lambda requests: (_ for _ in ()).throw(MemoryError()))
+            with pytest.raises(MemoryError):
+                worker.submit([request(generator)]).texts.result(30)
+        assert worker.submit([request(generator)]).texts.result(30)
+
+
+def test_what_no_batch_can_hold_is_refused_at_once(generator: TextGenerator):
+    worker = TextWorker(generator, TextSettings(max_rows=3, max_tokens=200))
+    with pytest.raises(RequestError, match="4 texts"):
+        worker.submit([request(generator, num_texts=2), request(generator, num_texts=2)])
+    with pytest.raises(RequestError, match="tokens, prompts included: at most 200"):
+        worker.submit([request(generator, max_tokens=300)])
+    with pytest.raises(ArgumentError, match="positions"):
+        worker.submit([request(generator, max_tokens=3000)])
+    with pytest.raises(ArgumentError, match="outside the model"):
+        worker.submit([TextRequest(prompt=(100_000,), automaton=generator.compile(LETTERS))])
+    with pytest.raises(ArgumentError, match="max_queue is 0"):
+        TextSettings(max_queue=0)
+
+
+def test_stopping_answers_what_was_accepted_and_refuses_the_rest(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    with running(generator) as worker:
+        job = worker.submit([request(generator)])
+        assert gate.waiting.wait(20)
+        stopping = threading.Thread(target=worker.stop, args=(20,))
+        stopping.start()
+        while not worker._is_stopping:
+            threading.Event().wait(0.001)
+        with pytest.raises(UnavailableError, match="stopping"):
+            worker.submit([request(generator)])
+        gate.open.set()
+        stopping.join(20)
+        assert job.texts.result(0)
+
+
+def test_what_is_not_over_within_the_grace_fails(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    worker = TextWorker(generator, TextSettings(max_rows=1, max_batches=1))
+    worker.start()
+    jobs = [worker.submit([request(generator, FreeText(), max_tokens=400)]) for _ in range(3)]
+    assert gate.waiting.wait(20)
+    threading.Timer(0.2, gate.open.set).start()
+    worker.stop(0.01)
+    assert not worker.is_alive
+    for job in jobs:
+        with pytest.raises(UnavailableError, match="has stopped"):
+            job.texts.result(0)
