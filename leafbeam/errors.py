@@ -12,6 +12,8 @@
     │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
     ├── DataError                a table of items or interactions cannot be read
+    ├── BatchError               lines of a batch of items are wrong, and nothing was changed
+    ├── ConflictError            a change contradicts an earlier one, or another process's
     ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
     ├── TrainingError            training stopped: the loss is not a finite number
     ├── RuleError                a rule's predicate cannot be evaluated
@@ -27,12 +29,16 @@
 Each message says what was expected, what came and how to fix it. Bugs of leafbeam are `AssertionError`s.
 """
 
+from collections.abc import Mapping
+
 __all__ = [
     "ArgumentError",
     "AutomatonError",
+    "BatchError",
     "CatalogInUseWarning",
     "CheckpointError",
     "CodesError",
+    "ConflictError",
     "DataError",
     "DemoError",
     "FilterError",
@@ -109,6 +115,20 @@ class DataError(LeafbeamError, ValueError):
     """A table of items or interactions cannot be read."""
 
 
+class BatchError(LeafbeamError, ValueError):
+    """Lines of a batch of items are wrong, and nothing was changed. lines: what is wrong with each, by its number from 1."""
+
+    def __init__(self, lines: Mapping[int, str], num_lines: int) -> None:
+        self.lines = dict(sorted(lines.items()))
+        shown = "; ".join(f"line {number}: {problem}" for number, problem in list(self.lines.items())[:3])
+        more = f"; and {len(lines) - 3:,} more" if len(lines) > 3 else ""
+        super().__init__(f"{len(lines):,} of {num_lines:,} lines are wrong, so nothing was changed: {shown}{more}")
+
+
+class ConflictError(LeafbeamError, RuntimeError):
+    """A change contradicts an earlier one, or another process's."""
+
+
 class CheckpointError(LeafbeamError, ValueError):
     """A directory of weights or Semantic IDs is incomplete or belongs to something else."""
 
@@ -155,3 +175,11 @@ class MissingExtraError(LeafbeamError, ImportError):
 
 class DemoError(LeafbeamError, RuntimeError):
     """A step of the demo failed."""
+
+
+def short_repr(value: object) -> str:
+    """A value for an error message, at most 60 characters long."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
+        return "a number of more than 18 digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

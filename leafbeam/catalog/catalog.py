@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from leafbeam.catalog.rule_set import RuleFilters, RuleSet, advance_filters, reu
 from leafbeam.catalog.sources import ItemSource
 from leafbeam.catalog.time_limit import DEFAULT_S
 from leafbeam.catalog.transaction import Attributes, CatalogTransaction
-from leafbeam.errors import CatalogInUseWarning, LeafbeamError, RuleError, UnknownRuleError
+from leafbeam.errors import CatalogInUseWarning, CodesError, LeafbeamError, RuleError, UnknownRuleError
 from leafbeam.index import Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.live import LiveIndex
@@ -157,6 +158,11 @@ class Catalog:
         """Items that the rules (names, or an expression over them) allow now, less the denied; see RuleSet.filter."""
         return self.rules.filter(rules, deny=deny)
 
+    def schema(self) -> pa.Schema:
+        """The columns of the table of items and their types. It may open the file. Raises DataError."""
+        with self._table.reading() as session:
+            return session.schema()
+
     def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None = None) -> pa.Table:
         """Attributes of some items, in the given order; nulls for unknown ids. It scans the ids, and may open the file.
 
@@ -242,8 +248,11 @@ class Catalog:
     # Items.
 
     @contextmanager
-    def transaction(self) -> Generator[CatalogTransaction]:
+    def transaction(self, before_commit: Callable[[], None] = lambda: None) -> Generator[CatalogTransaction]:
         """Several changes of items that become visible together when the block ends, or not at all if it raises.
+
+        before_commit: called when all changes are checked and written, and only their commits are left; if it raises, nothing
+        is changed.
 
         Attributes are committed first, then the index's log; then both become visible. After a crash or an error between the
         two, the table has attributes of items that the index does not have, which no rule reads. Cost: that of LiveIndex, 5 ms
@@ -259,7 +268,13 @@ class Catalog:
                 yield transaction
                 self._warn_if_shared()
                 changed_ids = transaction.changed_ids()
-                matches = self._evaluator.write(transaction.tables(), changed_ids, list(rules.definitions.values()))
+                matches = self._evaluator.write(
+                    transaction.tables(),
+                    changed_ids,
+                    list(rules.definitions.values()),
+                    removed_ids=transaction.removed_ids(),
+                    before_commit=before_commit,
+                )
             no_match = np.zeros(len(changed_ids), np.bool_)
             self._active.advance(changed_ids, {name: matches.bits.get(name, no_match) for name in rules.filters.by_segment})
             for name, error in matches.errors.items():
@@ -291,6 +306,42 @@ class Catalog:
         """Give items other attributes; rules are evaluated for these items only. Raises ItemIdError, DataError."""
         with self.transaction() as transaction:
             transaction.update(item_ids, attributes)
+
+    def save(self, trie_path: str | os.PathLike[str], items_path: str | os.PathLike[str]) -> Version:
+        """Write all items into an index file and their attributes into a Parquet file; returns the version saved.
+
+        Cost: a build of the index and a copy of the table; changes wait. Raises OSError, DataError.
+        """
+        with self._active.write_lock:
+            version = self.version()
+            self.index.merge().save(trie_path)
+            with self._table.reading() as session:
+                session.save(Path(items_path))
+        return version
+
+    def restore(self, trie: Trie, items: ItemSource) -> None:
+        """Replace all items and attributes at once by those of a trie and a source, such as `save` wrote; rules stay.
+
+        Requests see the items before, or those after. Cost: a look-up of every id, and an evaluation of all rules. Raises
+        CodesError (other codebooks), DataError, LogError. After an error or a crash between table and log, call it again.
+        """
+        if trie.codebook_sizes != self.version().codebook_sizes:
+            sizes = f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {self.version().codebook_sizes}"
+            raise CodesError(f"{sizes}: restore items of the same Semantic IDs")
+        with self._evaluation_lock, self._active.write_lock:
+            self._table.refill(items)
+            version = self.index.version()
+            old_ids = version.filter_of([None] * len(version.segments)).item_ids()
+            is_known_N = version.knows(trie.item_ids) if len(old_ids) else np.zeros(trie.num_items, np.bool_)
+            new_codes = trie.codes_of(trie.item_ids)
+            is_other_N = is_known_N.copy()
+            is_other_N[is_known_N] = (version.codes_of(trie.item_ids[is_known_N]) != new_codes[is_known_N]).any(axis=1)
+            with self.transaction() as transaction:
+                transaction.delete(old_ids[~trie.knows(old_ids)] if trie.num_items else old_ids)
+                transaction.replace(new_codes[is_other_N], trie.item_ids[is_other_N])
+                transaction.evaluate_again(trie.item_ids[is_known_N])
+                transaction.insert(new_codes[~is_known_N], trie.item_ids[~is_known_N])
+        self.reload()
 
     def compact(self, *, wait: bool = False) -> None:
         """Merge the segments of the index in the background, and the filters with them. See LiveIndex.compact."""

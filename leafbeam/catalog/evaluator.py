@@ -4,7 +4,7 @@
 # pyright: reportUnknownParameterType=false
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,9 @@ from leafbeam.catalog.sessions import ReadSession, RowMatches
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, ids_from_arrow
+
+
+_NO_IDS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +50,7 @@ class Evaluator:
         self.table = table
         self._lock = threading.Lock()  # guards the assignment of `_map`
         self._map: RowMap | None = None
+        self._rows_may_move = False  # DuckDB may close the gap of a removed row at any later checkpoint
 
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
         """Evaluate rules over the whole table; count: LISTED and the counts too. Raises DataError if it cannot be read at all.
@@ -71,16 +75,30 @@ class Evaluator:
                 result.seconds[rule.name] = time.perf_counter() - began
         return result
 
-    def write(self, tables: Sequence[pa.Table], ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
+    def write(
+        self,
+        tables: Sequence[pa.Table],
+        ids_n: NDArray[np.generic],
+        rules: Sequence[Rule],
+        *,
+        removed_ids: NDArray[np.generic] = _NO_IDS,
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> RowMatches:
         """Write attributes (tables with an `item_id`, no id twice), then evaluate rules for the given items.
 
+        removed_ids: items whose rows go. before_commit: called once all rows are written; if it raises, nothing was.
         Cost: milliseconds for items without a row, else one or two scans of the ids. After a DataError nothing was written.
         """
-        if not len(ids_n):
+        if not len(ids_n) and not len(removed_ids):
+            before_commit()
             return self.evaluate_rows(ids_n, rules)
         position = {key: i for i, key in enumerate(ids_n.tolist())}
         with self.table.writing() as session:
             counter = session.change_counter
+            removed_n = session.rows_of(removed_ids)
+            if (removed_n >= 0).any():
+                session.remove(removed_n[removed_n >= 0])
+                self._rows_may_move = True
             rows_n, row_map = self._rows(session, ids_n, None if counter is None else counter - 1)
             existing_n = rows_n >= 0
             end = session.end() if row_map is None else row_map.end
@@ -91,6 +109,7 @@ class Evaluator:
                 has_row_n[positions] = True
             if not has_row_n.all():
                 session.put(pa.table({"item_id": pa.array(decode_ids(ids_n[~has_row_n]))}), rows_n[~has_row_n])
+            before_commit()
             session.connection.commit()
             if existing_n.any() and tables:  # an updated row may have another number
                 rows_n[existing_n] = session.rows_of(ids_n[existing_n])
@@ -104,7 +123,8 @@ class Evaluator:
                     if self._map is not None and self._map.change_counter == row_map.change_counter:
                         row_map = self._map  # an evaluation may have stored one for a new base
                     added = ~existing_n & (rows_n >= 0)
-                    self._map = row_map.with_appended(ids_n[added], rows_n[added], None if existing_n.any() else counter)
+                    is_exact = not existing_n.any() and not self._rows_may_move
+                    self._map = row_map.with_appended(ids_n[added], rows_n[added], counter if is_exact else None)
             return session.evaluate_rows(rules, rows_n)
 
     def evaluate_rows(self, ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:

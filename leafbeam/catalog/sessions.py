@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -147,6 +148,15 @@ class ReadSession:
                 matches.bits.update(alone.bits)
                 matches.errors.update(alone.errors)
         return matches
+
+    def schema(self) -> pa.Schema:
+        """The columns of the table and their types in Arrow."""
+        _columns(self.connection, self.name)
+        return self.connection.sql("SELECT * FROM items LIMIT 0").to_arrow_table().schema
+
+    def save(self, path: Path) -> None:
+        """Write the table into a Parquet file."""
+        self.connection.sql("SELECT * FROM items").write_parquet(str(path))
 
     def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None) -> pa.Table:
         """Rows of the given ids in the given order: `item_id` first, then the attributes; nulls for an unknown id."""

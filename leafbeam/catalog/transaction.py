@@ -25,6 +25,7 @@ class CatalogTransaction:
         self._transaction = transaction
         self._tables: list[tuple[list[Any], pa.Table]] = []
         self._table_of: dict[Any, int | None] = {}  # the table of each changed id, if it has one
+        self._removed: dict[Any, None] = {}  # ids whose rows go
 
     def insert(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
         """Add items; see Catalog.insert. Raises CodesError, ItemIdError, DataError."""
@@ -32,11 +33,14 @@ class CatalogTransaction:
         self._transaction.insert(codes, item_ids)
         self._record(ids, table)
 
-    def delete(self, item_ids: ItemIds) -> None:
-        """Remove items; see Catalog.delete. Raises ItemIdError."""
+    def delete(self, item_ids: ItemIds, *, with_attributes: bool = False) -> None:
+        """Remove items; see Catalog.delete. with_attributes: and their rows of the table. Raises ItemIdError."""
         self._transaction.delete(item_ids)
-        for key in as_id_array(item_ids).tolist():
+        keys = as_id_array(item_ids).tolist()
+        for key in keys:
             self._table_of.pop(key, None)
+        if with_attributes:
+            self._removed.update(dict.fromkeys(keys))
 
     def replace(self, codes: Codes, item_ids: ItemIds, attributes: Attributes | None = None) -> None:
         """Give items other codes and, optionally, other attributes. Raises CodesError, ItemIdError, DataError."""
@@ -50,6 +54,15 @@ class CatalogTransaction:
         ids, table = _checked(item_ids, attributes)
         self._transaction.check_live(item_ids)
         self._record(ids, table)
+
+    def evaluate_again(self, item_ids: ItemIds) -> None:
+        """Evaluate the rules for items whose attributes changed otherwise. Raises ItemIdError."""
+        self._transaction.check_live(item_ids)
+        self._record(as_id_array(item_ids), None)
+
+    def removed_ids(self) -> NDArray[np.generic]:
+        """Ids of the items whose rows are to be removed."""
+        return as_id_array(list(self._removed))
 
     def changed_ids(self) -> NDArray[np.generic]:
         """Ids of all items whose rules have to be evaluated again."""
@@ -65,6 +78,8 @@ class CatalogTransaction:
 
     def _record(self, ids: NDArray[np.generic], table: pa.Table | None) -> None:
         keys = ids.tolist()
+        for key in self._removed.keys() & keys:
+            del self._removed[key]
         self._table_of.update(dict.fromkeys(keys, None if table is None else len(self._tables)))
         if table is not None:
             self._tables.append((keys, table))

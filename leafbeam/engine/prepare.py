@@ -12,9 +12,9 @@ from leafbeam.catalog import Catalog, Expression
 from leafbeam.decode.config import exhaustive_beams
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.engine.decoder import Model
-from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request, short_repr
+from leafbeam.engine.request import ItemId, Limits, PendingRequest, Request
 from leafbeam.engine.settings import Settings
-from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError
+from leafbeam.errors import CheckpointError, ItemIdError, RequestError, UnknownRuleError, short_repr
 from leafbeam.index import Version
 from leafbeam.index.items import is_possible
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.engine.batcher import RequestSize
-from leafbeam.errors import ArgumentError, RequestError
+from leafbeam.errors import ArgumentError, RequestError, short_repr
 from leafbeam.index import Version, VersionFilter
 from leafbeam.retrieve import Reason
 
@@ -278,11 +278,3 @@ def _positive(name: str, value: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise RequestError(f"{name} must be an integer of at least 1, not {short_repr(value)}")
     return number
-
-
-def short_repr(value: object) -> str:
-    """A value for an error message, at most 60 characters long."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
-        return "a number of more than 18 digits"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

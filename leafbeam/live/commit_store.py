@@ -62,6 +62,14 @@ class CommitStore:
         """The number of versions that are referenced, the current one included."""
         return sum(version() is not None for version in self._versions)
 
+    def persist(self, path: Path, *, sync: bool) -> None:
+        """Make an index in memory durable, before its first commit. Raises ArgumentError after one, LogError, LockedError."""
+        with self.write_lock:
+            self.check()
+            if self._directory is not None or self.snapshot.number:
+                raise ArgumentError("only an index in memory that has not changed can be made durable: use LiveIndex.create")
+            self._directory = Directory.create(path, self.snapshot.base.trie, sync=sync)
+
     def check(self) -> None:
         """Raise if no commit is possible: ArgumentError (read-only, closed, forked), LogError (after a failure)."""
         if self._closed is not None:

@@ -127,6 +127,19 @@ class LiveIndex:
         store, contents = CommitStore.open(Path(path), sync=sync, read_only=read_only)
         return cls(store, compaction, contents)
 
+    def persist(self, path: str | os.PathLike[str], *, sync: bool = True) -> None:
+        """Keep the changes of an index in memory in a new directory from now on, as `create` with a path does.
+
+        Raises ArgumentError if it has changed or has a directory, LogError and LockedError as `create`.
+        """
+        self._refuse_in_transaction("persist() before the transaction")
+        self._store.persist(Path(path), sync=sync)
+
+    @property
+    def path(self) -> Path | None:
+        """The directory; None in memory or read-only."""
+        return self._store.path
+
     def version(self) -> Version:
         """The current version: immutable, freed with its last reference. Cost: none; never waits."""
         return self._store.snapshot.version
@@ -195,6 +208,10 @@ class LiveIndex:
             if self._store.snapshot.base_number < number:  # it began before the last changes
                 self._start_compaction().join()
                 self._raise_failure()
+
+    def merge(self) -> Trie:
+        """One trie of all live items of this moment; the index itself is not changed. Cost: a build, none without changes."""
+        return self._store.snapshot.merge()
 
     def on_compaction(self, *, before_switch: Callable[[Trie], None], after_switch: Callable[[], None]) -> None:
         """Set the callbacks of compactions, called by their thread: with the new base before it is current, and afterwards."""

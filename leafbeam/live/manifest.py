@@ -107,7 +107,7 @@ class Directory:
             raise LogError(f"cannot make the directory {path}: {error.strerror}") from error
         if foreign and foreign != [_MANIFEST]:
             raise LogError(f"{path} is not empty ({foreign[0]!r} is there): choose a directory of its own")
-        directory = cls(path, _take_lock(path))
+        directory = cls(path, take_lock(path))
         try:
             if _MANIFEST in disk.names(path):
                 raise LogError(f"{path} holds a live index already: open it, or choose another directory")
@@ -133,7 +133,7 @@ class Directory:
             raise LogError(f"{path} holds no live index (no {_MANIFEST}): make one with LiveIndex.create") from error
         except OSError as error:
             raise LogError(f"cannot read {path / _MANIFEST}: {error.strerror}") from error
-        directory = cls(path, None if read_only else _take_lock(path))
+        directory = cls(path, None if read_only else take_lock(path))
         try:
             return (directory, *directory._read())
         except BaseException:
@@ -245,7 +245,7 @@ class Directory:
                 disk.close(lock)
 
 
-def _take_lock(path: Path) -> int:
+def take_lock(path: Path) -> int:
     """A descriptor that holds the writer's lock. Raises LockedError with the process id of the holder, LogError."""
     while True:
         descriptor = -1

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leafbeam.engine.request import short_repr
 from leafbeam.errors import (
     ArgumentError,
     AutomatonError,
@@ -21,6 +20,7 @@ from leafbeam.errors import (
     RequestError,
     UnavailableError,
     UnknownRuleError,
+    short_repr,
 )
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 

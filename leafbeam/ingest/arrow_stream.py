@@ -1,0 +1,83 @@
+"""Rows of an Arrow IPC stream that a client sent: no larger in memory than its bytes allow."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from leafbeam.errors import DataError
+
+_MAX_COLUMNS = 1000
+_RECORD_BATCH, _DICTIONARY = 3, 2  # headers of messages (Message.fbs of Arrow)
+
+
+def rows_of_stream(body: bytes, *, max_rows: int) -> Iterator[dict[str, Any]]:
+    """The rows of a stream, a null being a field that is not there; those beyond `max_rows` are not read.
+
+    Compressed bodies, dictionaries, views and nested types are refused: a short body could make them as large as it likes.
+    Raises DataError where the bytes are no such stream.
+    """
+    try:
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+            if _is_compressed(message.metadata.to_pybytes()):
+                raise DataError("the Arrow stream is compressed: send it without compression")
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            _check_schema(reader.schema)
+            for batch in reader:
+                first = batch.slice(0, max_rows + 1)
+                first.validate(full=True)
+                for row in first.to_pylist():
+                    yield {name: value for name, value in row.items() if value is not None}
+                max_rows -= len(batch)
+                if max_rows < 0:
+                    return
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as error:
+        raise DataError(f"the body is no Arrow IPC stream ({str(error)[:200]})") from None
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    if len(schema) > _MAX_COLUMNS:
+        raise DataError(f"the Arrow stream has {len(schema):,} columns: expected at most {_MAX_COLUMNS:,}")
+    for column in schema:
+        kind, types = column.type, pa.types
+        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        elif types.is_null(kind):
+            continue
+        plain = types.is_primitive(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_decimal(kind)
+        if not plain and not types.is_binary(kind) and not types.is_large_binary(kind):
+            name = column.name[:80]
+            raise DataError(f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of them")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether a message's buffers are compressed, by its header. Raises struct.error where it is damaged."""
+    (root,) = struct.unpack_from("<I", metadata, 0)
+    (kind,) = struct.unpack_from("<B", metadata, at) if (at := _field(metadata, root, 1)) else (0,)
+    header = _table(metadata, root, 2)
+    if kind == _DICTIONARY and header:
+        header = _table(metadata, header, 1)
+    elif kind != _RECORD_BATCH:
+        return False
+    return bool(header and _field(metadata, header, 3))
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table is; 0 if it has none."""
+    (back,) = struct.unpack_from("<i", data, table)
+    vtable = table - back
+    (size,) = struct.unpack_from("<H", data, vtable)
+    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
+    return table + offset if offset else 0
+
+
+def _table(data: bytes, table: int, number: int) -> int:
+    """Where the table of a field begins; 0 if there is none."""
+    at = _field(data, table, number)
+    return at + struct.unpack_from("<I", data, at)[0] if at else 0

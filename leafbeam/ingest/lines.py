@@ -1,0 +1,150 @@
+"""Lines: the items of a batch as a client sends them, one a line, and what is wrong with each.
+
+An item is an object: `item_id`, maybe `codes` (its Semantic ID) or `vector`, and attributes under the names of their columns.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from leafbeam.errors import BatchError, DataError, short_repr
+from leafbeam.ingest.arrow_stream import rows_of_stream
+
+MAX_LINES = 10_000
+_MAX_ID_BYTES = 256  # ids are stored at the width of the longest
+_MAX_VALUES = 1_000_000  # of a body: its objects take some 100 MB
+_RESERVED = ("item_id", "codes", "vector")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemLine:
+    """One item. number: of its line, from 1. codes, vector: None where it has none. attributes: the other fields."""
+
+    number: int
+    item_id: int | str
+    codes: list[int] | None = None
+    vector: list[float] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Lines:
+    """The items of a batch, each once, and what is wrong with its lines, by number.
+
+    items: those that are right so far. Raises DataError for no line, or more than 10,000.
+
+    >>> lines = Lines.of_json_lines(b'{"item_id": "a", "price": 3}\\n{"price": 4}')
+    >>> lines.items[0].attributes, lines.problems
+    ({'price': 3}, {2: 'it has no item_id'})
+    """
+
+    def __init__(self, contents: Iterable[tuple[int, Any]]) -> None:
+        self.items: list[ItemLine] = []
+        self.problems: dict[int, str] = {}
+        self.num_lines = 0
+        first: dict[int | str, int] = {}
+        for number, content in contents:
+            self.num_lines += 1
+            if self.num_lines > MAX_LINES:
+                raise DataError(f"a batch has up to {MAX_LINES:,} lines, this one more: send it in parts")
+            found = _item_of(number, content)
+            if isinstance(found, ItemLine) and first.setdefault(found.item_id, number) != number:
+                found = f"item {short_repr(found.item_id)} is on line {first[found.item_id]} too: keep one"
+            if isinstance(found, ItemLine):
+                self.items.append(found)
+            else:
+                self.problems[number] = found
+        if not self.num_lines:
+            raise DataError("the body has no line: send one item or more")
+
+    @classmethod
+    def of_json_lines(cls, body: bytes) -> "Lines":
+        """The objects of a body, one a line; empty lines are left out."""
+        _check_values(body)
+        return cls(_decoded(body))
+
+    @classmethod
+    def of_json(cls, body: bytes) -> "Lines":
+        """The object of a body, or the objects of its list. Raises DataError where it is no JSON."""
+        _check_values(body)
+        try:
+            content = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(f"the body is no JSON ({str(error)[:100]})") from None
+        return cls.of_rows(content if isinstance(content, list) else [content])
+
+    @classmethod
+    def of_arrow(cls, body: bytes) -> "Lines":
+        """The rows of an Arrow IPC stream, a null being a field that is not there. Raises DataError where it is none."""
+        return cls.of_rows(rows_of_stream(body, max_rows=MAX_LINES))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Any]) -> "Lines":
+        """Items as mappings."""
+        return cls(enumerate(rows, 1))
+
+    def check(self, problem_of: Callable[[ItemLine], str | None]) -> None:
+        """Drop the items with which something is wrong, and note it."""
+        problems = {item.number: problem for item in self.items if (problem := problem_of(item)) is not None}
+        self.problems |= problems
+        self.items = [item for item in self.items if item.number not in problems]
+
+    def raise_problems(self) -> None:
+        """Raise BatchError if anything is wrong."""
+        if self.problems:
+            raise BatchError(self.problems, self.num_lines)
+
+
+class _NoJson(str):
+    """Why a line is no JSON."""
+
+
+def _decoded(body: bytes) -> Iterator[tuple[int, Any]]:
+    decoder = msgspec.json.Decoder()
+    for number, line in enumerate(io.BytesIO(body), 1):
+        if line.strip():
+            try:
+                content = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                content = _NoJson(f"it is no JSON ({str(error)[:100]})")
+            yield number, content
+
+
+def _check_values(body: bytes) -> None:
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > _MAX_VALUES:
+        raise DataError(f"a batch has up to {_MAX_VALUES:,} values: send it in parts")
+
+
+def _item_of(number: int, content: Any) -> ItemLine | str:
+    """The item of a line, or what is wrong with it."""
+    if isinstance(content, _NoJson):
+        return content
+    if not isinstance(content, Mapping):
+        return f"expected an object with item_id, not {short_repr(content)}"
+    item_id, codes, vector = (content.get(name) for name in _RESERVED)
+    if (problem := _problem_of_id(item_id)) is not None:
+        return problem
+    if codes is not None and not (isinstance(codes, list) and all(type(code) is int for code in codes)):
+        return f"codes must be a list of whole numbers, not {short_repr(codes)}"
+    if vector is not None and not (isinstance(vector, list) and all(type(value) in (int, float) for value in vector)):
+        return f"vector must be a list of numbers, not {short_repr(vector)}"
+    if codes is not None and vector is not None:
+        return "it has codes and a vector: expected one of them, or none"
+    attributes = {name: value for name, value in content.items() if name not in _RESERVED}
+    return ItemLine(number=number, item_id=item_id, codes=codes, vector=vector, attributes=attributes)
+
+
+def _problem_of_id(item_id: Any) -> str | None:
+    if item_id is None:
+        return "it has no item_id"
+    if type(item_id) is int:
+        return None if -(2**63) <= item_id < 2**63 else "item_id is beyond 64 bits: send it as text"
+    if type(item_id) is not str or not item_id or "\0" in item_id:
+        return f"item_id must be a whole number, or text without NUL, not {short_repr(item_id)}"
+    try:
+        length = len(item_id.encode())
+    except UnicodeEncodeError:
+        return "item_id must be valid Unicode"
+    return None if length <= _MAX_ID_BYTES else f"item_id has {length:,} bytes: expected at most {_MAX_ID_BYTES}"
