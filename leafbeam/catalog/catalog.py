@@ -314,7 +314,7 @@ class Catalog:
         """
         with self._active.write_lock:
             version = self.version()
-            self.index.merge().save(trie_path)
+            self.index.merge().save(Path(trie_path))
             with self._table.reading() as session:
                 session.save(Path(items_path))
         return version
@@ -326,8 +326,8 @@ class Catalog:
         CodesError (other codebooks), DataError, LogError. After an error or a crash between table and log, call it again.
         """
         if trie.codebook_sizes != self.version().codebook_sizes:
-            sizes = f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {self.version().codebook_sizes}"
-            raise CodesError(f"{sizes}: restore items of the same Semantic IDs")
+            own = self.version().codebook_sizes
+            raise CodesError(f"the codebooks of the saved items are {trie.codebook_sizes}, those of the index {own}")
         with self._evaluation_lock, self._active.write_lock:
             self._table.refill(items)
             version = self.index.version()

@@ -20,7 +20,6 @@ from leafbeam.errors import RuleError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, ids_from_arrow
 
-
 _NO_IDS = np.empty(0, np.int64)
 
 

@@ -7,7 +7,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.decoder import Model
     from leafbeam.engine.engine import CatalogFiles, Engine
     from leafbeam.engine.request import Channel, ItemId, Limits, Request, Result, Scoring, Timings, UserId
-    from leafbeam.engine.results import version_name
     from leafbeam.engine.settings import Settings
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Settings",
     "Timings",
     "UserId",
-    "version_name",
 ]
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names

@@ -18,7 +18,7 @@ from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import Limits, PendingRequest, Request, Result
-from leafbeam.engine.results import ResultWriter, version_name
+from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.warm_up import calibrate, run_filtered, warm_up_requests
@@ -179,7 +179,7 @@ class Engine:
 
     def __repr__(self) -> str:
         state = self.unhealthy_reason or "it is running"
-        return f"Engine({type(self.model).__name__}, {len(self.version):,} items of {version_name(self.version)}, {state})"
+        return f"Engine({type(self.model).__name__}, {len(self.version):,} items of {self.version.name}, {state})"
 
     @property
     def version(self) -> Version:

@@ -11,7 +11,6 @@ from leafbeam.engine.channels import MemoryChannel, RankedItems
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchOutput
 from leafbeam.engine.request import PendingRequest, Result, Timings
-from leafbeam.index import Version
 
 log = logging.getLogger("leafbeam.engine")
 
@@ -105,7 +104,7 @@ class ResultWriter:
             read_user=pending.request.user is not None and self._reads_users,
             ignored_history=pending.ignored_history,
             ignored_deny=pending.ignored_deny,
-            index_version=version_name(pending.version),
+            index_version=pending.version.name,
             rules_generation=pending.rules_generation,
             batch_size=batch_size,
             timings=Timings(
@@ -117,9 +116,3 @@ class ResultWriter:
                 postprocess=self._clock() - started - sum(stages),
             ),
         )
-
-
-def version_name(version: Version) -> str:
-    """The fingerprint of a version's base index, and its number of changes since, if any."""
-    base = version.segments[0].trie.version
-    return f"{base}+{version.number}" if version.number else base

@@ -77,6 +77,12 @@ class Version:
         return index if isinstance(index, Version) else cls(segments=(Segment(trie=index),))
 
     @property
+    def name(self) -> str:
+        """The fingerprint of the base, and the number of changes since the first version, if any: `3f2a...+17`."""
+        base = self.segments[0].trie.version
+        return f"{base}+{self.number}" if self.number else base
+
+    @property
     def codebook_sizes(self) -> tuple[int, ...]:
         return self.segments[0].trie.codebook_sizes
 

@@ -51,9 +51,11 @@ def _check_schema(schema: pa.Schema) -> None:
         elif types.is_null(kind):
             continue
         plain = types.is_primitive(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_decimal(kind)
-        if not plain and not types.is_binary(kind) and not types.is_large_binary(kind):
+        if not plain or types.is_duration(kind) or types.is_interval(kind):
             name = column.name[:80]
-            raise DataError(f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of them")
+            raise DataError(
+                f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of them"
+            )
 
 
 def _is_compressed(metadata: bytes) -> bool:

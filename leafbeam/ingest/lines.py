@@ -123,7 +123,9 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
         return content
     if not isinstance(content, Mapping):
         return f"expected an object with item_id, not {short_repr(content)}"
-    item_id, codes, vector = (content.get(name) for name in _RESERVED)
+    item_id, codes, vector = content.get("item_id"), content.get("codes"), content.get("vector")
+    if item_id is None:
+        return "it has no item_id"
     if (problem := _problem_of_id(item_id)) is not None:
         return problem
     if codes is not None and not (isinstance(codes, list) and all(type(code) is int for code in codes)):
@@ -137,8 +139,6 @@ def _item_of(number: int, content: Any) -> ItemLine | str:
 
 
 def _problem_of_id(item_id: Any) -> str | None:
-    if item_id is None:
-        return "it has no item_id"
     if type(item_id) is int:
         return None if -(2**63) <= item_id < 2**63 else "item_id is beyond 64 bits: send it as text"
     if type(item_id) is not str or not item_id or "\0" in item_id:

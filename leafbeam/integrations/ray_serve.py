@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any
 
-from leafbeam.engine import Engine, Settings, version_name
+from leafbeam.engine import Engine, Settings
 from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.batch import ServingFiles
@@ -176,7 +176,7 @@ class Recommender:
     async def status(self) -> dict[str, Any]:
         """The files served, and the error of later ones."""
         with self._current() as served:
-            version = version_name(served.engine.version)
+            version = served.engine.version.name
             return {"files": asdict(served.files), "index_version": version, "fault": self._fault}
 
     async def check_health(self) -> None:

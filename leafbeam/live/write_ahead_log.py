@@ -163,9 +163,10 @@ class WriteAheadLog:
             )
             raise LogError(self.failure)
 
-    def append(self, *payloads: bytes) -> int:
+    def append(self, *payloads: bytes, sync: bool = True) -> int:
         """Write records and return the number of the last. Cost: one write and, with sync, one fsync.
 
+        sync: False leaves out the fsync, for records whose loss in a power cut does no harm.
         Raises LogError; none of them is then in the log, or `failure` is set if that is uncertain.
         """
         self.check()
@@ -182,7 +183,7 @@ class WriteAheadLog:
         try:
             disk.write(self._descriptor, frames)
             written = True
-            if self.sync:
+            if self.sync and sync:
                 disk.sync(self._descriptor)
         except BaseException as error:
             with suppress(OSError):

@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from leafbeam.engine import Engine, version_name
+from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.errors import http_error, unexpected_error
@@ -97,7 +97,7 @@ def _readiness(engine: Engine | None, text: TextService | None) -> Readiness:
     return Readiness(
         ready=reason is None,
         reason=reason,
-        index_version=None if engine is None else version_name(engine.version),
+        index_version=None if engine is None else engine.version.name,
         num_items=0 if engine is None else len(engine.version),
         rules={name: len(allowed) for name, allowed in filters.items()},
         text_model=None if text is None else text.name,

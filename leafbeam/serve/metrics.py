@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from leafbeam.catalog import Catalog, LoadReport
-from leafbeam.engine import COUNTERS, Engine, Result, version_name
+from leafbeam.engine import COUNTERS, Engine, Result
 from leafbeam.text import TextService
 from leafbeam.text.worker import Texts
 
@@ -144,7 +144,7 @@ class _EngineCollector(Collector):
             for reason, number in self._engine.counts.of(name).items():
                 family.add_metric([reason], number)
             yield family
-        yield InfoMetricFamily("leafbeam_index", "The index", value={"version": version_name(self._engine.version)})
+        yield InfoMetricFamily("leafbeam_index", "The index", value={"version": self._engine.version.name})
         if self._engine.catalog is not None:
             yield from _rule_metrics(self._engine.catalog)
 

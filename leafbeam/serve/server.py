@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 
 from leafbeam.catalog import Catalog, LoadReport
-from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings, version_name
+from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.serve.app import create_app
@@ -195,7 +195,7 @@ class Server:
         served: list[str] = []
         if self.engine is not None:
             version = self.engine.version
-            served.append(f"{len(version):,} items (index {version_name(version)})")
+            served.append(f"{len(version):,} items (index {version.name})")
         if self.text is not None:
             served.append(f"texts of {self.text.name}")
         self._on_ready(f"leafbeam serves {' and '.join(served)} at {self.url} - try {self.url}/docs")

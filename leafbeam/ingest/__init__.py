@@ -1,0 +1,29 @@
+"""Changes of a served catalog: batches of items that are checked, durable and made once. Names load on first use."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.ingest.changes import ChangeCounts
+    from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
+    from leafbeam.ingest.live_directory import LiveDirectory, check_origin, set_aside
+    from leafbeam.ingest.request_log import RequestKey
+    from leafbeam.ingest.snapshots import SnapshotInfo
+    from leafbeam.ingest.writer import CatalogWriter
+
+__all__ = [
+    "MAX_LINES",
+    "CatalogWriter",
+    "ChangeCounts",
+    "ItemLine",
+    "Lines",
+    "LiveDirectory",
+    "RequestKey",
+    "SnapshotInfo",
+    "check_origin",
+    "set_aside",
+]
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
+    from leafbeam.extras import lazy_exports
+
+    __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,0 +1,85 @@
+"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, time
+from math import isfinite
+from typing import Any
+
+import pyarrow as pa
+
+from leafbeam.errors import short_repr
+
+_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NAMES = {"string": "text", "bool": "true or false", "double": "a number", "float": "a number", "int64": "a whole number"}
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequence[str]) -> tuple[pa.Table, dict[int, str]]:
+    """The columns `names` of some rows, null where a row has none; and what is wrong with rows, by index."""
+    columns: dict[str, pa.Array] = {}
+    problems: dict[int, str] = {}
+    for name in names:
+        columns[name], found = column_of([row.get(name) for row in rows], schema.field(name).type)
+        for index, problem in found.items():
+            problems.setdefault(index, f"{name}: {problem}")
+    return pa.table(columns), problems
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+    """A column of a type, null where a value does not fit; and why, by the value's index.
+
+    A number is no text and true no number; text is read as a time or an exact number where the column has those, times
+    without a zone being UTC.
+    """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    fitting: list[Any] = []
+    problems: dict[int, str] = {}
+    for index, value in enumerate(values):
+        try:
+            fitting.append(None if value is None else _fitting(value, kind))
+        except _ERRORS:
+            fitting.append(None)
+            problems[index] = _problem(value, kind)
+    try:
+        return pa.array(fitting, kind), problems
+    except _ERRORS:
+        for index, value in enumerate(fitting):
+            try:
+                pa.array([value], kind)
+            except _ERRORS:
+                problems[index], fitting[index] = _problem(values[index], kind), None
+        return pa.array(fitting, kind), problems
+
+
+def _problem(value: Any, kind: pa.DataType) -> str:
+    return f"{short_repr(value)} is not {_NAMES.get(str(kind), f'of type {kind}')}"
+
+
+def _fitting(value: Any, kind: pa.DataType) -> Any:
+    """A value that pyarrow converts without loss, or refuses. Raises one of `_ERRORS` if it does not fit."""
+    types = pa.types
+    if isinstance(value, bool) != types.is_boolean(kind):
+        raise TypeError
+    if types.is_integer(kind) and isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError
+        return int(value)
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError
+    if types.is_decimal(kind) and isinstance(value, int | float | str):
+        return pa.scalar(str(value)).cast(kind).as_py()
+    if types.is_timestamp(kind) and isinstance(value, str):
+        moment = datetime.fromisoformat(value)
+        zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return zoned if kind.tz is not None else zoned.astimezone(UTC).replace(tzinfo=None)
+    if types.is_date(kind) and isinstance(value, str):
+        return date.fromisoformat(value)
+    if types.is_time(kind) and isinstance(value, str):
+        return time.fromisoformat(value)
+    if types.is_temporal(kind) and isinstance(value, int | float | str):
+        raise TypeError
+    if types.is_nested(kind) and isinstance(value, str | bytes):
+        raise TypeError
+    return value

@@ -1,0 +1,244 @@
+"""Change: a batch of items that is checked, as it is logged and made. Shapes: n items, L levels, D dimensions of a vector."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from leafbeam.catalog import CatalogTransaction
+from leafbeam.errors import ArgumentError, DataError, short_repr
+from leafbeam.index import Version
+from leafbeam.index.items import ID_KINDS
+from leafbeam.ingest.attributes import table_of
+from leafbeam.ingest.lines import ItemLine, Lines
+from leafbeam.live.transaction import id_kind_of
+from leafbeam.semid import ItemEncoder
+
+Operation = Literal["put", "patch", "delete"]
+MAX_GROUPS = 64  # different sets of columns in a batch of patches: each is a scan of the table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeCounts:
+    """What a batch does. number: of the version of the index that has it."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AttributeGroup:
+    """Items with the same columns: their rows in the change, and a table of their attributes."""
+
+    rows: NDArray[np.int64]
+    table: pa.Table = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Change:
+    """Items to put (every column is written), to patch (those named are) or to delete.
+
+    codes: of each item; None keeps those that it has. It makes the catalog what it says whatever was before, so making it twice
+    is as good as once.
+    """
+
+    operation: Operation
+    item_ids: list[int | str]
+    codes: list[list[int] | None]
+    attributes: list[Mapping[str, Any]]
+    groups: tuple[AttributeGroup, ...]
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], schema: pa.Schema) -> "Change":
+        """The change of a log's record. Raises DataError if it no longer fits the table."""
+        item_ids, codes, attributes = record["item_ids"], record["codes"], record["attributes"]
+        groups, problems = _groups_of(record["operation"], attributes, schema)
+        if problems:
+            row, problem = next(iter(problems.items()))
+            raise DataError(f"item {short_repr(item_ids[row])}: {problem}")
+        return cls(operation=record["operation"], item_ids=item_ids, codes=codes, attributes=attributes, groups=groups)
+
+    def record(self) -> dict[str, Any]:
+        """What `of_record` reads, of values that JSON has or that are written as text."""
+        names = ("operation", "item_ids", "codes", "attributes")
+        return {name: getattr(self, name) for name in names}
+
+    def counts(self, version: Version, num_lines: int) -> ChangeCounts:
+        """What it does to a version. num_lines: of the request; those of items to delete that are not there are ignored."""
+        live_n = version.knows(self.item_ids) if self.item_ids else np.zeros(0, np.bool_)
+        if self.operation == "delete":
+            deleted = int(live_n.sum())
+            return ChangeCounts(deleted=deleted, ignored=num_lines - deleted, number=version.number + (deleted > 0))
+        moves = any(codes is not None for codes in self._new_codes(version, live_n))
+        inserted = int((~live_n).sum())
+        return ChangeCounts(inserted=inserted, updated=int(live_n.sum()), number=version.number + moves)
+
+    def make(self, transaction: CatalogTransaction, version: Version) -> None:
+        """Add it to a transaction on a version."""
+        if not self.item_ids:
+            return
+        live_n = version.knows(self.item_ids)
+        if self.operation == "delete":
+            transaction.delete(self._ids(np.flatnonzero(live_n)), with_attributes=True)
+            return
+        codes = self._new_codes(version, live_n)
+        moves_n = np.array([row is not None for row in codes])
+        for group in self.groups:
+            for is_live, moves in ((False, True), (True, True), (True, False)):
+                chosen = np.flatnonzero((live_n[group.rows] == is_live) & (moves_n[group.rows] == moves))
+                rows = group.rows[chosen]
+                if not len(rows):
+                    continue
+                table = group.table.take(chosen) if group.table.num_columns else None
+                if moves:
+                    change = transaction.replace if is_live else transaction.insert
+                    change(np.array([codes[row] for row in rows.tolist()]), self._ids(rows), table)
+                elif table is not None:
+                    transaction.update(self._ids(rows), table)
+
+    def _ids(self, rows: NDArray[np.int64]) -> list[Any]:
+        return [self.item_ids[row] for row in rows.tolist()]
+
+    def _new_codes(self, version: Version, live_n: NDArray[np.bool_]) -> list[list[int] | None]:
+        """The codes of items that are new or have others; None for those that stay."""
+        codes, live = list(self.codes), np.flatnonzero(live_n)
+        for row, before in zip(live.tolist(), version.codes_of(self._ids(live)).tolist() if len(live) else (), strict=True):
+            if codes[row] == before:
+                codes[row] = None
+        return codes
+
+
+class ChangePlanner:
+    """Checks batches against a catalog's table and a version of its index.
+
+    encoder: gives new items codes; or why there is none, for the message.
+    """
+
+    def __init__(self, encoder: ItemEncoder | str) -> None:
+        self._encoder = encoder
+
+    def plan(self, operation: Operation, lines: Lines, version: Version, schema: pa.Schema, *, missing_ok: bool) -> Change:
+        """The change of some lines. missing_ok: an item to delete may not be there. Raises BatchError, which names every bad
+        line.
+        """
+        kind = id_kind_of(version) or next(("S" if isinstance(item.item_id, str) else "i" for item in lines.items), None)
+        lines.check(lambda item: _problem_of_kind(item, kind))
+        ids = [item.item_id for item in lines.items]
+        live = dict(zip(ids, version.knows(ids).tolist() if ids else (), strict=True))
+        if operation == "delete":
+            lines.check(lambda item: None if missing_ok or live[item.item_id] else "the index does not have it")
+            lines.raise_problems()
+            ids = [item.item_id for item in lines.items if live[item.item_id]]
+            return Change(operation=operation, item_ids=ids, codes=[None] * len(ids), attributes=[], groups=())
+        if operation == "patch":
+            lines.check(lambda item: None if live[item.item_id] else "the index does not have it: PUT it")
+        known = set(schema.names) - {"item_id"}
+        lines.check(lambda item: _problem_of_columns(item, known))
+        lines.check(lambda item: self._problem_of_codes(item, version, is_live=live[item.item_id]))
+        groups, problems = _groups_of(operation, [item.attributes for item in lines.items], schema)
+        codes, by_number = self._encode(lines.items, live, version, groups)
+        by_number |= {lines.items[row].number: problem for row, problem in problems.items()}
+        lines.check(lambda item: by_number.get(item.number))
+        lines.raise_problems()
+        attributes = [item.attributes for item in lines.items]
+        ids = [item.item_id for item in lines.items]
+        return Change(operation=operation, item_ids=ids, codes=codes, attributes=attributes, groups=groups)
+
+    def _problem_of_codes(self, item: ItemLine, version: Version, *, is_live: bool) -> str | None:
+        codes, sizes, encoder = item.codes, version.codebook_sizes, self._encoder
+        if codes is not None:
+            if len(codes) != len(sizes):
+                return f"it has {len(codes)} codes: expected {len(sizes)}, one a level"
+            wrong = next(
+                (level for level, (code, size) in enumerate(zip(codes, sizes, strict=True)) if not 0 <= code < size), None
+            )
+            return (
+                None if wrong is None else f"code {codes[wrong]} of level {wrong} is outside its codebook of {sizes[wrong]:,}"
+            )
+        if is_live and item.vector is None:
+            return None
+        if isinstance(encoder, str):
+            return f"it has no codes, and none can be made: {encoder}"
+        if item.vector is None:
+            return None if encoder.embedder is not None else "it has neither codes nor a vector"
+        if len(item.vector) != encoder.num_dims:
+            return f"its vector has {len(item.vector)} dimensions: expected {encoder.num_dims}"
+        fits = all(abs(value) <= 1e12 for value in item.vector)
+        return None if fits else "its vector has numbers that are not finite, or beyond 1e12"
+
+    def _encode(
+        self, items: Sequence[ItemLine], live: Mapping[int | str, bool], version: Version, groups: Sequence[AttributeGroup]
+    ) -> tuple[list[list[int] | None], dict[int, str]]:
+        """The codes of all items; and what is wrong with lines, by number."""
+        codes: list[list[int] | None] = [item.codes for item in items]
+        new = np.array(
+            [row for row, item in enumerate(items) if item.codes is None and item.vector is None and not live[item.item_id]]
+        )
+        given = [row for row, item in enumerate(items) if item.vector is not None]
+        if not len(new) and not given:
+            return codes, {}
+        encoder = self._encoder
+        assert isinstance(encoder, ItemEncoder)
+        rows, vectors = [*given], [np.array([items[row].vector for row in given], np.float32)] if given else []
+        if len(new):
+            (group,) = groups  # a put has one
+            missing = [name for name in encoder.columns if name not in group.table.column_names]
+            if missing:
+                raise ArgumentError(
+                    f"the table has no column {missing[0]!r}, which the codes of new items are made from: send codes"
+                )
+            text_nD = encoder.embed(group.table.take(new))
+            if unknown := new[~text_nD.any(axis=1)].tolist():
+                problem = f"no word of {', '.join(encoder.columns)} is known to the run's encoder: send codes"
+                return codes, {items[row].number: problem for row in unknown}
+            rows, vectors = [*rows, *new.tolist()], [*vectors, text_nD]
+        for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version).tolist(), strict=True):
+            codes[row] = found
+        return codes, {}
+
+
+def _problem_of_kind(item: ItemLine, kind: str | None) -> str | None:
+    if kind is None or isinstance(item.item_id, str) == (kind == "S"):
+        return None
+    return f"item_id is {short_repr(item.item_id)}, but the ids of this index are {ID_KINDS[kind]}"
+
+
+def _problem_of_columns(item: ItemLine, known: set[str]) -> str | None:
+    unknown = next((name for name in item.attributes if name not in known), None)
+    return (
+        None if unknown is None else f"there is no column {short_repr(unknown)}: the table has {', '.join(sorted(known)[:20])}"
+    )
+
+
+def _groups_of(
+    operation: Operation, attributes: Sequence[Mapping[str, Any]], schema: pa.Schema
+) -> tuple[tuple[AttributeGroup, ...], dict[int, str]]:
+    """The items with the same columns, and what is wrong with items, by row. Raises ArgumentError for too many groups."""
+    if operation == "delete":
+        return (), {}
+    columns = tuple(name for name in schema.names if name != "item_id")
+    rows_of: dict[tuple[str, ...], list[int]] = {}
+    for row, found in enumerate(attributes):
+        names = columns if operation == "put" else tuple(name for name in columns if name in found)
+        rows_of.setdefault(names, []).append(row)
+    if len(rows_of) > MAX_GROUPS:
+        raise ArgumentError(
+            f"the lines name {len(rows_of):,} different sets of columns: expected at most {MAX_GROUPS} in a batch; send those "
+            "with the same columns together"
+        )
+    groups: list[AttributeGroup] = []
+    problems: dict[int, str] = {}
+    for names, rows in rows_of.items():
+        table, found = table_of([attributes[row] for row in rows], schema, names)
+        groups.append(AttributeGroup(rows=np.array(rows), table=table))
+        problems |= {rows[index]: problem for index, problem in found.items()}
+    return tuple(groups), problems

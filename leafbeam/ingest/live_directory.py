@@ -1,0 +1,159 @@
+"""LiveDirectory: what a served catalog keeps of its changes, beside the files of its run.
+
+live/
+    lock               held by the one writer; contains its process id
+    origin.json        the version of the index that the changes began with
+    index/             the live index, from the first change on
+    requests-{n}.log   changes and answers (RequestLog)
+    rules.json         rules made over HTTP
+    snapshots/NAME/    index.leafbeam, items.parquet, snapshot.json
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from leafbeam.errors import ConflictError, LogError
+from leafbeam.files import read_text, write_json
+from leafbeam.index import Trie
+from leafbeam.ingest.request_log import RequestLog
+from leafbeam.live import CompactionPolicy, LiveIndex, disk
+from leafbeam.live.manifest import take_lock
+
+_FORMAT = 1
+INDEX = "index"
+
+
+class LiveDirectory:
+    """The directory of one run's changes, open for writing by this process alone.
+
+    index: the live index; in memory until `persist`. requests: None until then. rules: made over HTTP, read by `Catalog` at
+    every load. sync: whether changes survive a power cut, not only a killed process.
+    """
+
+    def __init__(self, path: Path, trie: Path, *, verify: bool, sync: bool, compaction: CompactionPolicy | None) -> None:
+        self.path, self._trie, self._sync = path, trie, sync
+        self.requests: RequestLog | None = None
+        self.rules: dict[str, dict[str, Any]] = {}
+        with ExitStack() as opened:
+            path.mkdir(parents=True, exist_ok=True)
+            opened.callback(disk.close, take_lock(path))
+            check_origin(path, trie)
+            self.rules |= _read_rules(path / "rules.json")
+            if (path / INDEX / "manifest.json").exists():
+                self.index = opened.enter_context(LiveIndex.open(path / INDEX, sync=sync, compaction=compaction))
+                self.requests = opened.enter_context(RequestLog.open(path, sync=sync))
+            else:
+                self.index = LiveIndex.create(None, Trie.load(trie, verify=verify), compaction=compaction)
+                opened.callback(self.index.close)
+            self._opened = opened.pop_all()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        trie: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        sync: bool = True,
+        compaction: CompactionPolicy | None = None,
+    ) -> "LiveDirectory":
+        """Open the directory, or prepare to make one. trie: the index file that the changes begin with.
+
+        Raises LockedError if another process writes it, ConflictError if the index was built again since, LogError,
+        IndexFileError.
+        """
+        try:
+            return cls(Path(path), Path(trie), verify=verify, sync=sync, compaction=compaction)
+        except OSError as error:
+            raise LogError(f"cannot write to {path}: {error.strerror or error}") from error
+
+    def persist(self) -> RequestLog:
+        """Keep changes from now on; the log of requests. The first call copies the index. Raises LogError."""
+        if self.requests is None:
+            try:
+                write_durably(self.path / "origin.json", {"format": _FORMAT, "index": _version_of(self._trie)})
+            except OSError as error:
+                raise LogError(f"cannot write to {self.path}: {error.strerror}") from error
+            if self.index.path is None:
+                self.index.persist(self.path / INDEX, sync=self._sync)
+            self.requests = self._opened.enter_context(RequestLog.open(self.path, sync=self._sync))
+        return self.requests
+
+    def save_rules(self, rules: Mapping[str, dict[str, Any]]) -> None:
+        """Replace the rules, on disk first. Raises OSError."""
+        write_durably(self.path / "rules.json", {"format": _FORMAT, "rules": rules})
+        self.rules.clear()
+        self.rules.update(rules)
+
+    def close(self) -> None:
+        """Close the files and release the lock. Raises LogError, OSError."""
+        self._opened.close()
+
+    def __enter__(self) -> "LiveDirectory":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_origin(path: Path, trie: Path) -> None:
+    """Raise ConflictError if the changes in a directory did not begin with this index file."""
+    origin = path / "origin.json"
+    if not origin.exists():
+        return
+    try:
+        content = json.loads(read_text(origin))
+        found, version = content["index"], _version_of(trie)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LogError(f"{origin} cannot be read ({error}): restore the directory from a copy") from error
+    if found != version:
+        raise ConflictError(
+            f"the changes in {path} began with index {found}, and {trie} is {version}: it was built again since. Run `leafbeam "
+            f"build` to set the changes aside, or rename {path}, and import items that are missing again"
+        )
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a directory of changes, because its run was built again; its new name, or None if there is none.
+
+    Raises LockedError if a process writes it, OSError.
+    """
+    if not (path / "origin.json").exists():
+        return None
+    lock = take_lock(path)
+    try:
+        aside = next(name for number in itertools.count(1) if not (name := path.with_name(f"{path.name}.{number}")).exists())
+        path.rename(aside)
+        disk.sync_path(aside.parent)
+    finally:
+        disk.close(lock)
+    return aside
+
+
+def write_durably(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object that survives a power cut once this returns. Raises OSError."""
+    write_json(path, content)
+    disk.sync_path(path)
+    disk.sync_path(path.parent)
+
+
+def _version_of(trie: Path) -> str:
+    """The version in an index file's header."""
+    return Trie.load(trie, verify=False).version
+
+
+def _read_rules(path: Path) -> dict[str, dict[str, Any]]:
+    with suppress(FileNotFoundError):
+        try:
+            rules = json.loads(read_text(path))["rules"]
+            return {str(name): dict(rule) for name, rule in rules.items()}
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise LogError(f"{path} cannot be read ({error}): restore it from a copy, or remove it") from error
+    return {}

@@ -1,0 +1,105 @@
+"""Snapshots: the items of a catalog and their attributes at one moment, under a name, to go back to."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from leafbeam.catalog import Catalog
+from leafbeam.errors import ArgumentError, ConflictError, LogError
+from leafbeam.files import read_text, write_json
+from leafbeam.index import Trie
+from leafbeam.live import disk
+
+MAX_SNAPSHOTS = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PART = ".part"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotInfo:
+    """One snapshot. index_version: of the index that it was made of. created: in UTC."""
+
+    name: str
+    num_items: int
+    index_version: str
+    created: str
+
+
+class Snapshots:
+    """The snapshots in a directory, each in one of its own: index.leafbeam, items.parquet, snapshot.json."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def list(self) -> list[SnapshotInfo]:
+        """All snapshots, the oldest first. Raises LogError for a damaged one."""
+        if not self._directory.is_dir():
+            return []
+        paths = [path for path in self._directory.iterdir() if not path.name.endswith(_PART)]
+        return sorted((self._read(path) for path in paths), key=lambda info: (info.created, info.name))
+
+    def make(self, name: str, catalog: Catalog) -> SnapshotInfo:
+        """Save a catalog. Raises ArgumentError for a bad name, ConflictError for one that is taken, LogError."""
+        path = self._path(name)
+        if path.exists():
+            raise ConflictError(f"there is a snapshot {name!r} already: choose another name, or delete it")
+        if len(self.list()) >= MAX_SNAPSHOTS:
+            raise ConflictError(f"there are {MAX_SNAPSHOTS} snapshots already: delete one")
+        part = self._directory / f"{name}{_PART}"
+        try:
+            shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+            part.mkdir(parents=True)
+            version = catalog.save(part / "index.leafbeam", part / "items.parquet")
+            created = datetime.now(UTC).isoformat(timespec="milliseconds")
+            info = SnapshotInfo(name=name, num_items=version.num_items, index_version=version.name, created=created)
+            write_json(part / "snapshot.json", asdict(info))
+            for file in (*part.iterdir(), part):
+                disk.sync_path(file)
+            disk.rename(part, path)
+            disk.sync_path(self._directory)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise LogError(f"cannot write the snapshot {name!r}: {error.strerror or error}") from error
+        return info
+
+    def newest(self) -> str:
+        """The name of the newest. Raises ArgumentError if there is none."""
+        snapshots = self.list()
+        if not snapshots:
+            raise ArgumentError("there is no snapshot to go back to: make one first")
+        return snapshots[-1].name
+
+    def load(self, name: str) -> tuple[Trie, Path]:
+        """The index, and the Parquet file of attributes. Raises ArgumentError if there is no such snapshot, IndexFileError."""
+        path = self._path(name)
+        if not path.is_dir():
+            names = ", ".join(info.name for info in self.list()) or "none"
+            raise ArgumentError(f"there is no snapshot {name!r}; there are: {names}")
+        return Trie.load(path / "index.leafbeam"), path / "items.parquet"
+
+    def delete(self, name: str) -> None:
+        """Remove a snapshot. Raises ArgumentError if there is none of this name, LogError."""
+        path = self._path(name)
+        if not path.is_dir():
+            raise ArgumentError(f"there is no snapshot {name!r}")
+        try:
+            shutil.rmtree(path)
+            disk.sync_path(self._directory)
+        except OSError as error:
+            raise LogError(f"cannot remove the snapshot {name!r}: {error.strerror or error}") from error
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name) or name.endswith(_PART):
+            raise ArgumentError(
+                f"a snapshot's name is a letter or digit and up to 63 letters, digits, -, _ or ., not {name[:80]!r}"
+            )
+        return self._directory / name
+
+    def _read(self, path: Path) -> SnapshotInfo:
+        try:
+            return SnapshotInfo(**json.loads(read_text(path / "snapshot.json")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise LogError(f"{path} is no snapshot ({error}): remove it") from error

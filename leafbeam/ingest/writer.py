@@ -1,0 +1,196 @@
+"""CatalogWriter: changes of a served catalog, each checked, durable, and made once however often it is sent."""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from leafbeam.catalog import Catalog, RuleStatus
+from leafbeam.errors import ConflictError, LeafbeamError, LogError, UnknownRuleError
+from leafbeam.index import Trie, Version
+from leafbeam.ingest.changes import Change, ChangeCounts, ChangePlanner, Operation
+from leafbeam.ingest.lines import Lines
+from leafbeam.ingest.live_directory import LiveDirectory
+from leafbeam.ingest.request_log import RequestKey, RequestLog
+from leafbeam.ingest.snapshots import SnapshotInfo, Snapshots
+from leafbeam.ingest.texts import MemoryTexts
+from leafbeam.retrieve import ItemMemory, LiveMemory
+from leafbeam.semid import ItemEncoder
+
+
+class CatalogWriter:
+    """Changes a catalog on behalf of clients, one change at a time; requests for recommendations never wait.
+
+    A batch is made as a whole or not at all, and is on disk before `put`, `patch` or `delete` return. A request with a key that
+    came before gets the same answer and changes nothing, also after a restart.
+
+    catalog: over `live.index`. encoder: gives new items codes; or why there is none, for messages. memory: the engine's item
+    memory, which learns the texts of new items; pass it before the engine is made.
+    Raises LogError if a change that a crash interrupted cannot be made now.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        live: LiveDirectory,
+        *,
+        encoder: ItemEncoder | str,
+        memory: ItemMemory | LiveMemory | None = None,
+    ) -> None:
+        self.catalog, self._live = catalog, live
+        self.encoder = encoder
+        self._planner = ChangePlanner(encoder)
+        self._snapshots = Snapshots(live.path / "snapshots")
+        self._texts = MemoryTexts(memory, () if isinstance(encoder, str) else encoder.columns)
+        self._lock = threading.Lock()
+        if live.requests is not None:
+            self._make_pending(live.requests)
+        self._texts.add_missing(catalog)
+
+    def put(self, lines: Lines, request: RequestKey | None = None) -> ChangeCounts:
+        """Insert items, or replace those that are there. Attributes that a line does not name become null.
+
+        A new item without codes gets them from its vector, or its text; one that is there keeps its codes, unless the line has
+        codes or a vector. Raises BatchError, which names every bad line, ConflictError, DataError (the table), LogError.
+        """
+        return self._change("put", lines, request)
+
+    def patch(self, lines: Lines, request: RequestKey | None = None) -> ChangeCounts:
+        """Change the attributes, or the codes, that each line names. Raises as `put`."""
+        return self._change("patch", lines, request)
+
+    def delete(self, lines: Lines, request: RequestKey | None = None, *, missing_ok: bool = False) -> ChangeCounts:
+        """Remove items and their attributes. missing_ok: an item that is not there is ignored. Raises as `put`."""
+        return self._change("delete", lines, request, missing_ok=missing_ok)
+
+    def snapshot(self, name: str) -> SnapshotInfo:
+        """Save all items and attributes under a name. Raises ArgumentError, ConflictError, LogError, DataError."""
+        with self._writing():
+            return self._snapshots.make(name, self.catalog)
+
+    def rollback(self, name: str | None = None, request: RequestKey | None = None) -> ChangeCounts:
+        """Go back to a snapshot, the newest by default; rules stay. Counts as `put` and `delete` would.
+
+        Raises ArgumentError (no such snapshot), IndexFileError, ConflictError, LogError.
+        """
+        with self._writing() as requests:
+            if request is not None and (answer := requests.find(request)) is not None:
+                return ChangeCounts(**answer)
+            name = name or self._snapshots.newest()
+            counts = _counts_of_restore(self._snapshots.load(name)[0], self.catalog.index.version())
+            requests.append(request, asdict(counts), {"operation": "rollback", "snapshot": name})
+            self._make_pending(requests)
+            return counts
+
+    def delete_snapshot(self, name: str) -> None:
+        """Remove a snapshot. Raises ArgumentError, LogError."""
+        with self._writing():
+            self._snapshots.delete(name)
+
+    def compact(self) -> None:
+        """Merge the segments of the index in the background; `catalog.index.status` says how far it is. Raises LogError."""
+        self.catalog.compact()
+
+    @property
+    def snapshots(self) -> list[SnapshotInfo]:
+        """All snapshots, the oldest first."""
+        return self._snapshots.list()
+
+    def put_rule(self, name: str, where: str, refresh: str | None = None) -> RuleStatus:
+        """Add or replace a rule, in force once it has been evaluated, and kept over restarts. Raises RuleError, LogError."""
+        with self._writing():
+            before = self.catalog.rules.definitions.get(name)
+            self.catalog.add_rule(name, where, refresh)
+            rule = {"where": where} if refresh is None else {"where": where, "refresh": refresh}
+            try:
+                self._live.save_rules({**self._live.rules, name: rule})
+            except OSError as error:
+                if before is None:
+                    self.catalog.remove_rule(name)
+                else:
+                    self.catalog.add_rule(name, before.where, None if before.refresh is None else f"{before.refresh}s")
+                raise LogError(f"cannot write rule {name!r}: {error.strerror or error}") from error
+            return self.rule(name)
+
+    def delete_rule(self, name: str) -> None:
+        """Remove a rule made by `put_rule`; one of this name in rules.toml is in force again.
+
+        Raises UnknownRuleError, ConflictError for a rule of rules.toml or the command line, LogError.
+        """
+        with self._writing():
+            self.rule(name)
+            if name not in self._live.rules:
+                raise ConflictError(f"rule {name!r} is in rules.toml or on the server's command line: change it there")
+            try:
+                self._live.save_rules({other: rule for other, rule in self._live.rules.items() if other != name})
+            except OSError as error:
+                raise LogError(f"cannot remove rule {name!r}: {error.strerror or error}") from error
+            self.catalog.remove_rule(name)
+            self.catalog.reload()
+
+    def rule(self, name: str) -> RuleStatus:
+        """The status of a rule. Raises UnknownRuleError."""
+        found = next((status for status in self.catalog.status if status.name == name), None)
+        if found is None:
+            names = ", ".join(sorted(self.catalog.rules.filters)) or "none"
+            raise UnknownRuleError(f"there is no rule {name[:80]!r}; the rules of this catalog are: {names}")
+        return found
+
+    def _change(
+        self, operation: Operation, lines: Lines, request: RequestKey | None, *, missing_ok: bool = False
+    ) -> ChangeCounts:
+        with self._writing() as requests:
+            if request is not None and (answer := requests.find(request)) is not None:
+                return ChangeCounts(**answer)
+            version = self.catalog.index.version()
+            change = self._planner.plan(operation, lines, version, self.catalog.schema(), missing_ok=missing_ok)
+            counts = change.counts(version, lines.num_lines)
+            self._make(change, lambda: requests.append(request, asdict(counts), change.record()))
+            requests.applied()
+            return counts
+
+    def _make(self, change: Change, before_commit: Callable[[], None] = lambda: None) -> None:
+        with self.catalog.transaction(before_commit) as transaction:
+            change.make(transaction, self.catalog.index.version())
+        self._texts.observe(change, self.catalog)
+
+    @contextmanager
+    def _writing(self) -> Generator[RequestLog]:
+        """The lock of changes, and the log of requests; a change that is decided and not made is made first."""
+        with self._lock:
+            requests = self._live.persist()
+            self._make_pending(requests)
+            try:
+                yield requests
+            except (LeafbeamError, OSError) as error:
+                if requests.pending is None:
+                    raise
+                raise LogError(
+                    f"the change is on disk but could not be made ({error}): it will be, before any other; to learn when, send "
+                    "the request again with the same Idempotency-Key"
+                ) from error
+
+    def _make_pending(self, requests: RequestLog) -> None:
+        """Make the change that is decided, and perhaps not made because a crash or an error came between."""
+        pending = requests.pending
+        if pending is None:
+            return
+        try:
+            if pending["operation"] == "rollback":
+                self.catalog.restore(*self._snapshots.load(pending["snapshot"]))
+                self._texts.add_missing(self.catalog)
+            else:
+                self._make(Change.of_record(pending, self.catalog.schema()))
+            requests.applied()
+        except (LeafbeamError, OSError) as error:
+            raise LogError(f"a change that is on disk cannot be made ({error}): no other is made before it") from error
+
+
+def _counts_of_restore(trie: Trie, version: Version) -> ChangeCounts:
+    """What going to the items of a trie does to a version."""
+    ids = trie.item_ids
+    known = ids[version.knows(ids)]
+    moves = bool((version.codes_of(known) != trie.codes_of(known)).any())
+    inserted, deleted = len(ids) - len(known), version.num_items - len(known)
+    number = version.number + bool(inserted or deleted or moves)
+    return ChangeCounts(inserted=inserted, updated=len(known), deleted=deleted, number=number)

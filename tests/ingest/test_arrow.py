@@ -1,0 +1,76 @@
+"""Arrow bodies: rows as in JSON, and nothing that makes a short body large."""
+
+import datetime as dt
+import io
+
+import pyarrow as pa
+import pytest
+
+from leafbeam.errors import DataError
+from leafbeam.ingest import Lines
+
+
+def stream(table: pa.Table, **options: object) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return sink.getvalue()
+
+
+def test_rows_have_the_fields_that_are_not_null():
+    table = pa.table(
+        {
+            "item_id": ["a", "b", "c"],
+            "codes": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16())),
+            "vector": pa.array([None, [0.5, 1.0], None], pa.list_(pa.float32(), 2)),
+            "price": [1.5, None, 2.0],
+            "seen": pa.array([dt.datetime(2024, 5, 1)] * 3, pa.timestamp("us")),
+            "tags": [["x"], None, []],
+        }
+    )
+    lines = Lines.of_arrow(stream(table))
+    assert [(item.item_id, item.codes, item.vector) for item in lines.items] == [
+        ("a", [1, 2], None),
+        ("b", None, [0.5, 1.0]),
+        ("c", [3, 4], None),
+    ]
+    assert lines.items[0].attributes == {"price": 1.5, "seen": dt.datetime(2024, 5, 1), "tags": ["x"]}
+    assert lines.items[1].attributes == {"seen": dt.datetime(2024, 5, 1)}
+    assert not lines.problems
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "no Arrow IPC stream"),
+        (b"ARROW1\0\0", "no Arrow IPC stream"),
+        (stream(pa.table({"item_id": ["a"] * 10}))[:-40], "no Arrow IPC stream"),
+        (stream(pa.table({"item_id": ["a" * 10_000]}), compression="zstd"), "is compressed"),
+        (stream(pa.table({"item_id": ["a" * 10_000]}), compression="lz4"), "is compressed"),
+        (stream(pa.table({"item_id": pa.array(["a", "a"]).dictionary_encode()})), "column 'item_id' of the Arrow stream is dict"),
+        (stream(pa.table({"x": pa.array(["a"], pa.string_view())})), "is string_view"),
+        (stream(pa.table({"x": pa.array([{"a": 1}])})), "is struct"),
+        (stream(pa.table({"x": pa.array([[[1]]])})), "is list"),
+        (stream(pa.table({"x": pa.array([[None]], pa.list_(pa.null()))})), "is list"),
+        (stream(pa.table({"x": pa.array([b"1"])})), "is binary"),
+        (stream(pa.table({"x": pa.RunEndEncodedArray.from_arrays([1 << 30], pa.array(["long"]))}).slice(0, 1)), "run_end"),
+        (stream(pa.table({"item_id": pa.array([], pa.string())})), "no line"),
+        (stream(pa.table({f"x{n}": [1] for n in range(1001)})), "1,001 columns"),
+    ],
+)
+def test_what_is_no_plain_table_is_refused(body: bytes, message: str):
+    with pytest.raises(DataError, match=message):
+        Lines.of_arrow(body)
+
+
+def test_rows_beyond_the_bound_are_not_read():
+    table = pa.table({"item_id": range(10_001)})
+    with pytest.raises(DataError, match="up to 10,000 lines"):
+        Lines.of_arrow(stream(table))
+    batch = pa.RecordBatch.from_arrays([pa.nulls(1 << 28)], names=["item_id"])
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    assert len(sink.getvalue()) < 1000
+    with pytest.raises(DataError, match="up to 10,000 lines"):
+        Lines.of_arrow(sink.getvalue())

@@ -1,0 +1,384 @@
+"""Batches of items are checked as a whole, made once, and there after a restart."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from leafbeam.catalog import Catalog
+from leafbeam.errors import (
+    ArgumentError,
+    BatchError,
+    ConflictError,
+    DataError,
+    LockedError,
+    LogError,
+    RuleError,
+    UnknownRuleError,
+)
+from leafbeam.index import Trie
+from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, RequestKey, set_aside
+from leafbeam.live import disk
+from leafbeam.retrieve import ItemMemory
+from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
+
+TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shop:
+    folder: Path
+    encoder: ItemEncoder
+    codes: np.ndarray
+    memory: ItemMemory
+
+    @contextmanager
+    def writer(self, **options: Any) -> Iterator[CatalogWriter]:
+        with LiveDirectory.open(self.folder / "live", self.folder / "index.leafbeam") as live:
+            rules = [{"cheap": "price < 20", "tea": "title LIKE '%tea%'"}, live.rules]
+            with Catalog.open(self.folder / "items.duckdb", live.index, rules) as catalog:
+                yield CatalogWriter(catalog, live, **{"encoder": self.encoder, "memory": self.memory} | options)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    ids = [f"i{n}" for n in range(6)]
+    items = pa.table(
+        {
+            "item_id": ids,
+            "title": TITLES,
+            "price": [10.0, 20.0, 30.0, 5.0, 6.0, 7.0],
+            "stock": [1, 2, 3, 4, 5, 6],
+            "seen": pa.array(["2024-01-01"] * 6).cast(pa.timestamp("us")),
+        }
+    )
+    fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(4,), collision_strategy="spread"))
+    Trie.build(fit.table.codes, fit.table.codebook_sizes, ids).save(tmp_path / "index.leafbeam")
+    Catalog.create(tmp_path / "items.duckdb", items)
+    memory = ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1]), texts=TITLES)
+    return Shop(folder=tmp_path, encoder=fit.encoder, codes=fit.table.codes, memory=memory)
+
+
+def state(writer: CatalogWriter) -> dict[str, Any]:
+    """Codes and attributes of all items, and the items that each rule allows."""
+    catalog = writer.catalog
+    version = catalog.version()
+    ids = sorted(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
+    codes = version.codes_of(ids).tolist()
+    rows = catalog.lookup(ids).to_pylist()
+    rules = {name: sorted(found.item_ids().astype(str).tolist()) for name, found in catalog.rules.filters.items()}
+    return {"items": {row["item_id"]: (sid, row) for row, sid in zip(rows, codes, strict=True)}, "rules": rules}
+
+
+def rows(*content: dict[str, Any]) -> Lines:
+    return Lines.of_rows(content)
+
+
+KEY = RequestKey(key="one", digest="d1")
+
+
+def test_an_item_is_put_patched_and_deleted_and_all_of_it_survives_a_restart(shop: Shop):
+    with shop.writer() as writer:
+        assert not (shop.folder / "live" / "index").exists()
+        put = rows({"item_id": "new", "title": "an old green tea", "price": 3, "seen": "2024-05-01T10:00:00+02:00"})
+        assert writer.put(put, KEY) == ChangeCounts(inserted=1, number=1)
+        codes, row = state(writer)["items"]["new"]
+        assert codes == shop.codes[TITLES.index("old green tea")].tolist()
+        assert (row["title"], row["price"], row["stock"], row["seen"].isoformat()) == (
+            "an old green tea",
+            3.0,
+            None,
+            "2024-05-01T08:00:00",
+        )
+        assert writer.patch(rows({"item_id": "new", "price": 25.5}, {"item_id": "i0", "stock": 9})).updated == 2
+        assert "new" not in state(writer)["rules"]["cheap"]
+        assert writer.put(rows({"item_id": "i1", "codes": [3, 1], "title": "tea"})) == ChangeCounts(updated=1, number=2)
+        assert writer.delete(rows({"item_id": "i2"})) == ChangeCounts(deleted=1, number=3)
+        kept = state(writer)
+    assert kept["items"]["i1"][0] == [3, 1]
+    assert kept["items"]["i1"][1]["price"] is None
+    assert kept["rules"] == {"cheap": ["i0", "i3", "i4", "i5"], "tea": ["i1", "i3", "i4", "i5", "new"]}
+    with shop.writer() as writer:
+        assert state(writer) == kept
+        assert writer.catalog.rules.report.agrees
+        assert writer.put(put, KEY) == ChangeCounts(inserted=1, number=1)  # the same answer, and nothing changes
+        assert state(writer) == kept
+
+
+def test_a_retry_gets_the_same_answer_and_another_request_with_its_key_is_refused(shop: Shop):
+    with shop.writer() as writer:
+        first = writer.put(rows({"item_id": "a", "codes": [1, 1]}), KEY)
+        writer.delete(rows({"item_id": "a"}))
+        assert writer.put(rows({"item_id": "a", "codes": [1, 1]}), KEY) == first
+        assert "a" not in state(writer)["items"]
+        with pytest.raises(ConflictError, match="'one' belongs to an earlier request with other content"):
+            writer.put(rows({"item_id": "b", "codes": [1, 1]}), RequestKey(key="one", digest="d2"))
+
+
+def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop):
+    with shop.writer() as writer:
+        before = state(writer)
+        body = b"\n".join(
+            [
+                b'{"item_id": "ok", "title": "red tea"}',
+                b"{nonsense",
+                b'{"title": "no id"}',
+                b'{"item_id": "c1", "codes": [4, 0]}',
+                b'{"item_id": "c2", "codes": [1]}',
+                b'{"item_id": "c3", "codes": [1, "x"]}',
+                b'{"item_id": "t1", "title": "tea", "colour": "red"}',
+                b'{"item_id": "t2", "title": "tea", "price": "cheap"}',
+                b'{"item_id": "t3", "title": "tea", "stock": 2.5}',
+                b'{"item_id": "t4", "title": "tea", "seen": "yesterday"}',
+                b'{"item_id": "u1", "title": "xyzzy"}',
+                b"",
+                b'{"item_id": "ok", "codes": [1, 1]}',
+                b'{"item_id": 7, "codes": [1, 1]}',
+                b"[1, 2]",
+                b'{"item_id": "v", "vector": [1.0]}',
+                b'{"item_id": "' + b"x" * 300 + b'"}',
+                b'{"item_id": "a\\u0000b"}',
+                b'{"item_id": "\\ud800"}',
+            ]
+        )
+        with pytest.raises(BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it is no JSON") as error:
+            writer.put(Lines.of_json_lines(body))
+        problems = error.value.lines
+        assert list(problems) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19]
+        expected = {
+            3: "no item_id",
+            4: "code 4 of level 0 is outside its codebook of 4",
+            5: "it has 1 codes: expected 2",
+            6: "list of whole numbers",
+            7: "there is no column 'colour'",
+            8: "price: 'cheap' is not a number",
+            9: "stock: 2.5 is not a whole number",
+            10: "seen: 'yesterday'",
+            11: "no word of title is known",
+            13: "on line 1 too",
+            14: "the ids of this index are strings",
+            15: "expected an object",
+            16: "dimensions: expected",
+            17: "300 bytes",
+            18: "without NUL",
+            19: "it is no JSON",
+        }
+        assert {number: text for number, text in expected.items() if text not in problems[number]} == {}
+        assert state(writer) == before
+        for call, content in ((writer.patch, {"item_id": "nope", "price": 1}), (writer.delete, {"item_id": "nope"})):
+            with pytest.raises(BatchError, match="line 2: the index does not have it"):
+                call(rows({"item_id": "i0"}, content))
+        assert state(writer) == before
+        assert writer.delete(rows({"item_id": "i0"}, {"item_id": "nope"}), missing_ok=True) == ChangeCounts(
+            deleted=1, ignored=1, number=1
+        )
+
+
+def test_a_live_item_keeps_its_codes_and_an_item_is_as_good_as_new_after_its_return(shop: Shop):
+    with shop.writer() as writer:
+        before = state(writer)["items"]["i3"][0]
+        assert writer.put(rows({"item_id": "i3", "title": "red boot"})).number == 0
+        assert state(writer)["items"]["i3"][0] == before
+        vector = shop.encoder.embed(pa.table({"title": ["red boot"]}))[0].tolist()
+        writer.put(rows({"item_id": "i3", "title": "red boot", "vector": vector}))
+        assert state(writer)["items"]["i3"][0] == shop.codes[1].tolist()
+        writer.delete(rows({"item_id": "i3"}))
+        writer.patch(rows({"item_id": "i0", "codes": [2, 2]}))
+        writer.put(rows({"item_id": "i3", "codes": before}))
+        row = state(writer)["items"]["i3"]
+        assert (row[0], row[1]["title"]) == (before, None)
+        assert state(writer)["items"]["i0"][0] == [2, 2]
+        assert state(writer)["items"]["i0"][1]["title"] == "red shoe"
+
+
+@pytest.mark.parametrize("stage", ["commit", "index", "memory"])
+def test_a_change_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop: Shop, stage: str, monkeypatch):
+    class Crash(BaseException):
+        pass
+
+    def crash(*_: Any, **__: Any) -> None:
+        raise Crash
+
+    with pytest.raises(Crash), shop.writer() as writer:  # noqa: PT012
+        writer.put(rows({"item_id": "first", "codes": [1, 1], "price": 1}))
+        target = {
+            "commit": ("leafbeam.live.transaction.Transaction.write_set", crash),
+            "index": ("leafbeam.catalog.active_rules.ActiveRules.advance", crash),
+            "memory": ("leafbeam.retrieve.ItemMemory.insert", crash),
+        }[stage]
+        with monkeypatch.context() as patch:
+            patch.setattr(*target)
+            writer.put(rows({"item_id": "new", "title": "green tea", "price": 2}, {"item_id": "i0", "price": 99}), KEY)
+    with shop.writer() as writer:
+        found = state(writer)
+        assert found["items"]["new"][1]["price"] == 2.0
+        assert found["items"]["i0"][1]["price"] == 99.0
+        assert found["items"]["i0"][1]["title"] is None
+        assert found["rules"]["cheap"] == ["first", "i3", "i4", "i5", "new"]
+        assert writer.put(rows({"item_id": "new"}), KEY).inserted == 1
+        assert state(writer) == found
+        assert "new" in shop.memory.item_ids.tolist()
+
+
+def test_a_change_that_is_not_decided_is_not_made(shop: Shop, monkeypatch):
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "first", "codes": [1, 1]}))
+        before = state(writer)
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "write", full)
+            with pytest.raises(LogError, match="No space left on device.*nothing was changed"):
+                writer.put(rows({"item_id": "new", "codes": [1, 2], "price": 3}, {"item_id": "i0", "price": 99}))
+        assert state(writer) == before
+        assert writer.put(rows({"item_id": "new", "codes": [1, 2]})).inserted == 1
+    with shop.writer() as writer:
+        assert state(writer)["items"].keys() - before["items"].keys() == {"new"}
+
+
+def test_a_decided_change_that_cannot_be_made_is_made_before_the_next(shop: Shop, monkeypatch):
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "first", "codes": [1, 1]}))
+        with monkeypatch.context() as patch:
+            patch.setattr("leafbeam.live.commit_store.CommitStore.commit", _raise(LogError("the disk is gone")))
+            with pytest.raises(LogError, match=r"the change is on disk but could not be made \(the disk is gone\)"):
+                writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY)
+            with pytest.raises(LogError, match="no other is made before it"):
+                writer.put(rows({"item_id": "later", "codes": [1, 3]}))
+        assert writer.put(rows({"item_id": "late", "codes": [1, 2], "price": 4}), KEY).inserted == 1
+        assert writer.put(rows({"item_id": "later", "codes": [1, 3]})).number == 3
+        assert state(writer)["items"]["late"][1]["price"] == 4.0
+
+
+def _raise(error: Exception) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_snapshot_is_gone_back_to_as_one_change(shop: Shop):
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "new", "codes": [1, 1], "price": 1}))
+        before = state(writer)
+        info = writer.snapshot("good")
+        assert (info.name, info.num_items, info.index_version.endswith("+1")) == ("good", 7, True)
+        with pytest.raises(ConflictError, match="already"):
+            writer.snapshot("good")
+        for name in ("", "../up", "a/b", ".hidden", "x.part", "n" * 65):
+            with pytest.raises(ArgumentError, match="a snapshot's name"):
+                writer.snapshot(name)
+        writer.delete(rows({"item_id": "new"}, {"item_id": "i0"}))
+        writer.put(rows({"item_id": "bad", "codes": [2, 2], "price": 1}, {"item_id": "i1", "codes": [0, 0]}))
+        counts = writer.rollback(None, KEY)
+        assert counts == ChangeCounts(inserted=2, updated=5, deleted=1, number=4)
+        assert state(writer) == before
+        writer.delete(rows({"item_id": "i5"}))
+    with shop.writer() as writer:
+        assert writer.rollback(None, KEY) == counts
+        assert "i5" not in state(writer)["items"]
+        assert writer.rollback("good").inserted == 1
+        assert state(writer) == before
+        assert [info.name for info in writer.snapshots] == ["good"]
+        writer.delete_snapshot("good")
+        for call in (writer.rollback, lambda: writer.rollback("good"), lambda: writer.delete_snapshot("good")):
+            with pytest.raises(ArgumentError, match="there is no snapshot"):
+                call()
+
+
+def test_rules_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop: Shop):
+    with shop.writer() as writer:
+        assert writer.put_rule("rare", "stock < 3", "60s").num_items == 2
+        assert writer.put_rule("cheap", "price < 7").num_items == 2  # in place of that of the file
+        before = state(writer)
+        for where in ("no_such > 1", "price", "stock < 3; DROP TABLE items", ""):
+            with pytest.raises(RuleError):
+                writer.put_rule("rare", where)
+        with pytest.raises(RuleError, match="a rule's name"):
+            writer.put_rule("../x", "true")
+        assert state(writer) == before
+    with shop.writer() as writer:
+        assert state(writer) == before
+        assert writer.rule("rare").refresh == 60.0
+        writer.delete_rule("rare")
+        writer.delete_rule("cheap")
+        assert writer.rule("cheap").num_items == 4  # the file's again
+        with pytest.raises(ConflictError, match=r"in rules\.toml"):
+            writer.delete_rule("cheap")
+        with pytest.raises(UnknownRuleError, match="there is no rule 'rare'"):
+            writer.delete_rule("rare")
+    with shop.writer() as writer:
+        assert sorted(state(writer)["rules"]) == ["cheap", "tea"]
+
+
+def test_new_texts_reach_the_item_memory_also_after_a_restart(shop: Shop):
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "new", "title": "blue boot"}))
+        found = shop.memory.search(["i2"], num_items=6)
+        assert "new" in found.item_ids
+        writer.patch(rows({"item_id": "new", "title": "black tea"}))
+        assert shop.memory.search(["i5"], num_items=1).item_ids == ("new",)
+    fitted = ItemMemory.fit([f"i{n}" for n in range(6)], np.array([0, 2]), np.array([0, 1]), texts=TITLES)
+    with shop.writer(memory=fitted):
+        assert fitted.search(["i5"], num_items=1).item_ids == ("new",)
+
+
+def test_without_an_encoder_new_items_need_codes(shop: Shop):
+    with shop.writer(encoder="the run is of an older leafbeam") as writer:
+        with pytest.raises(BatchError, match="none can be made: the run is of an older leafbeam"):
+            writer.put(rows({"item_id": "new", "title": "tea"}))
+        assert writer.put(rows({"item_id": "new", "title": "tea", "codes": [0, 3]})).inserted == 1
+        assert writer.put(rows({"item_id": "i0", "title": "tea"})).updated == 1
+
+
+def test_one_process_writes_and_a_run_that_was_built_again_is_refused(shop: Shop):
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "new", "codes": [0, 3]}))
+        with pytest.raises(LockedError, match="one writer at a time"), shop.writer():
+            pass
+        with pytest.raises(LockedError):
+            set_aside(shop.folder / "live")
+    Trie.build([[0, 1]], shop.encoder.codebook_sizes, ["i0"]).save(shop.folder / "index.leafbeam")
+    with pytest.raises(ConflictError, match="it was built again since"), shop.writer():
+        pass
+    aside = set_aside(shop.folder / "live")
+    assert aside == shop.folder / "live.1"
+    assert set_aside(shop.folder / "live") is None
+
+
+def test_batches_have_bounds():
+    with pytest.raises(DataError, match="no line"):
+        Lines.of_json_lines(b"\n\n")
+    with pytest.raises(DataError, match="up to 10,000 lines"):
+        Lines.of_json_lines(b'{"item_id": 1}\n' * 10_001)
+    with pytest.raises(DataError, match="up to 1,000,000 values"):
+        Lines.of_json_lines(b'{"item_id": 1, "codes": [' + b"1," * 1_000_000 + b"1]}")
+    with pytest.raises(DataError, match="no JSON"):
+        Lines.of_json(b"[" * 100_000)
+    assert Lines.of_json(b'{"item_id": 3}').items[0].item_id == 3
+    assert len(Lines.of_json(b'[{"item_id": 3}, {"item_id": 4}]').items) == 2
+
+
+def test_many_sets_of_columns_in_one_patch_are_refused(shop: Shop):
+    with shop.writer() as writer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leafbeam.ingest.changes.MAX_GROUPS", 2)
+        assert writer.patch(rows({"item_id": "i0", "price": 1}, {"item_id": "i1", "stock": 1})).updated == 2
+        with pytest.raises(ArgumentError, match="3 different sets of columns"):
+            writer.patch(rows({"item_id": "i0", "price": 1}, {"item_id": "i1", "stock": 1}, {"item_id": "i2", "title": "t"}))
+
+
+def test_a_damaged_file_of_the_directory_is_named(shop: Shop):
+    with shop.writer() as writer:
+        writer.put_rule("rare", "stock < 3")
+        writer.put(rows({"item_id": "new", "codes": [0, 3]}))
+    (shop.folder / "live" / "rules.json").write_text(json.dumps({"rules": [1]}))
+    with pytest.raises(LogError, match=r"rules\.json cannot be read"), shop.writer():
+        pass
