@@ -6,7 +6,6 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.ingest.changes import ChangeCounts
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
     from leafbeam.ingest.live_directory import LiveDirectory, check_origin, set_aside
-    from leafbeam.ingest.request_log import RequestKey
     from leafbeam.ingest.snapshots import SnapshotInfo
     from leafbeam.ingest.writer import CatalogWriter
 
@@ -17,7 +16,6 @@ __all__ = [
     "ItemLine",
     "Lines",
     "LiveDirectory",
-    "RequestKey",
     "SnapshotInfo",
     "check_origin",
     "set_aside",

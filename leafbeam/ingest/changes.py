@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from leafbeam.live.transaction import id_kind_of
 from leafbeam.semid import ItemEncoder
 
 Operation = Literal["put", "patch", "delete"]
+_FIELDS = ("operation", "item_ids", "codes", "attributes")
 MAX_GROUPS = 64  # different sets of columns in a batch of patches: each is a scan of the table
 
 
@@ -59,18 +60,24 @@ class Change:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], schema: pa.Schema) -> "Change":
-        """The change of a log's record. Raises DataError if it no longer fits the table."""
-        item_ids, codes, attributes = record["item_ids"], record["codes"], record["attributes"]
-        groups, problems = _groups_of(record["operation"], attributes, schema)
+        """The change of a log's record. Raises DataError if it is none, or no longer fits the table."""
+        try:
+            operation, ids, codes, rows = (record[name] for name in _FIELDS)
+            right = operation in get_args(Operation) and all(isinstance(item_id, int | str) for item_id in ids)
+            right = right and all(isinstance(row, Mapping) for row in rows) and len(ids) == len(codes)
+            if not right or (operation != "delete" and len(ids) != len(rows)):
+                raise TypeError("other fields than a change has")
+        except (KeyError, TypeError) as error:
+            raise DataError(f"a change in the log of requests cannot be read: {error}") from error
+        groups, problems = _groups_of(operation, rows, schema)
         if problems:
             row, problem = next(iter(problems.items()))
-            raise DataError(f"item {short_repr(item_ids[row])}: {problem}")
-        return cls(operation=record["operation"], item_ids=item_ids, codes=codes, attributes=attributes, groups=groups)
+            raise DataError(f"item {short_repr(ids[row])}: {problem}")
+        return cls(operation=operation, item_ids=ids, codes=codes, attributes=rows, groups=groups)
 
     def record(self) -> dict[str, Any]:
         """What `of_record` reads, of values that JSON has or that are written as text."""
-        names = ("operation", "item_ids", "codes", "attributes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _FIELDS}
 
     def counts(self, version: Version, num_lines: int) -> ChangeCounts:
         """What it does to a version. num_lines: of the request; those of items to delete that are not there are ignored."""

@@ -9,19 +9,17 @@ A change is decided once its record is on disk. It is made after that, and made 
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from leafbeam.errors import ConflictError, LogError
+from leafbeam.errors import LogError
 from leafbeam.live import disk
+from leafbeam.live.requests import KnownRequests, RequestKey
 from leafbeam.live.write_ahead_log import LogContents, WriteAheadLog
 
-MAX_KNOWN = 10_000  # requests whose answers are kept
 _MAX_BYTES = 16 << 20  # of a file, before the next one begins
 _NAME = re.compile(r"requests-(\d{1,18})\.log")
 _NO_BASE = "0" * 16
@@ -29,19 +27,11 @@ _NO_BASE = "0" * 16
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestKey:
-    """What identifies a request that may be repeated. key: the client's. digest: of all that the request says."""
-
-    key: str
-    digest: str
-
-
 class RequestLog:
     """The log of one served catalog. pending: the last change, while it is not known to be made."""
 
-    def __init__(self, directory: Path, log: WriteAheadLog, known: "OrderedDict[str, tuple[str, Json]]") -> None:
-        self._directory, self._log, self._known = directory, log, known
+    def __init__(self, directory: Path, log: WriteAheadLog) -> None:
+        self._directory, self._log, self._known = directory, log, KnownRequests()
         self.pending: Json | None = None
 
     @classmethod
@@ -49,30 +39,23 @@ class RequestLog:
         """The log in a directory, or a new one. Raises LogError, LockedError."""
         numbers = _numbers(directory)
         if not numbers:
-            return cls(directory, _new_log(directory, 0, {}, sync), OrderedDict())
+            return cls(directory, _new_log(directory, 0, KnownRequests(), sync))
         contents = LogContents.read(_path(directory, max(numbers)))
-        log = cls(directory, WriteAheadLog.resume(contents, sync=sync), OrderedDict())
+        log = cls(directory, WriteAheadLog.resume(contents, sync=sync))
         log._replay(contents)
         log._remove_others()
         return log
 
-    def find(self, request: RequestKey) -> Json | None:
-        """The answer to an earlier request with this key; None if there was none. Raises ConflictError if it said otherwise."""
-        found = self._known.get(request.key)
-        if found is None:
-            return None
-        if found[0] != request.digest:
-            raise ConflictError(
-                f"Idempotency-Key {request.key[:80]!r} belongs to an earlier request with other content: use a new key"
-            )
-        return found[1]
+    def find(self, request: RequestKey | None) -> Json | None:
+        """See KnownRequests.find."""
+        return self._known.find(request)
 
     def append(self, request: RequestKey | None, answer: Json, change: Json) -> None:
         """Decide a change: on disk when this returns. Raises LogError; then it is not decided."""
-        key, digest = (None, None) if request is None else (request.key, request.digest)
-        record = {"key": key, "digest": digest, "answer": answer, "change": change}
+        key = {} if request is None else {"key": request.key, "digest": request.digest}
+        record = {**key, "answer": answer, "change": change}
         self._log.append(msgspec.json.encode(record))
-        self._note(record)
+        self._known.note(request, answer)
         self.pending = change
 
     def applied(self) -> None:
@@ -95,22 +78,15 @@ class RequestLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _note(self, record: Json) -> None:
-        if record["key"] is not None:
-            self._known[record["key"]] = (record["digest"], record["answer"])
-            self._known.move_to_end(record["key"])
-            while len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-
     def _replay(self, contents: LogContents) -> None:
         for record in contents.records:
             try:
                 content: dict[str, Any] = msgspec.json.decode(record.payload)
                 for known in content.get("known", ()):
-                    self._note(known)
+                    self._known.load(known)
                 if "change" in content:
-                    self._note(content)
-                    self.pending = content["change"]
+                    self._known.load(content)
+                    self.pending = {"operation": content["change"]["operation"], **content["change"]}
                 elif "applied" in content:
                     self.pending = None
             except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -136,17 +112,14 @@ def _path(directory: Path, number: int) -> Path:
     return directory / f"requests-{number}.log"
 
 
-def _new_log(directory: Path, number: int, known: Mapping[str, tuple[str, Json]], sync: bool) -> WriteAheadLog:
+def _new_log(directory: Path, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
     """A log with the known requests, which has its name once it is complete. Raises LogError."""
     path, part = _path(directory, number), directory / "requests.part"
-    answers = [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in known.items()]
     try:
         log = WriteAheadLog.create(part, base_number=number, base_version=_NO_BASE, sync=sync)
         try:
-            log.append(msgspec.json.encode({"known": answers}))
-            disk.rename(part, path)
-            log.path = path
-            disk.sync_path(directory)
+            log.append(msgspec.json.encode({"known": known.to_json()}))
+            log.rename(path)
         except BaseException:
             log.close(discard=True)
             raise

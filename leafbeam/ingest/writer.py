@@ -11,9 +11,10 @@ from leafbeam.index import Trie, Version
 from leafbeam.ingest.changes import Change, ChangeCounts, ChangePlanner, Operation
 from leafbeam.ingest.lines import Lines
 from leafbeam.ingest.live_directory import LiveDirectory
-from leafbeam.ingest.request_log import RequestKey, RequestLog
+from leafbeam.ingest.request_log import RequestLog
 from leafbeam.ingest.snapshots import SnapshotInfo, Snapshots
 from leafbeam.ingest.texts import MemoryTexts
+from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory, LiveMemory
 from leafbeam.semid import ItemEncoder
 
@@ -74,7 +75,7 @@ class CatalogWriter:
         Raises ArgumentError (no such snapshot), IndexFileError, ConflictError, LogError.
         """
         with self._writing() as requests:
-            if request is not None and (answer := requests.find(request)) is not None:
+            if (answer := requests.find(request)) is not None:
                 return ChangeCounts(**answer)
             name = name or self._snapshots.newest()
             counts = _counts_of_restore(self._snapshots.load(name)[0], self.catalog.index.version())
@@ -140,7 +141,7 @@ class CatalogWriter:
         self, operation: Operation, lines: Lines, request: RequestKey | None, *, missing_ok: bool = False
     ) -> ChangeCounts:
         with self._writing() as requests:
-            if request is not None and (answer := requests.find(request)) is not None:
+            if (answer := requests.find(request)) is not None:
                 return ChangeCounts(**answer)
             version = self.catalog.index.version()
             change = self._planner.plan(operation, lines, version, self.catalog.schema(), missing_ok=missing_ok)

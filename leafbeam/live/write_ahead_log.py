@@ -197,6 +197,12 @@ class WriteAheadLog:
         self.number, self.end, self.failure = number, self.end + len(frames), None
         return number
 
+    def rename(self, path: Path) -> None:
+        """Give the log another name, in place of a file that has it. Raises OSError."""
+        disk.rename(self.path, path)
+        self.path = path
+        disk.sync_path(path.parent)
+
     def close(self, *, discard: bool = False) -> None:
         """Close the file, synced first unless every append was, or `discard`. Raises OSError."""
         descriptor, self._descriptor = self._descriptor, -1

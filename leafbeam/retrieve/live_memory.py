@@ -13,7 +13,7 @@ import numpy as np
 
 from leafbeam.errors import LeafbeamError, LogError
 from leafbeam.index.items import ItemIds
-from leafbeam.live import disk
+from leafbeam.live import KnownRequests, RequestKey, disk
 from leafbeam.live.write_ahead_log import LogContents, LogRecord, WriteAheadLog
 from leafbeam.retrieve.memory import ItemMemory
 from leafbeam.retrieve.text import TextVectors
@@ -22,6 +22,7 @@ log = logging.getLogger("leafbeam.retrieve")
 
 Event = tuple[ItemIds, int | str]
 COMPACT_BYTES = 16 << 20  # of a log, and not less than the memory's
+_KNOWN = b'{"known":'  # how a record of requests that are known begins
 
 
 class LiveMemory:
@@ -38,8 +39,8 @@ class LiveMemory:
     ...     live.observe([(["item-3", "item-9"], "item-4")])
     """
 
-    def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog) -> None:
-        self.path, self.memory, self._log = path, memory, log
+    def __init__(self, path: Path, memory: ItemMemory, log: WriteAheadLog, known: KnownRequests) -> None:
+        self.path, self.memory, self._log, self._known = path, memory, log, known
         self._lock = threading.Lock()
         self._num_logged = memory.num_items
         self._compact_at = max(COMPACT_BYTES, memory.nbytes)
@@ -51,14 +52,16 @@ class LiveMemory:
         Raises IndexFileError, LockedError if another process has it open, LogError for a damaged log or that of another file.
         """
         path = Path(path)
-        memory = ItemMemory.load(path)
+        memory, known = ItemMemory.load(path), KnownRequests()
         if not _log_of(path).exists():
-            return cls(path, memory, _new_log(path, memory, 0, sync))
+            return cls(path, memory, _new_log(path, memory, 0, known, sync), known)
         contents = LogContents.read(_log_of(path))
         log = WriteAheadLog.resume(contents, sync=sync)
         if contents.base_version == memory.follows:  # a compaction ended between the file and the new log
             log.close(discard=True)
-            return cls(path, memory, _new_log(path, memory, contents.number, sync))
+            for record in contents.records:
+                _repeat(None, known, record)
+            return cls(path, memory, _new_log(path, memory, contents.number, known, sync), known)
         try:
             if contents.base_version != memory.version:
                 raise LogError(
@@ -66,29 +69,34 @@ class LiveMemory:
                     "the log if the new memory counts its interactions, or restore the memory"
                 )
             for record in contents.records:
-                _repeat(memory, record)
+                _repeat(memory, known, record)
         except BaseException:
             log.close(discard=True)
             raise
-        return cls(path, memory, log)
+        return cls(path, memory, log, known)
 
-    def observe(self, events: Sequence[Event]) -> int:
+    def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
         """Count interactions, each with the user's history before it, oldest item first, and return how many pairs counted.
 
-        Ids that the memory does not have are left out. An event that is sent twice counts twice. Cost: one write, and with
-        sync=True one fsync. Raises ItemIdError for ids of two kinds, LogError; nothing is counted then.
+        Ids that the memory does not have are left out. An event that is sent twice counts twice, but a request with a key that
+        came before counts nothing and returns what that one did. Cost: one write, and with sync=True one fsync. Raises
+        ItemIdError for ids of two kinds, ConflictError, LogError; nothing is counted then.
         """
         distances = self.memory.config.distances
         rows: list[list[int | str]] = []
         with self._lock:
+            if (pairs := self._known.find(request)) is not None:
+                return pairs
             for history, item_id in events:
                 before, item = self.memory.known(_plain(history)[-distances:]), self.memory.known(_plain([item_id]))
                 if before and item:
                     rows.append([*before, *item])
             if not rows:
                 return 0
-            self._append({"observe": rows})
+            key = {} if request is None else {"key": request.key, "digest": request.digest}
+            self._append({"observe": rows, **key})
             pairs = sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
+            self._known.note(request, pairs)
             if self._log.end > self._compact_at:
                 self._compact_or_warn()
             return pairs
@@ -122,7 +130,7 @@ class LiveMemory:
         disk.sync_path(self.path)
         disk.sync_path(self.path.parent)
         self._log.close(discard=True)
-        self._log = _new_log(self.path, self.memory, number, sync)
+        self._log = _new_log(self.path, self.memory, number, self._known, sync)
         self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
 
     def _compact_or_warn(self) -> None:
@@ -153,7 +161,7 @@ def set_log_aside(path: str | os.PathLike[str]) -> Path | None:
     log = _log_of(Path(path))
     if not log.exists():
         return None
-    if not LogContents.read(log).records:
+    if all(record.payload.startswith(_KNOWN) for record in LogContents.read(log).records):
         log.unlink()
         return None
     aside = next(name for number in itertools.count(1) if not (name := log.with_name(f"{log.name}.{number}")).exists())
@@ -166,21 +174,33 @@ def _log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.log")
 
 
-def _new_log(path: Path, memory: ItemMemory, number: int, sync: bool) -> WriteAheadLog:
-    log = WriteAheadLog.create(_log_of(path), base_number=number, base_version=memory.version, sync=sync)
-    disk.sync_path(path.parent)
+def _new_log(path: Path, memory: ItemMemory, number: int, known: KnownRequests, sync: bool) -> WriteAheadLog:
+    """A log with the requests that are known, which has its name once it is complete."""
+    part = path.with_name(f"{path.name}.log.part")
+    log = WriteAheadLog.create(part, base_number=number, base_version=memory.version, sync=sync)
+    try:
+        if answers := known.to_json():
+            log.append(_KNOWN + json.dumps(answers).encode() + b"}")
+        log.rename(_log_of(path))
+    except BaseException:
+        log.close(discard=True)
+        raise
     return log
 
 
-def _repeat(memory: ItemMemory, record: LogRecord) -> None:
-    """Apply a record of a log to a memory."""
+def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) -> None:
+    """Apply a record of a log to a memory; None: to the known requests alone."""
     try:
         content: dict[str, Any] = json.loads(record.payload)
-        if "new" in content:
+        for answer in content.get("known", ()):
+            known.load(answer)
+        if memory is not None and "new" in content:
             memory.insert_vectors(content["new"], _vectors(content["vectors"]))
-        for row in content.get("observe", ()):
+        rows = content.get("observe", ())
+        for row in rows if memory is not None else ():
             memory.observe(row[:-1], row[-1])
-        if "insert" in content:
+        known.load({**content, "answer": sum(len(row) - 1 for row in rows)})
+        if memory is not None and "insert" in content:
             memory.insert(content["insert"], texts=content["texts"])
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise LogError(f"record {record.number:,} of an item memory's log cannot be read ({error}): remove the log") from error

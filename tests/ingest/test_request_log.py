@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from leafbeam.errors import ConflictError, LogError
-from leafbeam.ingest import RequestKey
 from leafbeam.ingest.request_log import RequestLog
-from leafbeam.live import disk
+from leafbeam.live import RequestKey, disk
 
 
 def add(log: RequestLog, number: int, *, applied: bool = True) -> None:
@@ -39,7 +38,7 @@ def test_answers_and_a_change_that_is_not_made_come_back(tmp_path: Path):
 
 def test_a_long_log_begins_anew_with_the_newest_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("leafbeam.ingest.request_log._MAX_BYTES", 2000)
-    monkeypatch.setattr("leafbeam.ingest.request_log.MAX_KNOWN", 5)
+    monkeypatch.setattr("leafbeam.live.requests.MAX_KNOWN", 5)
     with RequestLog.open(tmp_path) as log:
         for number in range(100):
             add(log, number)

@@ -23,8 +23,8 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie
-from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, RequestKey, set_aside
-from leafbeam.live import disk
+from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, set_aside
+from leafbeam.live import RequestKey, disk
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
 
@@ -147,7 +147,9 @@ def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop: Shop
                 b'{"item_id": "\\ud800"}',
             ]
         )
-        with pytest.raises(BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it is no JSON") as error:
+        with pytest.raises(
+            BatchError, match="17 of 18 lines are wrong, so nothing was changed: line 2: it is no JSON"
+        ) as error:
             writer.put(Lines.of_json_lines(body))
         problems = error.value.lines
         assert list(problems) == [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18, 19]

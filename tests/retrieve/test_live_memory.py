@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leafbeam.errors import ItemIdError, LogError
+from leafbeam.errors import ConflictError, ItemIdError, LogError
+from leafbeam.live import RequestKey
 from leafbeam.retrieve import ItemMemory, LiveMemory, set_log_aside
 
 NAMES = [f"item-{n}" for n in range(12)]
@@ -197,3 +198,20 @@ def test_a_second_writer_in_the_place_of_a_removed_log_ends_the_first(path: Path
             with pytest.raises(LogError, match="removed, replaced or changed"):
                 first.compact()
             assert second.observe([(["item-1"], "item-2")]) == 1
+
+
+def test_a_request_that_is_repeated_counts_once_also_after_compaction_and_restart(path: Path):
+    request, event = RequestKey(key="k", digest="d"), (["item-0", "item-1"], "item-2")
+    with LiveMemory.open(path) as live:
+        assert live.observe([event], request) == 2
+        before = live.memory.counts("item-0")
+        assert live.observe([event], request) == 2
+        with pytest.raises(ConflictError):
+            live.observe([event], RequestKey(key="k", digest="other"))
+        assert live.memory.counts("item-0") == before
+    for _ in range(2):
+        with LiveMemory.open(path) as live:
+            assert live.observe([event], request) == 2
+            assert live.memory.counts("item-0") == pytest.approx(before, rel=0.02)
+            live.compact()
+    assert set_log_aside(path) is None  # a log of known requests alone

@@ -1,0 +1,53 @@
+"""Requests that clients may repeat, and the answers that they got (the IETF's draft of the Idempotency-Key header)."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leafbeam.errors import ConflictError
+
+MAX_KNOWN = 10_000  # requests whose answers are kept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestKey:
+    """What identifies a request that may be repeated. key: the client's. digest: of all that the request says."""
+
+    key: str
+    digest: str
+
+
+class KnownRequests:
+    """The answers to the newest requests with a key. An answer is what JSON can hold."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[str, tuple[str, Any]] = OrderedDict()
+
+    def find(self, request: RequestKey | None) -> Any:
+        """The answer to an earlier request with this key; None if there was none. Raises ConflictError if it said otherwise."""
+        if request is None or (found := self._answers.get(request.key)) is None:
+            return None
+        digest, answer = found
+        if digest != request.digest:
+            raise ConflictError(
+                f"Idempotency-Key {request.key[:80]!r} belongs to an earlier request with other content: use a new key"
+            )
+        return answer
+
+    def note(self, request: RequestKey | None, answer: Any) -> None:
+        """Keep an answer; of more than 10,000, the oldest goes."""
+        if request is not None:
+            self._answers[request.key] = (request.digest, answer)
+            self._answers.move_to_end(request.key)
+            while len(self._answers) > MAX_KNOWN:
+                self._answers.popitem(last=False)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What `load` reads, the oldest first."""
+        return [{"key": key, "digest": digest, "answer": answer} for key, (digest, answer) in self._answers.items()]
+
+    def load(self, content: Mapping[str, Any]) -> None:
+        """Keep what one entry of `to_json` says, or another record with its fields. Raises KeyError, TypeError."""
+        if content.get("key") is not None:
+            self.note(RequestKey(key=str(content["key"]), digest=str(content["digest"])), content["answer"])
