@@ -21,6 +21,7 @@
     ├── RequestError             a request exceeds the server's limits
     │   └── OverloadedError      the server is overloaded; retry later
     │       └── UnavailableError the server is starting, stopping, or its device does not respond
+    ├── InferenceError           another inference engine did not answer, or its answer cannot be used
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
 
@@ -44,6 +45,7 @@ __all__ = [
     "FilterError",
     "ForeignFilterError",
     "IndexFileError",
+    "InferenceError",
     "ItemIdError",
     "LeafbeamError",
     "LockedError",
@@ -167,6 +169,18 @@ class OverloadedError(RequestError):
 
 class UnavailableError(OverloadedError):
     """The server is starting or stopping, or its device does not respond."""
+
+
+class InferenceError(LeafbeamError, RuntimeError):
+    """Another inference engine (vLLM, SGLang) did not answer, or its answer cannot be used.
+
+    reason: "unreachable", "timeout", "refused" (the engine said no), "malformed", "duplicate" (answered twice), "no_logprobs",
+    "missing_answer" or "missing_tokens" (fewer than asked for).
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class MissingExtraError(LeafbeamError, ImportError):

@@ -15,6 +15,7 @@ EXTRAS = {
     "adbc_driver_postgresql": "postgres",
     "duckdb": "catalog",
     "httptools": "serve",
+    "httpx": "client",
     "jax": "jax",
     "jinja2": "serve",
     "marisa_trie": "bench",

@@ -14,11 +14,12 @@ from leafbeam.decode.beam_search import ItemSearch, Requests
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint
 from leafbeam.decode.model_calls import ModelCalls, StepFn
+from leafbeam.decode.ragged import Children
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.decode.sampling import Sampling
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
-from leafbeam.ops.backend import BoundIndex, load, to_numpy
+from leafbeam.ops.backend import BoundIndex, load
 from leafbeam.ops.constrain import Beams
 
 
@@ -82,42 +83,18 @@ class Sampler(ItemSearch):
 
         def launch(level: int, beams: Beams[Any], logits_BKV: NDArray[Any], num_beams: int) -> tuple[_SampledBeams, None]:
             """The children with the most noisy score."""
-            batch_size, num_rows = beams.scores.shape
-            lo, hi = bound.to_device(beams.lo), bound.to_device(beams.hi)
-            children = ops.children(bound.arrays, level, lo, hi, filters)
-            row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in children)
-            row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
+            children = Children.of(bound, level, beams, filters)
+            row_C, code_C = children.row_C, children.code_C
             logits_C = logits_BKV.reshape(-1, logits_BKV.shape[2])[row_C, code_C]
             log_p_C = self.sampling.log_probabilities(logits_C, row_C, f"at level {level}")
             log_p_C = log_p_C + beams.scores.reshape(-1)[row_C]
             noisy_BK = beams.noisy if isinstance(beams, _SampledBeams) else beams.scores
             noisy_C = _conditional_gumbel(log_p_C, noisy_BK.reshape(-1), row_C, rng)
-            slots = self._best(noisy_C, row_C // num_rows, batch_size)
-            live = slots >= 0
-            drawn = _SampledBeams(
-                scores=np.where(live, log_p_C[slots], -np.inf),
-                noisy=np.where(live, noisy_C[slots], -np.inf),
-                parent=np.where(live, row_C[slots] % num_rows, 0),
-                code=np.where(live, code_C[slots], 0),
-                lo=np.where(live, lo_SC[:, slots], 0),
-                hi=np.where(live, hi_SC[:, slots], 0),
-                num_valid=live.sum(axis=1),
-            )
-            return drawn, None
+            slots = children.best(noisy_C, self.num_samples)
+            drawn = children.beams(slots, log_p_C)
+            return _SampledBeams(**vars(drawn), noisy=np.where(slots >= 0, noisy_C[slots], -np.inf)), None
 
         return TrieConstraint(self.config, hi_SB, launch)
-
-    def _best(self, noisy_C: NDArray[np.float64], request_C: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-        """The `num_samples` noisiest children of each request, -1 where there are fewer."""
-        num_samples = self.num_samples
-        slots = np.full((batch_size, num_samples), -1, np.int64)
-        live = np.flatnonzero(noisy_C > -np.inf)
-        order = live[np.lexsort((-noisy_C[live], request_C[live]))]
-        request_n = request_C[order]
-        rank_n = np.arange(len(order)) - np.searchsorted(request_n, request_n)
-        kept = rank_n < num_samples
-        slots[request_n[kept], rank_n[kept]] = order[kept]
-        return slots
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode.ragged import log_softmax
 from leafbeam.errors import ArgumentError, LogitsError
 
 
@@ -45,7 +46,7 @@ class Sampling:
         """
         if np.isnan(logits_C).any() or np.isposinf(logits_C).any():
             raise LogitsError(f"the logits {where} hold NaN or +inf: expected finite numbers, or -inf")
-        scaled_C = _log_softmax(logits_C.astype(np.float64) / self.temperature, row_C)
+        scaled_C = log_softmax(logits_C.astype(np.float64) / self.temperature, row_C)
         if not len(row_C) or (self.top_k is None and self.top_p is None):
             return scaled_C
         # Codes below (1 - top_p) / (codes of the row) have less than 1 - top_p together, so none of them is in the smallest set
@@ -64,17 +65,4 @@ class Sampling:
             keep &= (before - before[first_of] < self.top_p) | (np.arange(len(kept)) == first_of)
         cut_C = np.full(len(scaled_C), -np.inf)
         cut_C[kept[keep]] = scaled_C[kept[keep]]
-        return _log_softmax(cut_C, row_C)
-
-
-def _log_softmax(values_C: NDArray[np.float64], row_C: NDArray[np.int64]) -> NDArray[np.float64]:
-    """log-softmax within each run of equal rows; all -inf where a row has nothing else."""
-    if len(values_C) == 0:
-        return values_C
-    starts = np.flatnonzero(np.diff(row_C, prepend=-1))
-    sizes = np.diff(np.append(starts, len(row_C)))
-    top = np.maximum.reduceat(values_C, starts)
-    top = np.where(top > -np.inf, top, 0.0)
-    shifted_C = values_C - np.repeat(top, sizes)
-    total = np.add.reduceat(np.exp(shifted_C), starts)
-    return shifted_C - np.repeat(np.log(np.where(total > 0, total, 1.0)), sizes)
+        return log_softmax(cut_C, row_C)

@@ -96,14 +96,18 @@ class CodeTokens:
         return cls(levels=tuple(by_id[id(tokens)] for tokens in tables))
 
     @classmethod
-    def for_index(cls, code_tokens: CodeTokensLike, version: Version, eos_token_id: int) -> CodeTokens:
+    def for_index(cls, code_tokens: CodeTokensLike, version: Version, eos_token_id: int | None) -> CodeTokens:
         """The tokens of an index's codes; the end code of an index of sequences is `eos_token_id`.
 
-        code_tokens: None if the codes are tokens, in an index of sequences. Raises ArgumentError.
+        code_tokens: None if the codes are tokens, in an index of sequences. eos_token_id: None where no sequence has an end.
+        Raises ArgumentError.
         """
-        if eos_token_id < 0:
-            raise ArgumentError(f"eos_token_id is {eos_token_id}: expected a token, 0 or more")
         end_code = version.segments[0].trie.end_code
+        if eos_token_id is None:
+            if end_code is not None:
+                raise ArgumentError("eos_token_id is missing: an index of sequences needs the model's end token")
+        elif eos_token_id < 0:
+            raise ArgumentError(f"eos_token_id is {eos_token_id}: expected a token, 0 or more")
         if code_tokens is None:
             if end_code is None:
                 raise ArgumentError("code_tokens is missing: give, for each level, the token of code 0, of code 1, ...")
@@ -119,6 +123,8 @@ class CodeTokens:
                 f"code_tokens names {tokens.sizes} tokens, but the codebooks of the index have {sizes} codes: give one token "
                 f"for each code of each level"
             )
+        if eos_token_id is None:
+            return tokens
         if end_code is not None:
             by_id = {id(level): level.with_end(eos_token_id) for level in tokens.levels}
             return cls(levels=tuple(by_id[id(level)] for level in tokens.levels))

@@ -1,0 +1,200 @@
+"""Exact constrained beam search over a language model in another inference engine, which tells log-probabilities alone.
+
+    for each level: list the legal children of every beam, ask the engine for the log-probabilities of their tokens after the
+    beam's tokens, keep the best
+
+Shapes: B requests, K beams, T tokens generated, V codes of a level, C children of all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.decode.beam_search import ItemSearch, Requests
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import TrieConstraint
+from leafbeam.decode.model_calls import ModelCalls
+from leafbeam.decode.ragged import Children, log_softmax
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
+from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.index import Trie, Version
+from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
+from leafbeam.integrations.masking import Normalisation, check_end_token
+from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike
+from leafbeam.ops.backend import BoundIndex
+from leafbeam.ops.constrain import Beams
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LogprobSearchResult(SearchResult):
+    """Ranked items. failures: for each request that the engine failed, why; such a request has no items at all.
+
+    num_queries: prefixes that the engine was asked about.
+    """
+
+    failures: Mapping[int, InferenceError]
+    num_queries: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request was answered."""
+        return not self.failures
+
+
+class LogprobBeamSearch(ItemSearch):
+    """Beam search over the items of an index with a language model in vLLM, SGLang or another engine, which stays unmodified.
+
+    It returns what `BeamSearch` does on the same weights, up to rounding. The engine reads each prompt once if it caches
+    prefixes; every level is one batch of one-token requests.
+
+    model: `VllmModel`, `VllmServer`, `SglangServer`, `OpenAIServer`, or an object of your own (`LogprobModel`).
+    code_tokens: for each level the token of code 0, of code 1, ...; or a leafbeam vocabulary; or `CodeTokens`, such as `tokens`
+        of another search. None for an index of sequences (`Trie.from_sequences`), whose codes are tokens.
+    eos_token_id: the model's end token; needed for an index of sequences alone.
+    num_beams: one number, or one for each level; the last is the number of items of an answer.
+    scoring: what a token's probability is normalised over. "vocabulary": all tokens of the model, as vLLM's own beam search
+        has it; "allowed": the legal tokens; "full": the tokens of the level, for which all of them are asked. "allowed" and
+        "full" are those of `BeamSearch`. With "allowed", beams without a choice are not asked about.
+
+    >>> search = LogprobBeamSearch(index, VllmServer("http://localhost:8000", model="m"), code_tokens=tokens, num_beams=50)
+    >>> result = search.run(prompts, filters=[fresh, None])
+    >>> result.item_ids[0][:10], result.scores[0, :10]
+    """
+
+    def __init__(
+        self,
+        index: Trie | Version,
+        model: LogprobModel,
+        *,
+        code_tokens: CodeTokensLike = None,
+        eos_token_id: int | None = None,
+        num_beams: int | Sequence[int] = 20,
+        scoring: Normalisation = "vocabulary",
+    ) -> None:
+        if scoring not in get_args(Normalisation):
+            raise ArgumentError(f"scoring is {scoring!r}: expected 'vocabulary', 'allowed' or 'full'")
+        version = Version.of(index)
+        config = SearchConfig.of(version, num_beams, "allowed" if scoring == "allowed" else "full")
+        super().__init__(index, config, num_beams if isinstance(num_beams, int) else num_beams[-1], "cpu", "auto")
+        self.model, self.scoring = model, scoring
+        self.tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
+
+    def __repr__(self) -> str:
+        return f"LogprobBeamSearch({self.version.num_items:,} items, {self.model!r}, scoring={self.scoring!r})"
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        filters: BatchFilters = None,
+        deny: DenyLists = None,
+        *,
+        allow_partial: bool = False,
+    ) -> LogprobSearchResult:
+        """Decode a batch of prompts (tokens), each with its own filter and its own denied items.
+
+        filters, deny: as for `BeamSearch.run`. allow_partial: where the engine fails a request, answer the others and name it
+        in `failures`; otherwise its InferenceError is raised. An item is returned only if all of its scores came.
+
+        Cost: a call of the engine a level, with a query for each beam that has a choice (with "allowed"; else for each beam).
+        Raises ArgumentError, ForeignFilterError, InferenceError.
+        """
+        requests = check_batch(self.version, len(prompts), filters, deny)
+        rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], requests)
+        found = self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, watch=True)
+        if rounds.failures and not allow_partial:
+            raise rounds.failures[min(rounds.failures)]
+        return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)
+
+
+class _Rounds:
+    """One search: the tokens of its beams, and what the engine said about them."""
+
+    def __init__(self, search: LogprobBeamSearch, prompts: Sequence[list[int]], requests: Requests) -> None:
+        self._search, self._prompts, self._requests = search, prompts, requests
+        self._codes_BKT = np.empty((len(prompts), 1, 0), np.int64)
+        self.failures: dict[int, InferenceError] = {}
+        self.num_queries = 0
+
+    def step_fn(self, codes_BK: Any, parents_BK: Any) -> NDArray[np.int64]:
+        """The codes of each beam so far, int64 (B, K, T): what stands for logits until the legal children are known."""
+        if codes_BK is not None:
+            before_BKT = np.take_along_axis(self._codes_BKT, parents_BK[:, :, None], 1)
+            self._codes_BKT = np.concatenate([before_BKT, codes_BK[:, :, None]], 2)
+        return self._codes_BKT
+
+    def constraint(self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> TrieConstraint:
+        filters = bound.ops.bind_filters(bound.arrays, requests)
+        return _AskingConstraint(self._search.config, hi_SB, partial(self._launch, bound, filters))
+
+    def _launch(
+        self, bound: BoundIndex, filters: Any, level: int, beams: Beams[Any], codes_BKT: NDArray[np.int64], num_beams: int
+    ) -> tuple[Beams[Any], None]:
+        children = Children.of(bound, level, beams, filters)
+        scores_C = beams.scores.reshape(-1)[children.row_C] + self._log_p(level, beams, children, codes_BKT).astype(np.float32)
+        return children.beams(children.best(scores_C, num_beams), scores_C), None
+
+    def _log_p(self, level: int, beams: Beams[Any], children: Children, codes_BKT: NDArray[np.int64]) -> NDArray[np.float64]:
+        """log p of each child under the search's scoring; -inf for all of a request that the engine failed."""
+        scoring, num_rows = self._search.scoring, children.shape[1]
+        tokens = self._search.tokens.levels[level]
+        check_end_token(tokens, children.code_C)
+        token_C = tokens.token_V[children.code_C]
+        row_R, first_R, size_R = np.unique(children.row_C, return_index=True, return_counts=True)
+        end_code = self._search.config.end_code
+        certain_R = np.zeros(len(row_R), np.bool_) if level == 0 or end_code is None else beams.code.flat[row_R] == end_code
+        if scoring == "allowed":
+            certain_R |= size_R == 1
+        asked = [(int(row), slice(first, first + size)) for row, first, size in zip(row_R, first_R, size_R, strict=True)]
+        asked = [one for one, certain in zip(asked, certain_R, strict=True) if not certain]
+        queries = [
+            TokenQuery(prefix=self._prefix(row, num_rows, codes_BKT), tokens_C=self._asked_tokens(level, token_C[span]))
+            for row, span in asked
+        ]
+        self.num_queries += len(queries)
+        log_p_C = np.zeros(len(token_C))
+        answers = self._search.model.logprobs(queries) if queries else ()
+        for (row, span), query, answer in zip(asked, queries, answers, strict=True):
+            if isinstance(answer, InferenceError):
+                self.failures.setdefault(row // num_rows, answer)
+            elif scoring == "full":
+                log_p_C[span] = _log_softmax(answer)[np.searchsorted(query.tokens_C, token_C[span])]
+            else:
+                log_p_C[span] = answer
+        if scoring == "allowed":
+            log_p_C = log_softmax(log_p_C, children.row_C)
+        log_p_C[np.isin(children.row_C // num_rows, list(self.failures))] = -np.inf
+        return log_p_C
+
+    def _asked_tokens(self, level: int, token_C: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All of the level's, ascending, for "full", else the legal ones."""
+        return self._search.tokens.levels[level].sorted_2K[0] if self._search.scoring == "full" else token_C
+
+    def _prefix(self, row: int, num_rows: int, codes_BKT: NDArray[np.int64]) -> list[int]:
+        request, beam = divmod(row, num_rows)
+        levels = zip(self._search.tokens.levels, codes_BKT[request, beam].tolist(), strict=False)
+        return self._prompts[request] + [int(tokens.token_V[code]) for tokens, code in levels]
+
+
+class _AskingConstraint(TrieConstraint):
+    """A trie whose rounds get codes in the place of logits, and ask for the log-probabilities of legal children themselves."""
+
+    def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
+        return logits
+
+
+def _log_softmax(logprobs_C: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Over a level's tokens; all -inf where the engine excludes every one."""
+    return log_softmax(logprobs_C.astype(np.float64), np.zeros(len(logprobs_C), np.int64))
+
+
+def _checked(prompt: Sequence[int], number: int) -> list[int]:
+    tokens = np.asarray(prompt)
+    if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu" or tokens.min() < 0:
+        raise ArgumentError(f"prompt {number} is {str(prompt)[:80]}: expected a list of at least one token id, 0 or more")
+    return tokens.tolist()

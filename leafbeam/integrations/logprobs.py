@@ -1,0 +1,125 @@
+"""Log-probabilities of given next tokens after given prefixes: all that a search needs of an inference engine.
+
+Shapes: C tokens of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import InferenceError
+
+Logprobs = NDArray[np.float32]
+Answers = Sequence[Logprobs | InferenceError]
+
+# What engines write for -inf, which JSON does not have: vLLM -9999, SGLang's forks -999999999. No log-probability is so small.
+_EXCLUDED = -9999.0
+# How far a log-probability, or the log of a sum of probabilities, may exceed 0 by rounding (half precisions included).
+_ROUNDING = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class TokenQuery:
+    """prefix: the tokens of a prompt and what was generated. tokens_C: int64, distinct tokens that may come next."""
+
+    prefix: Sequence[int]
+    tokens_C: NDArray[np.int64]
+
+
+class LogprobModel(Protocol):
+    """A causal language model in an inference engine: `VllmModel`, `VllmServer`, `SglangServer`, `OpenAIServer`, or yours."""
+
+    def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
+        """For each query log p(token | prefix) of its tokens, float32 [C], over the model's whole vocabulary.
+
+        -inf for a token that the engine excludes. An InferenceError in the place of an answer fails that query alone.
+        """
+        ...
+
+
+def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any]) -> Logprobs:
+    """The log-probabilities of a query from those of an engine, which may return more tokens than it was asked for.
+
+    Raises InferenceError where a token is missing or has two values, or where a value is no log-probability.
+    """
+    if len(tokens) != len(logprobs):
+        raise InferenceError(
+            f"the engine returned {len(logprobs)} log-probabilities for {len(tokens)} tokens: expected one each"
+        )
+    token_n, value_n = _numbers(tokens, "iu", "tokens"), _numbers(logprobs, "iuf", "log-probabilities").astype(np.float64)
+    if not (value_n <= _ROUNDING).all():
+        value = value_n[~(value_n <= _ROUNDING)][0]
+        raise InferenceError(
+            f"the engine gave {value:g} for token {token_n[value_n == value][:1]}: expected a log-probability, at most 0; vLLM "
+            "must run with logprobs_mode raw_logprobs or processed_logprobs"
+        )
+    order = np.argsort(token_n, kind="stable")
+    token_n, value_n = token_n[order], value_n[order]
+    twice = (token_n[1:] == token_n[:-1]) & (value_n[1:] != value_n[:-1])
+    if twice.any():
+        raise InferenceError(
+            f"the engine gave token {token_n[1:][twice][0]} two different log-probabilities: expected one", reason="duplicate"
+        )
+    found_C = np.isin(query.tokens_C, token_n)
+    if not found_C.all():
+        raise InferenceError(
+            f"the engine returned the log-probabilities of {int(found_C.sum())} of {len(found_C)} tokens (token "
+            f"{query.tokens_C[~found_C][0]} is missing): it must return every token that it is asked for",
+            reason="missing_tokens",
+        )
+    values_C = value_n[np.searchsorted(token_n, query.tokens_C)]
+    if np.exp(values_C).sum() > 1 + _ROUNDING:
+        raise InferenceError(
+            "the probabilities of distinct next tokens sum to more than 1: the engine returned something else than "
+            "log-probabilities; vLLM must run with logprobs_mode raw_logprobs or processed_logprobs"
+        )
+    return np.where(values_C <= _EXCLUDED, -np.inf, values_C).astype(np.float32)
+
+
+def _numbers(values: Sequence[Any], kinds: str, what: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(values) if len(values) else np.empty(0, np.int64)
+    except (ValueError, OverflowError):  # ragged lists
+        array = np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise InferenceError(f"the engine's {what} are {str(values)[:80]}: expected numbers")
+    return array
+
+
+def in_slices(
+    queries: Sequence[TokenQuery], max_tokens: int | None, ask: Callable[[Sequence[TokenQuery]], Answers]
+) -> list[Logprobs | InferenceError]:
+    """`ask(queries)` where a query may have `max_tokens` tokens at most: wider ones are asked in slices and put together."""
+    parts: list[tuple[int, TokenQuery]] = []
+    for number, query in enumerate(queries):
+        width = max(1, len(query.tokens_C)) if max_tokens is None else max_tokens
+        for first in range(0, len(query.tokens_C), width):
+            parts.append((number, TokenQuery(prefix=query.prefix, tokens_C=query.tokens_C[first : first + width])))
+    answers = list(ask([part for _, part in parts])) if parts else []
+    assert len(answers) == len(parts)
+    whole: list[Logprobs | InferenceError] = [np.empty(0, np.float32) for _ in queries]
+    for number, pieces in groupby(zip(parts, answers, strict=True), key=lambda pair: pair[0][0]):
+        values = [answer for _, answer in pieces]
+        failed = next((value for value in values if isinstance(value, InferenceError)), None)
+        whole[number] = failed or np.concatenate([value for value in values if not isinstance(value, InferenceError)])
+    return whole
+
+
+def batches_of(queries: Sequence[TokenQuery], *, max_prefixes: int, max_tokens: int | None = None) -> list[list[int]]:
+    """Numbers of queries that one call may ask together, in order: few prefixes, and few different tokens in all."""
+    batches: list[list[int]] = []
+    union: set[int] = set()
+    for number, query in enumerate(queries):
+        grown = union.union(query.tokens_C.tolist()) if max_tokens is not None else union
+        if not batches or len(batches[-1]) == max_prefixes or (max_tokens is not None and len(grown) > max_tokens):
+            batches.append([])
+            grown = set(query.tokens_C.tolist()) if max_tokens is not None else union
+        batches[-1].append(number)
+        union = grown
+    return batches

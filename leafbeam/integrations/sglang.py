@@ -1,0 +1,54 @@
+"""SGLang's own route `POST /generate` as the language model of a search, with `token_ids_logprob`.
+
+Written from SGLang's documented requests and answers; the tests run it against a server of ours that speaks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leafbeam.errors import InferenceError
+from leafbeam.integrations.http_logprobs import HttpLogprobs
+from leafbeam.integrations.logprobs import Logprobs, TokenQuery, answer_to
+
+
+class SglangServer(HttpLogprobs):
+    """SGLang's HTTP server. Each prompt is asked its own tokens, any number of them; the radix cache reads prompts once.
+
+    >>> model = SglangServer("http://localhost:30000")                                           # doctest: +SKIP
+    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    """
+
+    path = "/generate"
+    same_tokens = False
+
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+        return {
+            "input_ids": [list(query.prefix) for query in queries],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "token_ids_logprob": [query.tokens_C.tolist() for query in queries],
+        }
+
+    def _answers(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+        found: list[Any] = answer if isinstance(answer, list) else [answer]
+        if len(found) != len(queries):
+            reason = "duplicate" if len(found) > len(queries) else "missing_answer"
+            raise InferenceError(f"the server answered {len(found)} times to {len(queries)} prompts", reason=reason)
+        return [_answer(one, query) for one, query in zip(found, queries, strict=True)]
+
+
+def _answer(answer: Any, query: TokenQuery) -> Logprobs | InferenceError:
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    positions = meta.get("output_token_ids_logprobs") if isinstance(meta, dict) else None
+    if not isinstance(positions, list) or not positions or not isinstance(positions[0], list):
+        return InferenceError("the server returned no `output_token_ids_logprobs` for a prompt", reason="no_logprobs")
+    entries = positions[0]
+    if not all(isinstance(entry, list) and len(entry) >= 2 for entry in entries):
+        return InferenceError(f"the server returned {str(entries)[:80]}: expected lists of log-probability, token, text")
+    try:
+        return answer_to(query, [entry[1] for entry in entries], [entry[0] for entry in entries])
+    except InferenceError as error:
+        return error

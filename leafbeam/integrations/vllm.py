@@ -1,0 +1,114 @@
+"""vLLM as the language model of a search, unmodified: its `LLM` in this process, or its HTTP server.
+
+Every beam is a one-token request with `logprob_token_ids`, at most 128 of them; vLLM's prefix cache reads each prompt once.
+Tested with vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import httpx
+
+from leafbeam.errors import ArgumentError, InferenceError
+from leafbeam.integrations.completions import OpenAIServer
+from leafbeam.integrations.http_logprobs import HttpOptions
+from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, answer_to, in_slices
+
+# vLLM's MAX_LOGPROB_TOKEN_IDS.
+MAX_TOKENS = 128
+# About as many log-probabilities as vLLM returns in the time that one more request of a batch takes it.
+_TOKENS_A_REQUEST = 4096
+
+
+class VllmModel:
+    """A `vllm.LLM` of this process, for one search at a time.
+
+    A query of more than 128 tokens is asked in slices, or with all log-probabilities at once where that is cheaper and
+    the engine allows it (`LLM(max_logprobs=-1)`). lora_request: of the adapter to use, as for `LLM.generate`.
+
+    Raises ArgumentError for an engine that returns logits in the place of log-probabilities.
+
+    >>> model = VllmModel(LLM("Qwen3-sid", enable_prefix_caching=True))                          # doctest: +SKIP
+    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    """
+
+    def __init__(self, llm: Any, *, lora_request: Any = None) -> None:
+        config = llm.model_config
+        if "logprobs" not in config.logprobs_mode:
+            raise ArgumentError(
+                f"the engine's logprobs_mode is {config.logprobs_mode!r}: make the LLM with 'raw_logprobs' or "
+                "'processed_logprobs'"
+            )
+        self._llm, self._lora_request = llm, lora_request
+        self.vocabulary_size = int(config.get_vocab_size())
+        self.returns_all = config.max_logprobs == -1 or config.max_logprobs >= self.vocabulary_size
+
+    def __repr__(self) -> str:
+        return f"VllmModel({self.vocabulary_size:,} tokens)"
+
+    def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
+        """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch, such as for a prompt that is too long."""
+        whole = [query for query in queries if self._is_wide(query)]
+        # Apart: in one batch vLLM would give requests for all log-probabilities those of the other requests' tokens.
+        parts = in_slices([query for query in queries if not self._is_wide(query)], MAX_TOKENS, partial(self._ask, whole=False))
+        answers = iter(parts), iter(self._ask(whole, whole=True))
+        return [next(answers[self._is_wide(query)]) for query in queries]
+
+    def _is_wide(self, query: TokenQuery) -> bool:
+        slices = -(-len(query.tokens_C) // MAX_TOKENS)
+        return self.returns_all and self.vocabulary_size <= _TOKENS_A_REQUEST * (slices - 1)
+
+    def _ask(self, queries: Sequence[TokenQuery], whole: bool) -> list[Logprobs | InferenceError]:
+        if not queries:
+            return []
+        vllm = importlib.import_module("vllm")
+        params = partial(vllm.SamplingParams, max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True)
+        # vllm.TokensPrompt is a TypedDict.
+        prompts = [{"prompt_token_ids": list(query.prefix)} for query in queries]
+        wanted = params(logprobs=-1) if whole else [params(logprob_token_ids=query.tokens_C.tolist()) for query in queries]
+        try:
+            outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
+        except ValueError as error:
+            raise InferenceError(f"vLLM refused {len(queries)} prompts: {error}", reason="refused") from error
+        if len(outputs) != len(queries):
+            raise InferenceError(f"vLLM answered {len(outputs)} of {len(queries)} prompts", reason="missing_answer")
+        return [_read(query, output) for query, output in zip(queries, outputs, strict=True)]
+
+
+def _read(query: TokenQuery, output: Any) -> Logprobs | InferenceError:
+    flat = output.outputs[0].logprobs if output.outputs else None
+    if not flat:
+        return InferenceError("vLLM returned no log-probabilities for a prompt", reason="no_logprobs")
+    first = slice(flat.start_indices[0], flat.end_indices[0])
+    try:
+        return answer_to(query, flat.token_ids[first], flat.logprobs[first])
+    except InferenceError as error:
+        return error
+
+
+class VllmServer(OpenAIServer):
+    """vLLM's OpenAI-compatible server, through `POST /v1/completions` with `logprob_token_ids`.
+
+    model: the name that it serves. A query of more than 128 tokens is asked in slices, in several requests at once.
+
+    >>> model = VllmServer("http://localhost:8000", model="Qwen3-sid")                           # doctest: +SKIP
+    >>> LogprobBeamSearch(index, model, code_tokens=tokens, num_beams=50).run(prompts)           # doctest: +SKIP
+    """
+
+    max_tokens = MAX_TOKENS
+
+    def __init__(
+        self, url: str, *, model: str, options: HttpOptions | None = None, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        super().__init__(url, model=model, num_logprobs=1, options=options, transport=transport)
+
+    def _body(self, queries: Sequence[TokenQuery]) -> dict[str, Any]:
+        tokens = sorted({token for query in queries for token in query.tokens_C.tolist()})
+        # Defaults of the model's generation_config.json would change `processed_logprobs`.
+        plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        plain |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+        return super()._body(queries) | plain | {"logprob_token_ids": tokens}
