@@ -30,6 +30,7 @@ _HELP = {
     },
     "serving": {
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
+        "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }

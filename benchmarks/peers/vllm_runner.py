@@ -1,6 +1,7 @@
 """vLLM's offline engine in a process of its own: one JSON job a line in, one JSON answer a line out. Runs in .venv-peers.
 
-Started by `vllm_cpu`; imports nothing of this project. The argument is a JSON object: directory, threads, max_tokens.
+Started by `vllm_cpu`; imports nothing of this project but for jobs of the way "exact_beams". The argument is a JSON object:
+directory, threads, max_tokens.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -8,6 +9,8 @@ import json
 import os
 import sys
 import time
+from functools import cache
+from pathlib import Path
 
 
 def main(settings):
@@ -36,7 +39,26 @@ def main(settings):
         structured_outputs_config={"backend": "xgrammar"},
     )
 
+    @cache
+    def exact_search(index, vocabulary, num_beams):
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        from leafbeam import Trie
+        from leafbeam.integrations.logprob_search import LogprobBeamSearch
+        from leafbeam.integrations.vllm import VllmModel
+        from leafbeam.model.vocabulary import vocabulary_from_dict
+
+        tokens = vocabulary_from_dict(json.loads(vocabulary))
+        return LogprobBeamSearch(Trie.load(index), VllmModel(llm), code_tokens=tokens, num_beams=num_beams)
+
+    def tokens_of(search, codes):
+        return [int(table.token_V[code]) for table, code in zip(search.tokens.levels, codes, strict=True)]
+
     def run(job):
+        if job["way"] == "exact_beams":
+            search = exact_search(job["index"], json.dumps(job["vocabulary"]), job["num_beams"])
+            found = search.run(job["prompts"])
+            rows = zip(found.codes.tolist(), found.num_valid, strict=True)
+            return [[tokens_of(search, codes) for codes in codes_KL[:valid]] for codes_KL, valid in rows]
         prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
         choices = job.get("choices")
         # Beams take no `choice`, only what vLLM makes of it for samples.
@@ -58,6 +80,7 @@ def main(settings):
     for line in sys.stdin:
         try:
             job = json.loads(line)
+            llm.reset_prefix_cache()  # no way may find the prompts of another
             began = time.perf_counter()
             found = run(job)
             answer = {"seconds": time.perf_counter() - began, "sequences": found}

@@ -45,7 +45,23 @@ from leafbeam.decode import BeamSearch
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.train.threads import torch_threads
 
-__all__ = ["Case", "Part", "compare", "offline_ways", "runs", "shares_of", "timed_case"]
+__all__ = [
+    "LIMIT_S",
+    "MAX_TOKENS",
+    "THREADS",
+    "Case",
+    "Part",
+    "Prompts",
+    "Way",
+    "compare",
+    "large_run",
+    "offline_ways",
+    "parameters_of",
+    "runs",
+    "shares_of",
+    "timed_case",
+    "tokens_of",
+]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 Prompts = Sequence[NDArray[np.int64]]
@@ -97,7 +113,7 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT)
             yield from _over_http(run, small, repeats, environment)
         if part == "large" or (part is None and not quick):
             large = [Case(items=items, beams=beams, batch=1) for items in lengths for beams in (20, 128, 512)]
-            yield from _offline("large", _large(run), [*large, Case(items=32, beams=50, batch=4)], 3, environment)
+            yield from _offline("large", large_run(run), [*large, Case(items=32, beams=50, batch=4)], 3, environment)
 
 
 def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
@@ -138,7 +154,9 @@ def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
         return items_NL[peer.recommend([run.trie.codes_at(one) for one in prompts], case.beams)[0]].tolist()
 
     def vllm(case: Case, job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
-        return engine.run(job | {"prompts": _tokens(run, prompts), "num_beams": case.beams, "num_tokens": levels})["sequences"]
+        return engine.run(job | {"prompts": tokens_of(run, prompts), "num_beams": case.beams, "num_tokens": levels})[
+            "sequences"
+        ]
 
     def ways_of(case: Case) -> dict[str, Way]:
         ways: dict[str, Way] = {"leafbeam": partial(leafbeam, case), "hf_generate": partial(generate, case)}
@@ -161,10 +179,10 @@ def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: P
             slow: dict[str, list[Case]] = {}
             for case in cases:
                 theirs = timed_case(run, case, {"vllm_beams": partial(_vllm_over_http, run, url, case)}, repeats, slow)
-                yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(mine.pop(case) | theirs)
+                yield parameters_of(run, case) | {"what": "http", "model": "small"}, _ratios(mine.pop(case) | theirs)
     except PeerFailure as failure:
         for case, one in mine.items():
-            yield _parameters(run, case) | {"what": "http", "model": "small"}, _ratios(one | {"vllm_beams": failure.row})
+            yield parameters_of(run, case) | {"what": "http", "model": "small"}, _ratios(one | {"vllm_beams": failure.row})
 
 
 def compare(
@@ -174,7 +192,7 @@ def compare(
     slow: dict[str, list[Case]] = {}
     for case in cases:
         engines = timed_case(run, case, ways_of(case), repeats, slow)
-        yield _parameters(run, case) | named, _ratios(engines)
+        yield parameters_of(run, case) | named, _ratios(engines)
 
 
 def timed_case(
@@ -243,7 +261,7 @@ def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"engines": engines, "over_leafbeam": over}
 
 
-def _parameters(run: LoadRun, case: Case) -> dict[str, Any]:
+def parameters_of(run: LoadRun, case: Case) -> dict[str, Any]:
     config, levels = run.model.config, run.trie.num_levels
     return {
         "prompt_tokens": run.model.vocabulary.num_leading + case.items * levels,
@@ -264,7 +282,7 @@ def _prompts(run: LoadRun, case: Case, turn: int) -> Prompts:
     return [rng.integers(0, run.trie.num_leaves, case.items) for _ in range(case.batch)]
 
 
-def _tokens(run: LoadRun, prompts: Prompts) -> list[list[int]]:
+def tokens_of(run: LoadRun, prompts: Prompts) -> list[list[int]]:
     tokens_BT, lengths_B = run.model.vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
     return [tokens_T[:length].tolist() for tokens_T, length in zip(tokens_BT, lengths_B, strict=True)]
 
@@ -282,7 +300,7 @@ def _leafbeam_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) ->
 def _vllm_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) -> list[list[list[int]]]:
     common = {"model": "model", "n": case.beams, "use_beam_search": True, "temperature": 0, "ignore_eos": True}
     common |= {"max_tokens": run.trie.num_levels}
-    answers = _posted(url, [common | {"prompt": tokens} for tokens in _tokens(run, prompts)])
+    answers = _posted(url, [common | {"prompt": tokens} for tokens in tokens_of(run, prompts)])
     texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
     return [[[int(word) for word in text.strip("<>").split("><")] for text in one] for one in texts]
 
@@ -304,7 +322,7 @@ def _posted(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
         return list(pool.map(post, bodies))
 
 
-def _large(run: LoadRun) -> LoadRun:
+def large_run(run: LoadRun) -> LoadRun:
     """The same items under a model of Qwen3-0.6B's shape; 0.44 billion random weights, written once."""
     path = run.path.with_name(run.path.name + "-large")
     if not (path / "model").exists():

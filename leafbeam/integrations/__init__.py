@@ -1,20 +1,37 @@
-"""leafbeam inside Hugging Face transformers and Ray, and batch jobs over tables of users. Names load on first use."""
+"""leafbeam inside transformers and Ray, over vLLM and SGLang, and batch jobs over tables. Names load on first use."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from leafbeam.integrations.batch import BatchJob, RequestTemplate, ServingFiles, recommend_users
+    from leafbeam.integrations.completions import OpenAIServer
+    from leafbeam.integrations.http_logprobs import HttpOptions
+    from leafbeam.integrations.logprob_search import LogprobBeamSearch, LogprobSearchResult
+    from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
     from leafbeam.integrations.ray_batch import recommend_users_on_ray
     from leafbeam.integrations.ray_serve import DeploymentConfig, application
+    from leafbeam.integrations.served_items import ServedItems
+    from leafbeam.integrations.sglang import SglangServer
     from leafbeam.integrations.transformers import CodeTokens, TrieLogitsProcessor, prefix_allowed_tokens_fn
+    from leafbeam.integrations.vllm import VllmModel, VllmServer
 
 __all__ = [
     "BatchJob",
     "CodeTokens",
     "DeploymentConfig",
+    "HttpOptions",
+    "LogprobBeamSearch",
+    "LogprobModel",
+    "LogprobSearchResult",
+    "OpenAIServer",
     "RequestTemplate",
+    "ServedItems",
     "ServingFiles",
+    "SglangServer",
+    "TokenQuery",
     "TrieLogitsProcessor",
+    "VllmModel",
+    "VllmServer",
     "application",
     "prefix_allowed_tokens_fn",
     "recommend_users",

@@ -25,8 +25,8 @@ from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check
 from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
-from leafbeam.integrations.masking import Normalisation, check_end_token
-from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike
+from leafbeam.integrations.masking import Normalisation
+from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams
 

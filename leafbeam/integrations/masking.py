@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.errors import CodesError, LogitsError
+from leafbeam.errors import LogitsError
 from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
-from leafbeam.integrations.tokens import CodeTokens, LevelTokens
+from leafbeam.integrations.tokens import CodeTokens, check_end_token, end_token_error
 from leafbeam.ops.constrain.logsumexp import CHUNK
 
 Normalisation = Literal["vocabulary", "full", "allowed"]
@@ -69,7 +69,7 @@ class ScoreMasker:
             self._prefixes.advance(sequences_RT, prompt_length, depth)
             bad = self._advance(at, scores_RW.data_ptr(), out_RW.data_ptr(), width)
         if bad == -2:
-            raise _end_token_error(self._tokens.levels[depth])
+            raise end_token_error(self._tokens.levels[depth])
         if bad >= 0:
             raise LogitsError(
                 f"the model's scores of row {bad} hold NaN or +inf among the tokens of its codes: expected finite numbers, or "
@@ -114,19 +114,6 @@ class ScoreMasker:
         best_R = torch.full((len(out_RW),), -torch.inf, dtype=out_RW.dtype, device=out_RW.device)
         best_R.scatter_reduce_(0, row, values_C, "amax")
         out_RW[:, self._eos] = torch.where(best_R == -torch.inf, _end_score(out_RW.dtype), out_RW[:, self._eos])
-
-
-def check_end_token(level: LevelTokens, code_C: NDArray[np.int64]) -> None:
-    """Raise CodesError if the code occurs whose token is the end token."""
-    if level.replaced_code >= 0 and bool((code_C == level.replaced_code).any()):
-        raise _end_token_error(level)
-
-
-def _end_token_error(level: LevelTokens) -> CodesError:
-    return CodesError(
-        f"a sequence of the index contains code {level.replaced_code:,}, whose token is the end token: build the index from "
-        "sequences without their end token, which it adds itself"
-    )
 
 
 def _end_score(dtype: torch.dtype) -> float:

@@ -9,6 +9,7 @@ generated), L levels, C children of all rows.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from torch import Tensor
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Version
 from leafbeam.integrations.kernels import advance_rows
-from leafbeam.integrations.tokens import CodeTokens, check_sequences
+from leafbeam.integrations.tokens import CodeTokens, check_end_token, check_sequences
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
+
+_MAX_PREFIXES = 4096  # cached, of all requests together
 
 
 class PrefixTracker:
@@ -94,3 +97,52 @@ class PrefixTracker:
         """(row_indptr, code_C): the legal codes of rows at these ranges of a depth, ragged, ascending within a row."""
         lo_SBK, hi_SBK = ranges_2SR.reshape(2, -1, self.num_requests, self.rows_per_request)
         return cpu.children(self._arrays, depth, lo_SBK, hi_SBK, self._bound)[:2]
+
+
+class LegalTokens:
+    """The legal tokens after one prefix at a time, with those of the last few thousand prefixes cached.
+
+    eos_token_id: stands where nothing else is legal. arrays: of `cpu.bind(version)`, for several of these.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        tokens: CodeTokens,
+        eos_token_id: int,
+        requests: Sequence[tuple[RequestFilter, ...]],
+        arrays: cpu.VersionArrays | None = None,
+    ) -> None:
+        self._version, self._tokens, self._eos = version, tokens, eos_token_id
+        self._arrays = cpu.bind(version) if arrays is None else arrays
+        self._bound = [cpu.bind_filters(self._arrays, [request]) for request in requests]
+        self._roots = [root_ranges(version, [request]) for request in requests]
+        self._ends = version.segments[0].trie.end_code is not None
+        self._children = lru_cache(maxsize=_MAX_PREFIXES)(self._list)
+
+    def after(self, request: int, generated: Sequence[int]) -> list[int]:
+        """The tokens that may follow, ascending by code; [eos_token_id] if an item is complete or nothing is legal."""
+        return self._children(request, *generated)[2].copy()
+
+    def ranges(self, request: int, generated: Sequence[int]) -> NDArray[np.int64] | None:
+        """The leaf ranges (lo and hi, by segment) of a prefix; None where it is not one of an allowed item."""
+        if not generated:
+            return np.stack(self._roots[request])[:, :, 0, 0]
+        if len(generated) > self._version.num_levels:
+            return None
+        codes_C, ranges_2SC, _ = self._children(request, *generated[:-1])
+        code = self._tokens.levels[len(generated) - 1].code_of(generated[-1])
+        child = int(np.searchsorted(codes_C, code))
+        is_legal = child < len(codes_C) and int(codes_C[child]) == code
+        return ranges_2SC[:, :, child] if is_legal else None
+
+    def _list(self, request: int, *generated: int) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """(code_C, lo and hi [2, S, C], tokens) of the legal children of a prefix."""
+        ranges_2S, depth = self.ranges(request, generated), len(generated)
+        is_complete = depth == self._version.num_levels or (self._ends and self._eos in generated)
+        if ranges_2S is None or is_complete:
+            return np.empty(0, np.int64), np.empty((2, len(self._version.segments), 0), np.int64), [self._eos]
+        level, (lo_S11, hi_S11) = self._tokens.levels[depth], ranges_2S[:, :, None, None]
+        _, code_C, lo_SC, hi_SC = cpu.children(self._arrays, depth, lo_S11, hi_S11, self._bound[request])
+        check_end_token(level, code_C)
+        return code_C, np.stack([lo_SC, hi_SC]), level.token_V[code_C].tolist() or [self._eos]

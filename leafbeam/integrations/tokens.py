@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, CodesError
 from leafbeam.index import Version
 from leafbeam.model.vocabulary import TokenTable, Vocabulary
 
@@ -157,3 +157,17 @@ def check_sequences(input_ids: Tensor, prompt_length: int) -> None:
             f"the sequences are {input_ids.dtype} {tuple(input_ids.shape)}: expected (rows, tokens), integers, at least "
             f"prompt_length={prompt_length} of them in a row"
         )
+
+
+def check_end_token(level: LevelTokens, code_C: NDArray[np.int64]) -> None:
+    """Raise CodesError if the code occurs whose token is the end token."""
+    if level.replaced_code >= 0 and bool((code_C == level.replaced_code).any()):
+        raise end_token_error(level)
+
+
+def end_token_error(level: LevelTokens) -> CodesError:
+    """The error for a sequence that holds it."""
+    return CodesError(
+        f"a sequence of the index contains code {level.replaced_code:,}, whose token is the end token: build the index from "
+        "sequences without their end token, which it adds itself"
+    )

@@ -7,7 +7,6 @@ generated, W tokens of the model, S segments, L levels, K sequences returned for
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import get_args
 
 import numpy as np
@@ -15,16 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
+from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
-from leafbeam.integrations.masking import Normalisation, ScoreMasker, check_end_token
-from leafbeam.integrations.prefixes import PrefixTracker
+from leafbeam.integrations.masking import Normalisation, ScoreMasker
+from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker
 from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
-from leafbeam.ops.constrain.cpu import step as cpu
-
-_MAX_PREFIXES = 4096  # cached, of all requests together
 
 
 class TrieLogitsProcessor:
@@ -223,30 +219,7 @@ def prefix_allowed_tokens_fn(
     version = Version.of(index)
     tokens = CodeTokens.for_index(code_tokens, version, eos_token_id)
     requests = check_batch(version, _num_requests(filters, deny), filters, deny)
-    arrays = cpu.bind(version)
-    bound = [cpu.bind_filters(arrays, [request]) for request in requests]
-    roots = [root_ranges(version, [request]) for request in requests]
-    no_ranges = np.empty((len(version.segments), 0), np.int64)
-    end = no_ranges[0], no_ranges, no_ranges, [eos_token_id]
-    variable_length = version.segments[0].trie.end_code is not None
-
-    @lru_cache(maxsize=_MAX_PREFIXES)
-    def children(request: int, *generated: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """(code_C, lo_SC, hi_SC, tokens): the legal children of a prefix, ascending by code."""
-        lo_S11, hi_S11 = roots[request]
-        if generated:
-            parent_codes, parent_lo, parent_hi, _ = children(request, *generated[:-1])
-            code = tokens.levels[len(generated) - 1].code_of(generated[-1])
-            child = int(np.searchsorted(parent_codes, code))
-            if child == len(parent_codes) or int(parent_codes[child]) != code:
-                return end
-            lo_S11, hi_S11 = parent_lo[:, child, None, None], parent_hi[:, child, None, None]
-        if len(generated) == version.num_levels or (variable_length and eos_token_id in generated):
-            return end
-        level = tokens.levels[len(generated)]
-        _, code_C, lo_SC, hi_SC = cpu.children(arrays, len(generated), lo_S11, hi_S11, bound[request])
-        check_end_token(level, code_C)
-        return code_C, lo_SC, hi_SC, level.token_V[code_C].tolist() or [eos_token_id]
+    legal = LegalTokens(version, tokens, eos_token_id, requests)
 
     def allowed_tokens(batch_id: int, input_ids: Tensor) -> list[int]:
         request = int(batch_id) if len(requests) > 1 else 0
@@ -254,6 +227,6 @@ def prefix_allowed_tokens_fn(
             raise ArgumentError(f"request {request} has no entry in filters or deny, which name {len(requests)} requests")
         check_sequences(input_ids[None], prompt_length)
         generated = input_ids[prompt_length : prompt_length + version.num_levels].tolist()
-        return children(request, *generated)[3].copy()
+        return legal.after(request, generated)
 
     return allowed_tokens

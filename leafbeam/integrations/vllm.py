@@ -44,19 +44,31 @@ class VllmModel:
                 "'processed_logprobs'"
             )
         self._llm, self._lora_request = llm, lora_request
-        self.vocabulary_size = int(config.get_vocab_size())
+        self.vocabulary_size, self.max_tokens = int(config.get_vocab_size()), int(config.max_model_len)
         self.returns_all = config.max_logprobs == -1 or config.max_logprobs >= self.vocabulary_size
 
     def __repr__(self) -> str:
         return f"VllmModel({self.vocabulary_size:,} tokens)"
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
-        """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch, such as for a prompt that is too long."""
-        whole = [query for query in queries if self._is_wide(query)]
+        """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch."""
+        refused = [self._refusal(query) for query in queries]
+        asked = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
+        whole = [query for query in asked if self._is_wide(query)]
         # Apart: in one batch vLLM would give requests for all log-probabilities those of the other requests' tokens.
-        parts = in_slices([query for query in queries if not self._is_wide(query)], MAX_TOKENS, partial(self._ask, whole=False))
+        parts = in_slices([query for query in asked if not self._is_wide(query)], MAX_TOKENS, partial(self._ask, whole=False))
         answers = iter(parts), iter(self._ask(whole, whole=True))
-        return [next(answers[self._is_wide(query)]) for query in queries]
+        return [failure or next(answers[self._is_wide(query)]) for query, failure in zip(queries, refused, strict=True)]
+
+    def _refusal(self, query: TokenQuery) -> InferenceError | None:
+        """What vLLM would refuse, with the whole batch."""
+        if len(query.prefix) >= self.max_tokens:
+            message = f"a prompt and its item have {len(query.prefix) + 1:,} tokens: the engine reads {self.max_tokens:,}"
+            return InferenceError(message, reason="refused")
+        largest = max(max(query.prefix), int(query.tokens_C.max(initial=0)))
+        if largest >= self.vocabulary_size:
+            return InferenceError(f"the model has {self.vocabulary_size:,} tokens, and none {largest}", reason="refused")
+        return None
 
     def _is_wide(self, query: TokenQuery) -> bool:
         slices = -(-len(query.tokens_C) // MAX_TOKENS)
@@ -65,14 +77,14 @@ class VllmModel:
     def _ask(self, queries: Sequence[TokenQuery], whole: bool) -> list[Logprobs | InferenceError]:
         if not queries:
             return []
-        vllm = importlib.import_module("vllm")
+        vllm: Any = importlib.import_module("vllm")
         params = partial(vllm.SamplingParams, max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True)
         # vllm.TokensPrompt is a TypedDict.
         prompts = [{"prompt_token_ids": list(query.prefix)} for query in queries]
         wanted = params(logprobs=-1) if whole else [params(logprob_token_ids=query.tokens_C.tolist()) for query in queries]
         try:
             outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
-        except ValueError as error:
+        except (ValueError, importlib.import_module("vllm.exceptions").VLLMClientError) as error:
             raise InferenceError(f"vLLM refused {len(queries)} prompts: {error}", reason="refused") from error
         if len(outputs) != len(queries):
             raise InferenceError(f"vLLM answered {len(outputs)} of {len(queries)} prompts", reason="missing_answer")

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.peers import vllm_cpu
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, PeerFailure, vllm_engine, write_tokenizer
-from benchmarks.serving import production
+from benchmarks.serving import production, vllm
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.production import Case
 from leafbeam.index import Trie
@@ -138,6 +138,25 @@ def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
     assert engines["vllm_grammar_beams"]["exact"] == 1
+
+
+def test_exact_beams_without_vllm_are_a_row_that_says_so(run: LoadRun, tmp_path: Path):
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+        measured = vllm.measure(run, engine, Case(items=2, beams=5, batch=1), repeats=1)
+    assert {one["status"] for one in measured["engines"].values()} == {"missing"}
+    assert measured["ratio"] == "not measured"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ENVIRONMENT.exists(), reason=".venv-peers is not there: `make peers` creates it")
+def test_exact_beams_over_vllm_are_items_and_are_measured_beside_its_own(run: LoadRun):
+    run.trie.save(str(run.path / "index.leafbeam"))
+    case = Case(items=3, beams=8, batch=2)
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
+        measured = vllm.measure(run, engine, case, repeats=1)
+    assert {one["status"] for one in measured["engines"].values()} == {"ok"}
+    assert measured["engines"]["exact_beams"]["no_item"] == measured["engines"]["exact_beams"]["missing"] == 0
+    assert measured["ratio"] > 0
 
 
 def test_a_peer_that_would_fill_the_memory_is_a_row(run: LoadRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

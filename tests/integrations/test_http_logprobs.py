@@ -371,4 +371,3 @@ def test_options_are_checked(options: dict[str, Any]) -> None:
         HttpOptions(**options)
     with pytest.raises(ArgumentError, match="num_logprobs is 0"):
         OpenAIServer("http://host", model="m", num_logprobs=0)
-

@@ -209,8 +209,9 @@ def test_tokens_that_the_engine_excludes_are_not_returned(model: Model) -> None:
 )
 def test_arguments_are_checked(model: Model, options: dict[str, Any], message: str) -> None:
     shop = Shop()
+    arguments: dict[str, Any] = {"code_tokens": shop.tokens}
     with pytest.raises(ArgumentError, match=message):
-        LogprobBeamSearch(shop.index, LocalModel(model), **({"code_tokens": shop.tokens} | options))
+        LogprobBeamSearch(shop.index, LocalModel(model), **(arguments | options))
 
 
 def test_prompts_filters_and_sequences_are_checked(model: Model) -> None:

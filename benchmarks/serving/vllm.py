@@ -1,0 +1,76 @@
+"""Exact constrained beams over vLLM on a CPU, against vLLM's own beam search, which knows no constraint.
+
+    small    the demo's model, trained on the synthetic shop for two minutes
+    large    the shape of Qwen3-0.6B over Semantic IDs, random weights
+
+One engine runs both ways in turns on the same checkpoint, prompts and beams, and forgets its prompts before each. Both rank by
+log-probabilities over the model's vocabulary. `ratio`: the median time of the exact beams over that of vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine, write_tokenizer
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.production import (
+    LIMIT_S,
+    MAX_TOKENS,
+    THREADS,
+    Case,
+    Prompts,
+    Way,
+    large_run,
+    parameters_of,
+    timed_case,
+    tokens_of,
+)
+
+__all__ = ["measure", "runs"]
+
+
+def runs(quick: bool, environment: Path = ENVIRONMENT) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """One row for each model and case."""
+    path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
+    items, users = (600, 300) if quick else (12_000, 4_000)
+    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
+    write_tokenizer(path / "model")
+    lengths = (7,) if quick else (32, 127)
+    cases = [Case(items=length, beams=beams, batch=batch) for length in lengths for beams in (20, 50) for batch in (1, 4)]
+    yield from _rows("small", run, cases[:2] if quick else cases, 2 if quick else 5, environment)
+    if not quick:
+        large = [Case(items=32, beams=50, batch=1), Case(items=32, beams=50, batch=4), Case(items=127, beams=50, batch=1)]
+        yield from _rows("large", large_run(run), large, 3, environment)
+
+
+def _rows(
+    name: str, run: LoadRun, cases: list[Case], repeats: int, environment: Path
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    sizes: dict[str, int] = {"threads": THREADS, "max_tokens": MAX_TOKENS}
+    with vllm_engine(run.path / "model", **sizes, limit_s=LIMIT_S, environment=environment) as engine:
+        for case in cases:
+            measured = measure(run, engine, case, repeats)
+            yield parameters_of(run, case) | {"what": "exact beams", "model": name}, measured | {"vllm": engine.version}
+
+
+def measure(run: LoadRun, engine: VllmEngine, case: Case, repeats: int) -> dict[str, Any]:
+    """Both ways in turns: milliseconds, and the shares of their answers that are no items or are missing."""
+    exact = {"way": "exact_beams", "index": str((run.path / "index.leafbeam").absolute())}
+    jobs: dict[str, dict[str, Any]] = {
+        "vllm_beams": {"way": "beams"},
+        "exact_beams": exact | {"vocabulary": run.model.vocabulary.to_dict()},
+    }
+
+    def answer(job: dict[str, Any], prompts: Prompts) -> list[list[list[int]]]:
+        asked = {"prompts": tokens_of(run, prompts), "num_beams": case.beams, "num_tokens": run.trie.num_levels}
+        return engine.run(job | asked)["sequences"]
+
+    ways: dict[str, Way] = {name: partial(answer, job) for name, job in jobs.items()}
+    engines = timed_case(run, case, ways, repeats, {})
+    theirs, mine = (engines[name].get("ms", {}).get("p50") for name in jobs)
+    exact_found = engines["exact_beams"]
+    assert "ms" not in exact_found or exact_found["no_item"] == exact_found["missing"] == 0, exact_found
+    return {"engines": engines, "ratio": round(mine / theirs, 3) if mine and theirs else "not measured"}
