@@ -16,27 +16,15 @@ import urllib.request
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
+
+from benchmarks.peers.failure import PeerFailure, ended, kind_of
 
 __all__ = ["ENVIRONMENT", "PeerFailure", "VllmEngine", "token_text", "vllm_engine", "vllm_server", "write_tokenizer"]
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-peers"
 _RUNNER = Path(__file__).with_name("vllm_runner.py")
 _START_S = 600.0
-
-Status = Literal["missing", "failed", "crashed", "out of memory", "timed out"]
-
-
-class PeerFailure(Exception):
-    """A peer that gave no answer: `status` and `reason` are its row."""
-
-    def __init__(self, status: Status, reason: str) -> None:
-        super().__init__(f"{status}: {reason}")
-        self.status, self.reason = status, reason
-
-    @property
-    def row(self) -> dict[str, str]:
-        return {"status": self.status, "reason": self.reason}
 
 
 class VllmEngine:
@@ -59,7 +47,7 @@ class VllmEngine:
             raise self._failure() from None
         answer = self._answer(self._limit_s)
         if "error" in answer:
-            raise PeerFailure(_kind(answer["error"], "failed"), answer["error"])
+            raise PeerFailure(kind_of(answer["error"], "failed"), answer["error"])
         return answer
 
     def close(self) -> None:
@@ -96,8 +84,7 @@ class VllmEngine:
         self.close()
         self._log.seek(0)
         lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
-        reason = f"exit status {code}: {lines[-1] if lines else 'it printed nothing'}"[:500]
-        return PeerFailure("out of memory" if code == -9 else _kind(reason, "crashed"), reason)
+        return ended(code, lines[-1] if lines else "it printed nothing")
 
 
 @contextmanager
@@ -196,9 +183,4 @@ def _wait_for(url: str, child: subprocess.Popen[Any], log: IO[str]) -> None:
     lines: Sequence[str] = log.read().splitlines() or ["it printed nothing"]
     if child.poll() is None:
         raise PeerFailure("timed out", f"the server was not ready within {_START_S:g} s")
-    raise PeerFailure(_kind(lines[-1], "crashed"), f"exit status {child.returncode}: {lines[-1]}"[:500])
-
-
-def _kind(reason: str, otherwise: Status) -> Status:
-    words = reason.lower()
-    return "out of memory" if "out of memory" in words or "memoryerror" in words or "oom" in words else otherwise
+    raise ended(child.returncode, lines[-1])

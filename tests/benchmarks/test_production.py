@@ -166,3 +166,26 @@ def test_a_peer_that_would_fill_the_memory_is_a_row(run: LoadRun, tmp_path: Path
         ((_, measured),) = production.compare({}, run, [Case(items=2, beams=5, batch=1)], ways_of, repeats=1)
     assert measured["engines"]["hf_generate"]["status"] == "out of memory"
     assert measured["engines"]["leafbeam"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError("8 GiB"), "out of memory"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+        (ModuleNotFoundError("No module named 'transformers'"), "missing"),
+        (IndexError("no room for the beams"), "failed"),
+    ],
+)
+def test_a_peer_that_raises_is_a_row_and_the_others_are_measured(run: LoadRun, error: Exception, status: str):
+    def peer(prompts: Any) -> Any:
+        raise error
+
+    case = Case(items=2, beams=8, batch=1)
+    ways = {"leafbeam": lambda prompts: [[[1, 2, 3]] for _ in prompts], "peer": peer}
+    engines = production.timed_case(run, case, ways, 1, {})
+    assert engines["peer"]["status"] == status
+    assert str(error) in engines["peer"]["reason"]
+    assert engines["leafbeam"]["status"] == "ok"
+    with pytest.raises(type(error)):
+        production.timed_case(run, case, {"leafbeam": peer}, 1, {})
