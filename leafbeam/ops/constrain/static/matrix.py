@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.errors import ArgumentError
+from leafbeam.index.level import code_dtype
 
 _CHUNK = 4_000_000
 _MAX_ENTRIES = 2**31 - 1  # nodes and entries of the table are int32
@@ -65,11 +66,15 @@ class TransitionMatrix:
 
     @classmethod
     def of_codes(cls, codes_NL: NDArray[np.integer], codebook_sizes: Sequence[int], dense_levels: int = 2) -> TransitionMatrix:
-        """From a table of codes in any order, duplicates allowed. Cost: a sort of the table, then as `of_sorted`."""
-        sorted_NL = codes_NL[np.lexsort(codes_NL.T[::-1])]
-        is_new_N = np.ones(len(sorted_NL), np.bool_)
-        is_new_N[1:] = (sorted_NL[1:] != sorted_NL[:-1]).any(axis=1)
-        return cls.of_sorted(np.ascontiguousarray(sorted_NL[is_new_N].T), codebook_sizes, dense_levels)
+        """From a table of codes in any order, duplicates allowed. Cost: a sort of the table, then as `of_sorted`.
+
+        Columns of the smallest dtype: numpy's lexsort is a radix sort on 16 bits, an order of magnitude faster than on int64.
+        """
+        sorted_LN = np.ascontiguousarray(codes_NL.T, code_dtype(max(codebook_sizes)))
+        sorted_LN = sorted_LN[:, np.lexsort(sorted_LN[::-1])]
+        is_new_N = np.ones(sorted_LN.shape[1], np.bool_)
+        is_new_N[1:] = (sorted_LN[:, 1:] != sorted_LN[:, :-1]).any(axis=0)
+        return cls.of_sorted(sorted_LN[:, is_new_N], codebook_sizes, dense_levels)
 
     @classmethod
     def of_sorted(cls, codes_LM: NDArray[np.integer], codebook_sizes: Sequence[int], dense_levels: int = 2) -> TransitionMatrix:
