@@ -1,4 +1,4 @@
-"""GraphTeacher: soft targets of training, from the transitions between the items of all histories.
+"""Soft targets of training, and GraphTeacher, which makes them from the transitions between the items of all histories.
 
 Shapes: N items, C counted pairs, B windows of a batch, T items of each, P = B x (T - first) targets, R items of a soft target.
 """
@@ -6,7 +6,7 @@ Shapes: N items, C counted pairs, B windows of a batch, T items of each, P = B x
 # numba has no types.
 # pyright: basic, reportCallIssue=false
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,14 @@ class SoftTargets(NamedTuple):
 
     items_PR: NDArray[np.int32]
     weights_PR: NDArray[np.float32]
+
+
+class Teacher(Protocol):
+    """What else may come next, beside the item that did."""
+
+    def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
+        """For each item of the windows from position `first` on, from the items before it."""
+        ...
 
 
 class GraphTeacher:

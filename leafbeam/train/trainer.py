@@ -23,7 +23,7 @@ from leafbeam.train.histories import Histories
 from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
 from leafbeam.train.recipe import Recipe
-from leafbeam.train.teacher import GraphTeacher
+from leafbeam.train.teacher import GraphTeacher, Teacher
 from leafbeam.train.threads import torch_threads
 
 
@@ -66,7 +66,8 @@ class Trainer:
     The data and dropout of step s follow from (seed, s) alone, so a resumed run ends with the same weights, bit for bit.
 
     model: changed in place, on its own device. histories: rows of `codes_NL`. validate: returns Recall@10 on validation items.
-    parallel: this process of several. user_ids: one a history, for a recipe with `num_users`. clock: monotonic seconds.
+    parallel: this process of several. user_ids: one a history, for a recipe with `num_users`. teacher: of the soft targets, for
+    `recipe.graph_weight` of the loss; None: a `GraphTeacher` of the histories. clock: monotonic seconds.
 
     Raises CodesError for SIDs that do not fit the vocabulary or the histories, ArgumentError where the users do not fit.
     """
@@ -81,6 +82,7 @@ class Trainer:
         validate: Callable[[AnyModel], float] | None = None,
         parallel: DataParallel | None = None,
         user_ids: NDArray[np.int64] | NDArray[np.str_] | None = None,
+        teacher: Teacher | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         last_item = int(histories.items_E.max(initial=-1))
@@ -92,8 +94,8 @@ class Trainer:
         self._tokens_NL = torch.as_tensor(model.vocabulary.tokens(codes_NL), device=model.device)
         self._codes_NL = torch.as_tensor(codes_NL, device=model.device)
         self._users_U = _user_tokens(model, histories, recipe, user_ids)
-        self._teacher = self._sampled = None
-        if recipe.graph_weight:
+        self._teacher, self._sampled = teacher, None
+        if recipe.graph_weight and teacher is None:
             self._teacher = GraphTeacher(histories, len(codes_NL), num_targets=recipe.graph_items)
         last = model.vocabulary.codebook_sizes[-1]
         if last > recipe.sampled_codes:
