@@ -73,8 +73,9 @@ def _static(name: str) -> Any:
         as_json: AsJson = False,
         redraw: Redraw = False,
     ) -> None:
-        from benchmarks.papers.experiment import Setting, kept_rows
+        from benchmarks.papers.experiment import kept_rows
         from benchmarks.papers.experiments import experiment
+        from benchmarks.papers.setting import Setting
 
         check_device(device)
         console, began = _console(as_json), time.perf_counter()

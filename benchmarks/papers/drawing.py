@@ -24,6 +24,7 @@ STYLES = {
     "leafbeam_packed": ("#66b88a", "o", "--"),
     "leafbeam_jax": ("#0d4f5c", "o", "-."),
     "static_jax": ("#d9822b", "s", "-"),
+    "static_jax_scatter": ("#efc39a", "s", "--"),
     "static_torch": ("#b5541c", "D", "-"),
     "static_scatter": ("#e8b684", "D", "--"),
     "ppv_approximate": ("#7b5ea7", "v", "-"),
@@ -139,7 +140,9 @@ def finish(figure: Figure, legend_of: Axes, title: str, columns: int = 5) -> Non
 
 def _draw_paper(axes: Axes, paper: dict[int, Overheads], x_label: str) -> None:
     """The paper's means and standard deviations."""
-    theirs = {name: ours for ours, name in PAPER_NAMES.items() if ours not in ("static_torch", "static_scatter")}
+    theirs = {
+        name: ours for ours, name in PAPER_NAMES.items() if ours not in ("static_torch", "static_scatter", "static_jax_scatter")
+    }
     for name, ours in theirs.items():
         points = [(x, overheads[name]) for x, overheads in paper.items() if name in overheads]
         colour, marker, line = STYLES[ours]

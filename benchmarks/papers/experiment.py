@@ -6,7 +6,7 @@ A point is one catalog; measuring it gives one row. Tables and plots are made fr
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,55 +17,24 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.papers import trials
+from benchmarks.papers.apart import measured_apart
 from benchmarks.papers.catalog import Catalog, Shape
-from benchmarks.papers.methods import LineUp, Method, gib
+from benchmarks.papers.forms import in_best_form
+from benchmarks.papers.methods import LABELS, LineUp, Method, gib
+from benchmarks.papers.setting import Setting
 from benchmarks.rows import RESULTS, keep_row, make_row
-from leafbeam.errors import ArgumentError
 
-__all__ = ["Experiment", "Row", "Setting", "false_positives", "kept_rows", "memory_of_machine", "steps_of"]
+__all__ = ["Experiment", "Row", "Setting", "false_positives", "kept_rows", "no_steps", "steps_of"]
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """How to measure. memory: bytes that catalog and methods together may hold. seconds_each: for one method at one point.
-
-    Raises ArgumentError for a number that cannot be one.
-    """
-
-    quick: bool
-    device: str
-    memory: int
-    num_trials: int
-    seconds_each: float
-    batch_size: int = 2
-    num_beams: int = 70
-
-    def __post_init__(self) -> None:
-        if self.num_trials < 1:
-            raise ArgumentError(f"the number of trials is {self.num_trials}: expected at least 1, the paper has 100")
-        if self.memory <= 0 or self.seconds_each < 0:
-            raise ArgumentError(f"memory is {self.memory} bytes and seconds are {self.seconds_each}: expected positive numbers")
-
-    @classmethod
-    def of(cls, *, quick: bool, device: str, memory_gib: float | None = None, num_trials: int | None = None) -> Setting:
-        """The defaults: 100 trials and a minute for each method in four fifths of the free memory; quick: 10, 4 s, 4 GiB."""
-        default = 4 * 2**30 if quick else memory_of_machine() * 4 // 5
-        return cls(
-            quick=quick,
-            device=device,
-            memory=default if memory_gib is None else int(memory_gib * 2**30),
-            num_trials=num_trials if num_trials is not None else 10 if quick else 100,
-            seconds_each=4.0 if quick else 60.0,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One table or figure. shapes: its points, full or quick. measure: what is measured at one. show, draw: from rows.
 
-    timed: whether other load on the machine changes it.
+    methods: what is measured at a point, by name. nothing: the row of a point where nothing could be measured, for a reason.
+    after: adds to what was measured, given the row's parameters. timed: whether other load on the machine changes it.
     """
 
     name: str
@@ -74,6 +43,9 @@ class Experiment:
     measure: Callable[[Shape, Setting], dict[str, Any]]
     show: Callable[[Console, list[Row]], None]
     draw: Callable[[list[Row]], Figure]
+    methods: tuple[str, ...]
+    nothing: Callable[[Shape, str], dict[str, Any]]
+    after: Callable[[dict[str, Any], dict[str, Any], Setting], dict[str, Any]] = lambda measured, parameters, setting: measured
     timed: bool = True
 
     def run(
@@ -86,26 +58,39 @@ class Experiment:
             if shape.distribution not in wanted:
                 continue
             with console.status(f"{self.name}: {shape.distribution}, {shape.num_items:,} items, V = {shape.num_codes:,}"):
-                measured = self.measure(shape, setting)
-            parameters = {
-                "experiment": self.name,
-                "distribution": shape.distribution,
-                "num_items": shape.num_items,
-                "V": shape.num_codes,
-                "L": shape.num_levels,
-                "B": setting.batch_size,
-                "K": setting.num_beams,
-                "threads": 1,
-                "device": setting.device,
-                "quick": setting.quick,
-                "trials": setting.num_trials,
-                "memory_gib": round(setting.memory / 2**30, 1),
-            }
+                began = time.perf_counter()
+                parameters = {
+                    "experiment": self.name,
+                    "distribution": shape.distribution,
+                    "num_items": shape.num_items,
+                    "V": shape.num_codes,
+                    "L": shape.num_levels,
+                    "B": setting.batch_size,
+                    "K": setting.num_beams,
+                    "threads": 1,
+                    "device": setting.device,
+                    "quick": setting.quick,
+                    "trials": setting.num_trials,
+                    "memory_gib": round(setting.memory / 2**30, 1),
+                }
+                measured = self.after(self._measured(shape, setting), parameters, setting)
+                measured |= {"seconds": round(time.perf_counter() - began, 1)}
             row = make_row("reproduce", parameters, measured, timed=self.timed)
             if keep:
                 keep_row("reproduce", row, folder)
             rows.append(row)
         return rows
+
+    def _measured(self, shape: Shape, setting: Setting) -> dict[str, Any]:
+        if shape.needs > setting.memory:
+            reason = f"the catalog does not fit: needs {gib(shape.needs)} of {gib(setting.memory)}"
+            return self.nothing(shape, reason)
+        if setting.apart:
+            measured = measured_apart(self.measure, shape, setting, self.methods)
+            return self.nothing(shape, measured) if isinstance(measured, str) else measured
+        measured = self.measure(shape, setting)
+        beside = dict.fromkeys(measured.pop("waiting", ()), "does not fit beside the others: measure without --quick")
+        return measured | {"left_out": measured["left_out"] | beside}
 
 
 def kept_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
@@ -120,26 +105,47 @@ def kept_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
     return [last[key] for key in sorted(last)]
 
 
+def no_steps(shape: Shape, reason: str) -> dict[str, Any]:
+    """The row of a point without any step, for a reason."""
+    empty = {name: {} for name in ("step_us", "overhead_us", "by_level_us", "trials", "nbytes", "shares", "forms")}
+    return {"num_leaves": None, "left_out": dict.fromkeys(LABELS, reason), **empty}
+
+
 def steps_of(
     shape: Shape, setting: Setting, names: tuple[str, ...], extra: Callable[[Catalog, LineUp, trials.Logits], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Measure a whole step by every method at one point; `extra` adds to what is measured, after parity, on one core."""
-    if shape.needs > setting.memory:
-        reason = f"the catalog does not fit: needs {gib(shape.needs)} of {gib(setting.memory)}"
-        return {"num_leaves": None, "left_out": dict.fromkeys(names, reason), "step_us": {}, "overhead_us": {}, "trials": {}}
+    """Measure a whole step by every method at one point; `extra` adds to what is measured, after parity, on one core.
+
+    A method that raises an error is left out by name, and the others are measured from the start.
+    """
     catalog = Catalog.make(shape)
     batch_size, num_beams = setting.batch_size, setting.num_beams
+    asked = [name for name in names if name not in setting.without and (setting.only is None or name in setting.only)]
     line_up = LineUp.of(
-        catalog, batch_size=batch_size, num_beams=num_beams, device=setting.device, memory=setting.memory, names=names
+        catalog,
+        batch_size=batch_size,
+        num_beams=num_beams,
+        device=setting.device,
+        memory=setting.memory,
+        names=asked,
+        announce=setting.announce,
     )
-    rng = np.random.default_rng([shape.seed, 1])
-    sets = trials.draw_logits(rng, catalog.trie, batch_size, num_beams)
+    line_up = line_up.only(line_up.methods, dict(setting.without))
+    sets = trials.draw_logits(np.random.default_rng([shape.seed, 1]), catalog.trie, batch_size, num_beams)
     with trials.one_core():
-        shares = trials.check(line_up, catalog, sets)
-        added = extra(catalog, line_up, sets[0])
-        seconds = trials.run(line_up, sets, num_trials=setting.num_trials, seconds_each=setting.seconds_each, seed=shape.seed)
+        while True:
+            try:
+                best = in_best_form(line_up, sets[0]) if setting.compiles else line_up
+                shares = trials.check(best, catalog, sets)
+                added = extra(catalog, best, sets[0])
+                many, each = setting.num_trials, setting.seconds_each
+                seconds = trials.run(best, sets, num_trials=many, seconds_each=each, seed=shape.seed)
+                break
+            except trials.MethodFailure as failure:
+                methods = {name: method for name, method in line_up.methods.items() if name != failure.name}
+                line_up = line_up.only(methods, {failure.name: failure.reason})
     measured = {"num_leaves": catalog.trie.num_leaves, "bytes": {"leafbeam_items": catalog.trie.items.nbytes}}
-    return {**measured, **trials.summary(line_up, seconds), "shares": shares, **added}
+    return {**measured, **trials.summary(best, seconds), "shares": shares, **added}
 
 
 def false_positives(catalog: Catalog, bitmap: Method, truth: Method, logits: trials.Logits) -> float:
@@ -167,13 +173,3 @@ def false_positives(catalog: Catalog, bitmap: Method, truth: Method, logits: tri
         state = peer.advance(pending, Selection(scores_BK=scores, parent_BK=parent, slot_BK=code, code_BK=code))
         lo, hi = beams.lo, beams.hi
     return wrong / max(1, illegal)
-
-
-def memory_of_machine() -> int:
-    """Bytes that are free for use now."""
-    info = Path("/proc/meminfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

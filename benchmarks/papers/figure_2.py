@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.papers.catalog import Shape
 from benchmarks.papers.drawing import draw_sweep
-from benchmarks.papers.experiment import Experiment, Row, Setting, steps_of
+from benchmarks.papers.experiment import Experiment, Row, Setting, no_steps, steps_of
 from benchmarks.papers.methods import LABELS
 from benchmarks.papers.paper import TABLE_4A
 from benchmarks.papers.report import by_distribution, show_sweep, size_name
@@ -68,4 +68,6 @@ EXPERIMENT = Experiment(
     measure=_measure,
     show=_show,
     draw=_draw,
+    methods=tuple(LABELS),
+    nothing=no_steps,
 )

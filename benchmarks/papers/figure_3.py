@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.drawing import draw_sweep
-from benchmarks.papers.experiment import Experiment, Row, Setting, steps_of
+from benchmarks.papers.experiment import Experiment, Row, Setting, no_steps, steps_of
 from benchmarks.papers.methods import LABELS, LineUp, Method
 from benchmarks.papers.normalizing import normalize_rows
 from benchmarks.papers.paper import TABLE_4B
@@ -116,5 +116,12 @@ def _draw(rows: list[Row]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="static-figure-3", title="a step by the size of the codebook", shapes=_shapes, measure=_measure, show=_show, draw=_draw
+    name="static-figure-3",
+    title="a step by the size of the codebook",
+    shapes=_shapes,
+    measure=_measure,
+    show=_show,
+    draw=_draw,
+    methods=tuple(LABELS),
+    nothing=no_steps,
 )

@@ -26,12 +26,11 @@ from benchmarks.papers import trials
 from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.drawing import curve, finish, new_figure, plain, share_y
 from benchmarks.papers.experiment import Experiment, Row, Setting
-from benchmarks.papers.methods import gib
+from benchmarks.papers.methods import reason_of
 from benchmarks.papers.report import by_distribution, machine, spread_text
 from benchmarks.peers.static import StaticPeer
 from benchmarks.rows import spread
 from benchmarks.workloads import DISTRIBUTIONS
-from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
@@ -43,12 +42,14 @@ R = 2
 _LABELS = {
     "static_jax": "STATIC's kernel, JAX",
     "static_torch": "STATIC's kernel, torch",
+    "static_compiled": "STATIC's kernel, torch.compile",
     "leafbeam_root": "leafbeam, at the root",
     "leafbeam_random": "leafbeam, at random nodes",
 }
 _DRAWN_AS = {
     "static_jax": "static_jax",
     "static_torch": "static_torch",
+    "static_compiled": "static_scatter",
     "leafbeam_root": "leafbeam",
     "leafbeam_random": "leafbeam_packed",
 }
@@ -64,9 +65,6 @@ def _shapes(quick: bool) -> list[Shape]:
 
 
 def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
-    if shape.needs > setting.memory:
-        reason = f"the catalog does not fit: needs {gib(shape.needs)} of {gib(setting.memory)}"
-        return {"num_leaves": None, "kernel_us": {}, "trials": {}, "left_out": dict.fromkeys(_LABELS, reason)}
     catalog = Catalog.make(shape)
     level, lo_R, hi_R = ranges_of(catalog.trie, np.random.default_rng([shape.seed, 2]))
     with trials.one_core():
@@ -89,6 +87,10 @@ def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
         "trials": {name: len(taken) for name, taken in seconds.items()},
         "left_out": left_out,
     }
+
+
+def _nothing(shape: Shape, reason: str) -> dict[str, Any]:
+    return {"num_leaves": None, "kernel_us": {}, "trials": {}, "left_out": dict.fromkeys(_LABELS, reason)}
 
 
 def ranges_of(trie: Trie, rng: np.random.Generator) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
@@ -126,25 +128,38 @@ def kernels(
     index = StaticPeer.of(matrix, setting.device)
     node, log_p = torch.from_numpy(node_1R).to(setting.device), torch.from_numpy(log_p_1RV).to(setting.device)
 
-    def in_torch() -> Any:
-        found = index.transition(node, log_p, branch)
-        if node.is_cuda:
-            torch.cuda.synchronize(node.device)
-        return found
+    def in_torch(transition: Callable[..., Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            found = transition(node, log_p, branch)
+            if node.is_cuda:
+                torch.cuda.synchronize(node.device)
+            return found
 
-    codes, _, found = (one.cpu().numpy() for one in in_torch())
-    _agree(codes, found, expected)
-    runs["static_torch"] = in_torch
-    try:
+        return run
+
+    def in_jax() -> Callable[[], Any]:
         from benchmarks.peers import jax_rounds
         from benchmarks.peers.static_jax import StaticJax
-    except MissingExtraError as error:
-        left_out["static_jax"] = str(error)
-        return runs, left_out
-    in_jax = jax_rounds.jitted_transition(StaticJax.of(matrix), node_1R, log_p_1RV, branch)
-    codes, _, found = (np.asarray(one) for one in in_jax())
-    _agree(codes, found, expected)
-    runs["static_jax"] = in_jax
+
+        return jax_rounds.jitted_transition(StaticJax.of(matrix), node_1R, log_p_1RV, branch)
+
+    builders: dict[str, Callable[[], Callable[[], Any]]] = {"static_torch": lambda: in_torch(index.transition)}
+    if setting.compiles:
+        builders["static_compiled"] = lambda: in_torch(torch.compile(index.transition, dynamic=False))
+    builders["static_jax"] = in_jax
+    for name, build in builders.items():
+        if name in setting.without:
+            left_out[name] = setting.without[name]
+            continue
+        setting.announce(name)
+        try:
+            runs[name] = build()
+            codes, _, found = (np.asarray(one.cpu() if isinstance(one, torch.Tensor) else one) for one in runs[name]())
+        except Exception as error:
+            runs.pop(name, None)
+            left_out[name] = reason_of(error)
+            continue
+        _agree(codes, found, expected)
     return runs, left_out
 
 
@@ -231,4 +246,6 @@ EXPERIMENT = Experiment(
     measure=_measure,
     show=_show,
     draw=_draw,
+    methods=tuple(_LABELS),
+    nothing=_nothing,
 )

@@ -11,7 +11,6 @@ from rich.table import Table
 from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.drawing import finish, log_axes, new_figure
 from benchmarks.papers.experiment import Experiment, Row, Setting
-from benchmarks.papers.methods import gib
 from benchmarks.papers.paper import BYTES_PER_MILLION, USED_SHARE
 from benchmarks.papers.report import by_distribution, size_name
 from benchmarks.workloads import DISTRIBUTIONS
@@ -44,15 +43,6 @@ def _shapes(quick: bool) -> list[Shape]:
 
 def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
     """Bytes of each. computed: those that were reckoned from node counts because the arrays do not fit, never built."""
-    uniform = MemoryEstimate.uniform(shape.num_items, shape.codebook_sizes)
-    if shape.needs > setting.memory:
-        reason = f"the catalog does not fit: needs {gib(shape.needs)} of {gib(setting.memory)}"
-        nbytes = {"U_max": uniform.static.upper_bound}
-        if shape.distribution == "uniform":  # the planner knows what to expect of uniform codes, of no others
-            nbytes |= {"leafbeam": uniform.nbytes, "entropy": round(uniform.entropy_bits / 8)}
-        left_out = {name: reason for name in _COLUMNS if name not in nbytes}
-        computed = [name for name in ("leafbeam", "entropy") if name in nbytes]
-        return {"num_leaves": None, "nbytes": nbytes, "computed": computed, "left_out": left_out}
     catalog = Catalog.make(shape)
     plan = MemoryEstimate.of(catalog.trie)
     nodes_L = catalog.nodes_L
@@ -72,6 +62,17 @@ def _measure(shape: Shape, setting: Setting) -> dict[str, Any]:
         nbytes["static"] = static
         computed.append("static")
     return {"num_leaves": catalog.trie.num_leaves, "nbytes": nbytes, "computed": computed, "left_out": {}}
+
+
+def _nothing(shape: Shape, reason: str) -> dict[str, Any]:
+    """What is known of a catalog that is not built."""
+    uniform = MemoryEstimate.uniform(shape.num_items, shape.codebook_sizes)
+    nbytes = {"U_max": uniform.static.upper_bound}
+    if shape.distribution == "uniform":  # the planner knows what to expect of uniform codes, of no others
+        nbytes |= {"leafbeam": uniform.nbytes, "entropy": round(uniform.entropy_bits / 8)}
+    left_out = {name: reason for name in _COLUMNS if name not in nbytes}
+    computed = [name for name in ("leafbeam", "entropy") if name in nbytes]
+    return {"num_leaves": None, "nbytes": nbytes, "computed": computed, "left_out": left_out}
 
 
 def _show(console: Console, rows: list[Row]) -> None:
@@ -129,5 +130,13 @@ def _draw(rows: list[Row]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="static-memory", title="bytes of the index", shapes=_shapes, measure=_measure, show=_show, draw=_draw, timed=False
+    name="static-memory",
+    title="bytes of the index",
+    shapes=_shapes,
+    measure=_measure,
+    show=_show,
+    draw=_draw,
+    methods=tuple(_COLUMNS),
+    nothing=_nothing,
+    timed=False,
 )

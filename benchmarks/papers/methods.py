@@ -6,8 +6,8 @@ head. Shapes: B requests, K beams, V codes, L levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.papers.catalog import Catalog
 from benchmarks.peers import peer as protocol
 from benchmarks.peers.cpu_trie import CpuTrie
+from benchmarks.peers.failure import failure_of
 from benchmarks.peers.hash_bitmap import HashBitmap
 from benchmarks.peers.marisa import MarisaTrie
 from benchmarks.peers.ppv import Ppv
@@ -24,11 +25,12 @@ from benchmarks.peers.static import StaticPeer
 from benchmarks.peers.unconstrained import Unconstrained
 from leafbeam.errors import MissingExtraError
 from leafbeam.index import Trie, Version
+from leafbeam.index.level import code_dtype
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.static.matrix import TransitionMatrix
 
-__all__ = ["LABELS", "LineUp", "Method", "gib"]
+__all__ = ["LABELS", "LineUp", "Method", "gib", "reason_of"]
 
 # In the order in which they are shown.
 LABELS = {
@@ -36,6 +38,7 @@ LABELS = {
     "leafbeam_packed": "leafbeam, packed",
     "leafbeam_jax": "leafbeam, JAX",
     "static_jax": "STATIC, JAX",
+    "static_jax_scatter": "STATIC, JAX, scattered mask",
     "static_torch": "STATIC, torch",
     "static_scatter": "STATIC, torch, scattered mask",
     "ppv_approximate": "PPV approximate (top 50)",
@@ -47,6 +50,7 @@ LABELS = {
     "unconstrained_jax": "unconstrained, JAX",
 }
 
+_JITTED = "jax.jit, a function a level"
 _JAX_COPIES = 4  # of the index: packed on the host, and padded to its room on the device
 
 
@@ -59,6 +63,7 @@ def gib(nbytes: float) -> str:
 class Method:
     """prepare: the model's output as this method takes it, not timed. round: (level, beams or None, that) -> beams, complete
     when it returns. taken: beams -> (scores_BK, parent_BK, code_BK) in numpy. floor: the unconstrained method of its framework.
+    dtype: of what it looks codes up in. form: how it runs. compiled: makes the same round through torch.compile, for one level.
     """
 
     name: str
@@ -69,37 +74,68 @@ class Method:
     nbytes: int = 0
     floor: str = "unconstrained"
     peer: Any = None
+    dtype: str = ""
+    form: str = "numba"
+    compiled: Callable[[], Callable[[int, Any, Any], Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LineUp:
-    """methods: those that run, by name. left_out: those that do not, and why."""
+    """methods: those that run, by name. left_out: those that do not, and why. waiting: those that fit, but not beside these.
+
+    announce: told the name of the method that is about to run.
+    """
 
     methods: dict[str, Method]
     left_out: dict[str, str]
+    waiting: tuple[str, ...] = ()
+    announce: Callable[[str], None] = lambda name: None
 
     @classmethod
     def of(
-        cls, catalog: Catalog, *, batch_size: int, num_beams: int, device: str, memory: int, names: tuple[str, ...]
+        cls,
+        catalog: Catalog,
+        *,
+        batch_size: int,
+        num_beams: int,
+        device: str,
+        memory: int,
+        names: Sequence[str],
+        announce: Callable[[str], None] = lambda name: None,
     ) -> LineUp:
-        """Build what fits into `memory` bytes, the cheapest first; what does not is left out by name."""
+        """Build what fits into `memory` bytes, the cheapest first; what does not, or fails, is left out by name."""
         methods: dict[str, Method] = {}
         left_out: dict[str, str] = {}
+        waiting: list[str] = []
         codes_LM = catalog.sorted_codes()
         room = memory - catalog.trie.nbytes - catalog.trie.items.nbytes - codes_LM.nbytes
         held: dict[str, int] = {}
         builders = dict(_builders(catalog, codes_LM, batch_size, num_beams, device, held))
         for name in sorted(names, key=lambda one: builders[one][0]()):
             needs, build = builders[name]
-            if needs() > room - sum(held.values()):
-                left = max(0, room - sum(held.values()))
-                left_out[name] = f"does not fit: needs {gib(needs())}, {gib(left)} of {gib(memory)} are left"
+            if needs() > room:
+                left_out[name] = f"does not fit: needs {gib(needs())}, {gib(max(0, room))} of {gib(memory)} are left"
                 continue
+            if needs() > room - sum(held.values()):
+                waiting.append(name)
+                continue
+            announce(name)
             try:
                 methods[name] = build()
-            except MissingExtraError as error:
-                left_out[name] = str(error)
-        return cls(methods={name: methods[name] for name in names if name in methods}, left_out=left_out)
+            except Exception as error:
+                left_out[name] = reason_of(error)
+        kept = {name: methods[name] for name in names if name in methods}
+        return cls(methods=kept, left_out=left_out, waiting=tuple(waiting), announce=announce)
+
+    def only(self, methods: dict[str, Method], left_out: dict[str, str]) -> LineUp:
+        """These of the methods; the others are left out for these reasons."""
+        return replace(self, methods=methods, left_out=self.left_out | left_out)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a method is left out: what it raised."""
+    failure = failure_of(error)
+    return failure.reason if isinstance(error, MissingExtraError) else str(failure)
 
 
 def _builders(
@@ -117,13 +153,17 @@ def _builders(
             held["static"] = static_needs
         return made[0]
 
-    def torch_peer(name: str, build: Callable[[], protocol.Peer], needs: int = 0) -> Callable[[], Method]:
+    def torch_peer(name: str, build: Callable[[], protocol.Peer], dtype: str = "", needs: int = 0) -> Callable[[], Method]:
         def make() -> Method:
-            method = _torch_method(name, build(), batch_size, num_beams, device)
+            method = _torch_method(name, build(), dtype, batch_size, num_beams, device)
             held[name] = needs
             return method
 
         return make
+
+    def host_peer(name: str, build: Callable[[], protocol.Peer], dtype: str, needs: int) -> Callable[[], Method]:
+        make = torch_peer(name, build, dtype, needs)
+        return lambda: replace(make(), form="Python on the host, torch around it", compiled=None)
 
     def table() -> torch.Tensor:
         if not tables:
@@ -137,11 +177,15 @@ def _builders(
     def of_table() -> int:
         return 0 if tables else codes_LM.nbytes
 
-    def jax_static() -> Method:
-        from benchmarks.peers import jax_rounds
-        from benchmarks.peers.static_jax import StaticJax
+    def jax_static(name: str, *, scatter: bool) -> Callable[[], Method]:
+        def make() -> Method:
+            from benchmarks.peers import jax_rounds
+            from benchmarks.peers.static_jax import StaticJax
 
-        return _jax_method("static_jax", StaticJax.of(arrays()), batch_size, num_beams, arrays().nbytes, jax_rounds)
+            peer = StaticJax.of(arrays(), scatter=scatter)
+            return _jax_method(name, peer, batch_size, num_beams, arrays().nbytes, jax_rounds, "int32")
+
+        return make
 
     def jax_leafbeam() -> Method:
         method = _leafbeam_jax_method(trie, batch_size, num_beams)
@@ -151,7 +195,7 @@ def _builders(
     def jax_floor() -> Method:
         from benchmarks.peers import jax_rounds
 
-        return _jax_method("unconstrained_jax", jax_rounds.UnconstrainedJax(), batch_size, num_beams, 0, jax_rounds)
+        return _jax_method("unconstrained_jax", jax_rounds.UnconstrainedJax(), batch_size, num_beams, 0, jax_rounds, "")
 
     def fixed(nbytes: int) -> Callable[[], int]:
         return lambda: nbytes
@@ -166,17 +210,26 @@ def _builders(
         (fixed(trie.nbytes), lambda: _leafbeam_method("leafbeam_packed", trie.packed(), batch_size, num_beams)),
     )
     yield "leafbeam_jax", (fixed(_JAX_COPIES * trie.nbytes), jax_leafbeam)
-    yield "ppv_exact", (of_table, torch_peer("ppv_exact", lambda: Ppv(codes_LM1=table())))
-    yield "ppv_approximate", (of_table, torch_peer("ppv_approximate", lambda: Ppv(codes_LM1=table(), num_candidates=50)))
+    codes = str(codes_LM.dtype)
+    yield "ppv_exact", (of_table, torch_peer("ppv_exact", lambda: Ppv(codes_LM1=table()), codes))
+    yield "ppv_approximate", (of_table, torch_peer("ppv_approximate", lambda: Ppv(codes_LM1=table(), num_candidates=50), codes))
     yield (
         "hash_bitmap",
-        (fixed(hash_bytes), torch_peer("hash_bitmap", lambda: HashBitmap.of_sorted(codes_LM, device=device), hash_bytes)),
+        (
+            fixed(hash_bytes),
+            torch_peer("hash_bitmap", lambda: HashBitmap.of_sorted(codes_LM, device=device), "bits", hash_bytes),
+        ),
     )
-    yield "static_torch", (of_static, torch_peer("static_torch", lambda: StaticPeer.of(arrays(), device)))
-    yield "static_scatter", (of_static, torch_peer("static_scatter", lambda: StaticPeer.of(arrays(), device, scatter=True)))
-    yield "static_jax", (of_static, jax_static)
-    yield "marisa", (fixed(keys), torch_peer("marisa", lambda: MarisaTrie.of_sorted(codes_LM), keys))
-    yield "cpu_trie", (fixed(dict_bytes), torch_peer("cpu_trie", lambda: CpuTrie.of_sorted(codes_LM, nodes_L), dict_bytes))
+    static, scattered = (lambda scatter=scatter: StaticPeer.of(arrays(), device, scatter=scatter) for scatter in (False, True))
+    yield "static_torch", (of_static, torch_peer("static_torch", static, "int32"))
+    yield "static_scatter", (of_static, torch_peer("static_scatter", scattered, "int32"))
+    yield "static_jax", (of_static, jax_static("static_jax", scatter=False))
+    yield "static_jax_scatter", (of_static, jax_static("static_jax_scatter", scatter=True))
+    yield "marisa", (fixed(keys), host_peer("marisa", lambda: MarisaTrie.of_sorted(codes_LM), "characters", keys))
+    yield (
+        "cpu_trie",
+        (fixed(dict_bytes), host_peer("cpu_trie", lambda: CpuTrie.of_sorted(codes_LM, nodes_L), "int", dict_bytes)),
+    )
 
 
 def _leafbeam_method(name: str, trie: Trie, batch_size: int, num_beams: int) -> Method:
@@ -200,6 +253,7 @@ def _leafbeam_method(name: str, trie: Trie, batch_size: int, num_beams: int) -> 
         taken=lambda beams: (beams.scores, beams.parent, beams.code),
         nbytes=trie.nbytes,
         peer=arrays,
+        dtype="packed bits" if name == "leafbeam_packed" else code_dtype(trie.codebook_sizes[0]).__name__,
     )
 
 
@@ -228,10 +282,12 @@ def _leafbeam_jax_method(trie: Trie, batch_size: int, num_beams: int) -> Method:
         taken=lambda beams: (np.asarray(beams.scores), np.asarray(beams.parent), np.asarray(beams.code)),
         nbytes=arrays.nbytes,
         floor="unconstrained_jax",
+        dtype="packed bits",
+        form=_JITTED,
     )
 
 
-def _torch_method(name: str, peer: protocol.Peer, batch_size: int, num_beams: int, device: str) -> Method:
+def _torch_method(name: str, peer: protocol.Peer, dtype: str, batch_size: int, num_beams: int, device: str) -> Method:
     on_cpu = torch.device(device).type == "cpu"
     root = protocol.root(peer, batch_size, device)
 
@@ -239,22 +295,36 @@ def _torch_method(name: str, peer: protocol.Peer, batch_size: int, num_beams: in
         tensor = torch.from_numpy(values)
         return tensor if on_cpu else tensor.to(device)
 
-    def round_of(level: int, beams: Any, logits: Any) -> Any:
-        start = root if beams is None else beams
-        # Of the first level's top 50, PPV approximate keeps 50 beams, not 70.
-        done = protocol.extend(peer, start, logits[:, : start.scores_BK.shape[1]], num_beams)
-        if not on_cpu:
-            torch.cuda.synchronize(device)
-        return done
+    def rounds_by(extend: Callable[..., protocol.PeerBeams]) -> Callable[[int, Any, Any], Any]:
+        def round_of(level: int, beams: Any, logits: Any) -> Any:
+            start = root if beams is None else beams
+            # Of the first level's top 50, PPV approximate keeps 50 beams, not 70.
+            done = extend(peer, start, logits[:, : start.scores_BK.shape[1]], num_beams)
+            if not on_cpu:
+                torch.cuda.synchronize(device)
+            return done
+
+        return round_of
 
     def taken(beams: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         scores, parent, code = (one.cpu().numpy() for one in (beams.scores_BK, beams.parent_BK, beams.code_BK))
         return scores, parent, code
 
-    return Method(name=name, prepare=prepare, round=round_of, taken=taken, exact=peer.exact, nbytes=peer.nbytes, peer=peer)
+    return Method(
+        name=name,
+        prepare=prepare,
+        round=rounds_by(protocol.extend),
+        taken=taken,
+        exact=peer.exact,
+        nbytes=peer.nbytes,
+        peer=peer,
+        dtype=dtype,
+        form="torch",
+        compiled=lambda: rounds_by(protocol.compiled_round()),
+    )
 
 
-def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: int, rounds: Any) -> Method:
+def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: int, rounds: Any, dtype: str) -> Method:
     root = rounds.root(peer, batch_size)
 
     def prepare(values: NDArray[np.float32]) -> Any:
@@ -276,4 +346,6 @@ def _jax_method(name: str, peer: Any, batch_size: int, num_beams: int, nbytes: i
         nbytes=nbytes,
         floor="unconstrained_jax",
         peer=peer,
+        dtype=dtype,
+        form=_JITTED,
     )

@@ -18,6 +18,7 @@ Row = dict[str, Any]
 # Which of the paper's methods each of ours is.
 PAPER_NAMES = {
     "static_jax": "static",
+    "static_jax_scatter": "static",
     "static_torch": "static",
     "static_scatter": "static",
     "ppv_approximate": "ppv_approximate",
@@ -65,17 +66,20 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
     title = f"{at['distribution']}, {at['num_items']:,} items, V = {at['V']:,}  ·  {where(row)}"
     table = Table(title=title, title_justify="left", caption=f"paper: {HARDWARE}, overhead in ms", caption_justify="left")
     table.add_column("method")
+    inference = {name: one["share_percent"] for name, one in measured.get("inference", {}).items() if "share_percent" in one}
     for name in (
         "step, µs (p20-p80)",
         "overhead, µs (p20-p80)",
         "x leafbeam",
         "trials",
         "index",
+        *(f"% of a step of {name}" for name in inference),
         "paper: + ms",
-        "paper: % of step",
+        "paper: % of inference",
     ):
         table.add_column(name, justify="right")
     table.add_column("returned")
+    table.add_column("form")
     base = measured["step_us"].get("leafbeam", {}).get("p50")
     for name, label in LABELS.items():
         if name in measured["step_us"]:
@@ -89,13 +93,15 @@ def show_one(console: Console, row: Row, paper: Overheads | None, shares_of_infe
                 f"{step['p50'] / base:,.1f}",
                 str(measured["trials"][name]),
                 gib(measured["nbytes"][name]) if measured["nbytes"][name] else "",
+                *(f"{shares[name]:,.2f}" for shares in inference.values()),
                 "" if theirs is None else f"{theirs[0]:g} ± {theirs[1]:g}",
                 "" if share is None else f"{share:g}",
                 returned(measured["shares"][name], name),
+                form_of(measured, name),
                 style="bold" if name.startswith("leafbeam") else "",
             )
         elif name in measured["left_out"]:
-            table.add_row(label, *[""] * 7, measured["left_out"][name])
+            table.add_row(label, *[""] * (7 + len(inference)), measured["left_out"][name])
     console.print(table)
     if "false_positive_rate" in measured:
         console.print(
@@ -153,6 +159,12 @@ def returned(shares: dict[str, float], name: str) -> str:
     if shares["found"] > 0.97 and not shares["invalid"]:
         return "exact"
     return f"{shares['found']:.0%} of the exact SIDs; {shares['invalid']:.0%} in no item"
+
+
+def form_of(measured: dict[str, Any], name: str) -> str:
+    """The dtype and the form that a method was measured in; "" in rows of before."""
+    form = measured.get("forms", {}).get(name)
+    return ", ".join(part for part in (form["form"], form["dtype"]) if part) if form else ""
 
 
 def _step_cell(row: Row, method: str) -> str:

@@ -26,20 +26,40 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.papers.catalog import Catalog
-from benchmarks.papers.methods import LineUp, Method
+from benchmarks.papers.methods import LineUp, Method, reason_of
 from benchmarks.rows import spread
 from benchmarks.workloads import random_logits
 from leafbeam.index import Trie
 from leafbeam.ops.constrain import request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 
-__all__ = ["LEAST", "Logits", "check", "draw_logits", "is_clear", "one_core", "run", "search", "summary"]
+__all__ = [
+    "LEAST",
+    "Logits",
+    "MethodFailure",
+    "check",
+    "draw_logits",
+    "is_clear",
+    "one_core",
+    "run",
+    "search",
+    "searched",
+    "summary",
+]
 
 LEAST = 3
 Logits = list[NDArray[np.float32]]
 Seconds = dict[str, NDArray[np.float64]]
 _CLOSE = 2e-5  # scores of eight levels are sums of about 60, in float32: five units in the last place
 _TABLE_OF_LOGITS = 2**28  # bytes: small codebooks get several sets of logits, so that no trial repeats the last one
+
+
+class MethodFailure(Exception):
+    """A method raised an error in a search: `name`, and why it is left out."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
 
 
 @contextmanager
@@ -124,6 +144,17 @@ def search(method: Method, logits: Logits) -> tuple[list[Any], list[float]]:
     return history, seconds
 
 
+def searched(line_up: LineUp, name: str, logits: Logits) -> tuple[list[Any], list[float]]:
+    """`search` by a method of the line-up. Raises MethodFailure for whatever a peer raises."""
+    line_up.announce(name)
+    try:
+        return search(line_up.methods[name], logits)
+    except Exception as error:
+        if name == "leafbeam":
+            raise
+        raise MethodFailure(name, reason_of(error)) from error
+
+
 def check(line_up: LineUp, catalog: Catalog, sets: list[Logits]) -> dict[str, dict[str, float]]:
     """Parity before any speed: an assertion for the exact methods, measured shares for the others.
 
@@ -131,10 +162,9 @@ def check(line_up: LineUp, catalog: Catalog, sets: list[Logits]) -> dict[str, di
     """
     shares: dict[str, dict[str, float]] = {}
     for logits in sets:
-        truth = line_up.methods["leafbeam"]
-        expected = _result(truth, logits)
+        expected = _result(line_up, "leafbeam", logits)
         for name, method in line_up.methods.items():
-            scores_BK, sids_BKL = expected if method is truth else _result(method, logits)
+            scores_BK, sids_BKL = expected if name == "leafbeam" else _result(line_up, name, logits)
             found = float(np.mean([_same(mine, best) for mine, best in zip(sids_BKL, expected[1], strict=True)]))
             alive = sids_BKL[scores_BK > -np.inf]
             invalid = sum(tuple(sid) not in catalog.trie for sid in alive.tolist()) / max(1, len(alive))
@@ -149,9 +179,10 @@ def check(line_up: LineUp, catalog: Catalog, sets: list[Logits]) -> dict[str, di
     return {name: {kind: round(share, 4) for kind, share in one.items()} for name, one in shares.items()}
 
 
-def _result(method: Method, logits: Logits) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _result(line_up: LineUp, name: str, logits: Logits) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """(scores_BK, sids_BKL) of a search."""
-    history = [method.taken(beams) for beams in search(method, logits)[0]]
+    taken = line_up.methods[name].taken
+    history = [taken(beams) for beams in searched(line_up, name, logits)[0]]
     scores_BK, at_BK, code_BK = history[-1]
     columns = [code_BK]
     for _, parent_BK, earlier_BK in reversed(history[:-1]):
@@ -185,7 +216,7 @@ def run(line_up: LineUp, sets: list[Logits], *, num_trials: int, seconds_each: f
         for name in rng.permutation(names).tolist():
             clock = clocks[name]
             if clock.runs:
-                taken[name][trial] = search(line_up.methods[name], sets[trial % len(sets)])[1]
+                taken[name][trial] = searched(line_up, name, sets[trial % len(sets)])[1]
                 clock.left -= float(taken[name][trial].sum())
                 clock.trials += 1
     return taken
@@ -209,5 +240,7 @@ def summary(line_up: LineUp, seconds: Seconds) -> dict[str, Any]:
         "by_level_us": {name: np.nanmedian(taken * 1e6, axis=0).round(1).tolist() for name, taken in seconds.items()},
         "trials": {name: int((~np.isnan(step)).sum()) for name, step in steps.items()},
         "nbytes": {name: method.nbytes for name, method in line_up.methods.items()},
+        "forms": {name: {"dtype": method.dtype, "form": method.form} for name, method in line_up.methods.items()},
         "left_out": line_up.left_out,
+        "waiting": line_up.waiting,
     }

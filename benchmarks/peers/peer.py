@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["Offers", "Peer", "PeerBeams", "Selection", "When", "extend", "root", "select"]
+__all__ = ["Offers", "Peer", "PeerBeams", "Selection", "When", "compiled_round", "extend", "root", "round_of", "select"]
 
 When = Literal["before", "after", "never"]  # the mask, of the top-k
 
@@ -87,9 +89,8 @@ def root(peer: Peer, batch_size: int, device: torch.device | str = "cpu") -> Pee
     return PeerBeams(state=peer.root(batch_size), scores_BK=scores, parent_BK=zero, code_BK=zero)
 
 
-@torch.inference_mode()
-def extend(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int, when: When = "before") -> PeerBeams:
-    """One round: log-softmax, constrain, select, advance. when: beams are selected after the mask, before it, or without it."""
+def round_of(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int, when: When = "before") -> PeerBeams:
+    """`extend` without its inference mode, which torch.compile does not trace."""
     log_p_BKV = torch.log_softmax(logits_BKV, dim=-1)
     pending, offers = peer.mask_step(beams.state, log_p_BKV)
     best = select(beams.scores_BK, offers if when == "before" else Offers(log_p_BKF=log_p_BKV), num_beams)
@@ -99,6 +100,19 @@ def extend(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int, whe
         best = replace(best, scores_BK=torch.where(legal_BK, best.scores_BK, -torch.inf))
     state = peer.advance(pending, best)
     return PeerBeams(state=state, scores_BK=best.scores_BK, parent_BK=best.parent_BK, code_BK=best.code_BK)
+
+
+@torch.inference_mode()
+def extend(peer: Peer, beams: PeerBeams, logits_BKV: Tensor, num_beams: int, when: When = "before") -> PeerBeams:
+    """One round: log-softmax, constrain, select, advance. when: beams are selected after the mask, before it, or without it."""
+    return round_of(peer, beams, logits_BKV, num_beams, when)
+
+
+def compiled_round() -> Callable[[Peer, PeerBeams, Tensor, int], PeerBeams]:
+    """`extend` through torch.compile, for one level of one peer. The first call compiles for seconds, with a C++ compiler."""
+    # A code object of its own: torch.compile keeps what it compiled with the code, and would look through that of all levels.
+    function = FunctionType(round_of.__code__.replace(), round_of.__globals__, argdefs=round_of.__defaults__)
+    return torch.inference_mode()(torch.compile(function, dynamic=False))
 
 
 def select(scores_BK: Tensor, offers: Offers, num_beams: int) -> Selection:

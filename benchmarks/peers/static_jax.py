@@ -1,11 +1,11 @@
-"""STATIC in JAX, the paper's own framework, as a peer: see `benchmarks.peers.static`; the lean form.
+"""STATIC in JAX, the paper's own framework, as a peer, lean or with the scattered mask: see `benchmarks.peers.static`.
 
 Shapes: B requests, K beams, V codes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -27,14 +27,15 @@ _XP = JaxNamespace()
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StaticJax:
-    """The tables of each level."""
+    """The tables of each level, and the form."""
 
     levels: tuple[static_jax.LevelTables, ...]
+    scatter: bool = field(default=False, metadata={"static": True})
 
     @classmethod
-    def of(cls, matrix: TransitionMatrix) -> StaticJax:
+    def of(cls, matrix: TransitionMatrix, *, scatter: bool = False) -> StaticJax:
         """Copy the arrays to JAX's device."""
-        return cls(levels=level_tables(_XP, matrix, None))
+        return cls(levels=level_tables(_XP, matrix, None), scatter=scatter)
 
     def root(self, batch_size: int) -> Array:
         """No codes yet: int32 [B, 1] nodes."""
@@ -42,7 +43,7 @@ class StaticJax:
 
     def mask_step(self, level: int, state: Array, log_p_BKV: Array) -> tuple[Any, JaxOffers]:
         """A dense look-up, or the vectorised node transition kernel."""
-        moves, log_p_BKF, code_BKF = offered(_XP, self.levels[level], state, log_p_BKV, False)
+        moves, log_p_BKF, code_BKF = offered(_XP, self.levels[level], state, log_p_BKV, self.scatter)
         return (state, moves), JaxOffers(log_p_BKF=log_p_BKF, code_BKF=code_BKF)
 
     def transition(self, node_BK: Array, log_p_BKV: Array, width: int) -> tuple[Array, Array, Array]:
@@ -52,4 +53,4 @@ class StaticJax:
     def advance(self, level: int, pending: Any, best: JaxSelection) -> Array:
         """The node of each selected beam."""
         node_BK, moves = pending
-        return advanced(_XP, self.levels[level], node_BK, moves, best, False)
+        return advanced(_XP, self.levels[level], node_BK, moves, best, self.scatter)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,27 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.papers import experiment, figure_2, figure_3, figure_4, memory, paper, report, table_1, trials
+from benchmarks.papers import (
+    apart,
+    experiment,
+    figure_2,
+    figure_3,
+    figure_4,
+    forms,
+    inference,
+    memory,
+    methods,
+    paper,
+    report,
+    table_1,
+    trials,
+)
+from benchmarks.papers.apart import measured_apart
 from benchmarks.papers.catalog import Catalog, Shape
 from benchmarks.papers.experiments import experiment as named
 from benchmarks.papers.methods import LABELS, LineUp, Method
 from benchmarks.workloads import DISTRIBUTIONS
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, MissingExtraError
 from leafbeam.index.memory_estimate import MemoryEstimate
 
 SMALL = {"num_items": 3000, "num_codes": 300, "num_levels": 3}
@@ -168,11 +186,173 @@ def test_what_does_not_fit_is_named_with_what_it_needs(line_up: tuple[Catalog, L
     )
     assert set(up.methods) == {"leafbeam"}
     assert up.left_out["hash_bitmap"].startswith("does not fit: needs 0.12 GiB")
-    measured = experiment.steps_of(
-        Shape(distribution="uniform", num_items=10**8), setting(), ("leafbeam", "static_jax"), lambda *_: {}
+    sizes = [Shape(distribution="uniform", num_items=10**8)]
+    (row,) = replace(table_1.EXPERIMENT, shapes=lambda quick: sizes).run(
+        setting(), ["uniform"], Console(quiet=True), keep=False
     )
-    assert set(measured["left_out"]) == {"leafbeam", "static_jax"}
-    assert "the catalog does not fit: needs 6." in measured["left_out"]["leafbeam"]
+    assert set(row["measured"]["left_out"]) == set(LABELS)
+    assert "the catalog does not fit: needs 6." in row["measured"]["left_out"]["leafbeam"]
+
+
+def test_what_fits_alone_but_not_beside_the_others_waits(line_up: tuple[Catalog, LineUp]) -> None:
+    names = ("leafbeam", "hash_bitmap", "cpu_trie")
+    memory = 2**27 + 2**20  # the bitmap, or the dictionaries
+    up = LineUp.of(line_up[0], batch_size=2, num_beams=20, device="cpu", memory=memory, names=names)
+    assert (set(up.methods), up.waiting, up.left_out) == ({"leafbeam", "cpu_trie"}, ("hash_bitmap",), {})
+
+
+class Failing:
+    """A peer that raises in a search, or ends its process, while it is asked for its mask."""
+
+    exact, nbytes = True, 0
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def root(self, batch_size: int) -> None:
+        return None
+
+    def mask_step(self, state: None, log_p_BKV: torch.Tensor) -> Any:
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError("four more GiB")
+
+    def advance(self, pending: None, best: Any) -> None:
+        return None
+
+
+def raise_error(error: Exception) -> Any:
+    raise error
+
+
+def with_peers(hows: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+    """Methods of the line-up that fail: in a search ("raises", "killed"), or while they are made ("made", "missing")."""
+    own = methods._builders
+
+    def builders(catalog: Catalog, codes_LM: Any, batch_size: int, num_beams: int, device: str, held: Any) -> Any:
+        errors = {"made": MemoryError("no GiB"), "missing": MissingExtraError("this peer needs marisa-trie")}
+        for name, (needs, build) in own(catalog, codes_LM, batch_size, num_beams, device, held):
+            how = hows.get(name)
+            if how in errors:
+                yield name, (needs, partial(raise_error, errors[how]))
+            elif how is not None:
+                peer = methods._torch_method(name, Failing(how), "", batch_size, num_beams, device)
+                yield name, (needs, lambda peer=peer: peer)
+            else:
+                yield name, (needs, build)
+
+    patch.setattr(methods, "_builders", builders)
+
+
+def test_a_peer_that_raises_or_is_missing_is_left_out_by_name_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_peers({"ppv_exact": "raises", "hash_bitmap": "made", "marisa": "missing"}, monkeypatch)
+    names = ("leafbeam", "unconstrained", "ppv_exact", "hash_bitmap", "marisa", "static_torch")
+    measured = experiment.steps_of(Shape(distribution="uniform", **SMALL), setting(), names, lambda *_: {})
+    assert measured["left_out"] == {
+        "ppv_exact": "out of memory: MemoryError: four more GiB",
+        "hash_bitmap": "out of memory: MemoryError: no GiB",
+        "marisa": "MissingExtraError: this peer needs marisa-trie",
+    }
+    assert set(measured["step_us"]) == set(measured["forms"]) == {"leafbeam", "unconstrained", "static_torch"}
+    assert measured["forms"]["static_torch"] == {"dtype": "int32", "form": "torch"}
+
+
+def measure_with_a_killed_peer(shape: Shape, given: experiment.Setting) -> dict[str, Any]:
+    """As table 1, in a child: PPV is ended by the system as it would be where memory runs out."""
+    with pytest.MonkeyPatch.context() as patch:
+        with_peers({"ppv_exact": "killed"}, patch)
+        return experiment.steps_of(shape, given, ("leafbeam", "unconstrained", "ppv_exact", "hash_bitmap"), lambda *_: {})
+
+
+def measure_and_die(shape: Shape, given: experiment.Setting) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def measure_wrongly(shape: Shape, given: experiment.Setting) -> dict[str, Any]:
+    raise AssertionError("static_torch returned 3 % of the SIDs")
+
+
+def test_a_peer_that_the_system_ends_is_left_out_by_name_and_the_others_are_measured(tmp_path: Path) -> None:
+    shape = Shape(distribution="uniform", **SMALL)
+    # The bitmap does not fit beside dictionaries that are not there: a second sitting of its own, beside leafbeam again.
+    given = setting(apart=True)
+    names = ("leafbeam", "unconstrained", "ppv_exact", "hash_bitmap")
+    measured = measured_apart(measure_with_a_killed_peer, shape, given, names)
+    assert not isinstance(measured, str)
+    assert measured["left_out"].keys() == {"ppv_exact"}
+    assert measured["left_out"]["ppv_exact"].startswith("out of memory: exit status -9")
+    assert set(measured["step_us"]) == {"leafbeam", "unconstrained", "hash_bitmap"}
+
+
+def test_a_point_that_the_system_ends_is_a_row_and_a_wrong_answer_still_stops(tmp_path: Path) -> None:
+    chosen = replace(table_1.EXPERIMENT, measure=measure_and_die, shapes=lambda quick: [Shape(distribution="uniform", **SMALL)])
+    (row,) = chosen.run(setting(apart=True), ["uniform"], Console(quiet=True), keep=True, folder=tmp_path)
+    assert row["measured"]["left_out"]["static_jax"].startswith("out of memory: exit status -9")
+    console = Console(record=True, width=200, file=io.StringIO())
+    chosen.show(console, [row])
+    assert "exit status -9" in console.export_text()
+    wrong = replace(chosen, measure=measure_wrongly)
+    with pytest.raises(AssertionError, match="3 % of the SIDs"):
+        wrong.run(setting(apart=True), ["uniform"], Console(quiet=True), keep=False)
+
+
+def test_sittings_of_one_point_are_joined_and_marked() -> None:
+    def sitting(names: str, waiting: tuple[str, ...] = (), left_out: dict[str, str] | None = None) -> dict[str, Any]:
+        parts = {part: dict.fromkeys(names, 1) for part in ("step_us", "overhead_us", "by_level_us", "trials", "nbytes")}
+        return parts | {"shares": {}, "forms": {}, "left_out": left_out or {}, "waiting": waiting}
+
+    asked: list[Any] = []
+    answers = iter([sitting("ab", waiting=("c", "d")), sitting("abc", waiting=("d",)), sitting("ab", left_out={"d": "no"})])
+
+    def in_child(measure: Any, shape: Any, given: experiment.Setting) -> dict[str, Any]:
+        asked.append(given.only)
+        return next(answers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "_in_child", in_child)
+        found = measured_apart(measure_wrongly, Shape(distribution="uniform", **SMALL), setting(), ("a", "b", "c", "d"))
+    assert not isinstance(found, str)
+    assert asked == [("a", "b", "c", "d"), ("c", "d"), ("d",)]
+    assert set(found["step_us"]) == {"a", "b", "c"}
+    assert found["left_out"] == {"d": "no"}
+    assert found["beside_leafbeam_us"].keys() == {"c"}
+
+
+@pytest.mark.slow
+def test_torch_methods_are_measured_in_their_faster_form_with_the_same_answers(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, up = line_up
+    names = ("leafbeam", "static_torch", "ppv_approximate", "cpu_trie")
+    up = up.only({name: up.methods[name] for name in names}, {})
+    sets = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)
+    with trials.one_core():
+        best = forms.in_best_form(up, sets[0])
+        assert trials.check(best, catalog, sets)["static_torch"]["found"] > 0.97
+    found = trials.summary(best, trials.run(best, sets, num_trials=1, seconds_each=1.0))["forms"]
+    assert found["static_torch"]["form"].startswith("torch; torch.compile ")
+    assert found["cpu_trie"]["form"] == "Python on the host, torch around it"
+
+
+def test_a_form_that_cannot_be_compiled_stays_as_it_is_and_says_so(line_up: tuple[Catalog, LineUp]) -> None:
+    catalog, up = line_up
+    method = replace(up.methods["static_torch"], compiled=partial(raise_error, RuntimeError("no C++ compiler")))
+    logits = trials.draw_logits(np.random.default_rng(5), catalog.trie, 2, 20)[0]
+    found = forms.fastest(method, logits)
+    assert found.round is method.round
+    assert found.form == "torch; torch.compile failed: RuntimeError: no C++ compiler"
+
+
+def test_a_share_of_an_inference_is_a_step_over_the_models_step_or_says_why_there_is_none() -> None:
+    at = {"V": 64, "L": 3, "B": 2, "K": 5}
+    measured = {"step_us": {"leafbeam": {"p50": 10.0}}}
+    found = inference.shares_of_inference(measured, at, quick=True, memory=GIB)["tiny"]
+    assert found["share_percent"]["leafbeam"] == pytest.approx(100 * 10 / (1e3 * found["step_ms"]["p50"]), abs=1e-3)
+    assert (found["steps"], found["prompt_tokens"]) == (4, 32)
+    none = inference.shares_of_inference(measured, at, quick=False, memory=GIB)
+    assert {one["status"] for one in none.values()} == {"left out"}
+    assert "does not fit: needs 2." in none["Qwen3-0.6B"]["reason"]
 
 
 def test_the_rows_that_a_search_reads_are_those_whose_nan_it_minds(line_up: tuple[Catalog, LineUp]) -> None:
@@ -221,8 +401,6 @@ def small_codebooks(quick: bool) -> list[Shape]:
     ],
 )
 def test_every_experiment_runs_shows_draws_and_keeps_its_rows(module: Any, shapes: Any, said: str, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     names = ("leafbeam", "static_torch", "hash_bitmap", "unconstrained")
     chosen = replace(module.EXPERIMENT, shapes=shapes)
     with pytest.MonkeyPatch.context() as patch:
@@ -242,10 +420,10 @@ def test_every_experiment_runs_shows_draws_and_keeps_its_rows(module: Any, shape
 
 
 def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     shapes = [Shape(distribution="uniform", num_items=size, num_codes=300, num_levels=4) for size in (800, 10**8)]
-    chosen = replace(figure_2.EXPERIMENT, shapes=lambda quick: shapes)
+    shown = ("leafbeam", "unconstrained")
+    nothing = lambda shape, reason: experiment.no_steps(shape, reason) | {"left_out": dict.fromkeys(shown, reason)}  # noqa: E731
+    chosen = replace(figure_2.EXPERIMENT, shapes=lambda quick: shapes, nothing=nothing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figure_2, "LABELS", dict.fromkeys(("leafbeam", "unconstrained"), ""))
         rows = chosen.run(setting(), ["uniform"], Console(quiet=True), keep=False)
@@ -254,7 +432,7 @@ def test_a_point_that_does_not_fit_is_shown_and_drawn_around(tmp_path: Path) -> 
     assert "10^8: leafbeam; unconstrained, torch: the catalog does not fit: needs" in console.export_text()
     chosen.draw(rows)
     sizes = [one for one in memory.EXPERIMENT.shapes(False) if one.num_items == 10**8]
-    measured = {one.distribution: memory.EXPERIMENT.measure(one, setting()) for one in sizes}
+    measured = {one.distribution: memory.EXPERIMENT.nothing(one, "does not fit") for one in sizes}
     assert set(measured["uniform"]["computed"]) == {"leafbeam", "entropy"}
     assert set(measured["zipf"]["left_out"]) == {"static", "leafbeam", "leafbeam_packed", "entropy"}
 
@@ -292,8 +470,6 @@ def test_the_command_says_what_it_does_not_know() -> None:
 
 
 def test_the_command_prints_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     small = replace(named("static-memory"), shapes=small_shapes)
     monkeypatch.setattr("benchmarks.papers.experiments.experiment", lambda name: small)
     result = CliRunner().invoke(app, ["static-memory", "--quick", "--distribution", "zipf", "--out", str(tmp_path)])
