@@ -11,16 +11,20 @@ column; the three are joined, the column's word last. Keys:
     format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name; a
                       text stands as it is, such as the status of a peer that gave no answer
     missing           what the cell says where no row or no such field is there; without it that is an error
+    reasons           path in `measured` of reasons by name: the cell says why the name that follows the field's first part is
+                      not there, or what it needs
     literal           a cell with this text and no row
     published, part   a path in the values that papers report (`published.py`) and its last part: where both are there, the
                       cell is that value instead of a row's
     each, name        one line (column) for each value of these parameters among the rows; `name` is a format of them
+    until_then        what differs while no row has the table's own parameters: a table of small runs until full ones are there
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,7 @@ class Cell:
     format: str | None = None
     scale: float | None = None
     missing: str | None = None
+    reasons: str | None = None
     literal: str | None = None
     published: str | None = None
     part: str | None = None
@@ -69,7 +74,10 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class TableDefinition:
-    """A table. corner: the heading above the lines' names. names: how parameter values are called in the names of an `each`."""
+    """A table. corner: the heading above the lines' names. names: how parameter values are called in the names of an `each`.
+
+    until_then: the table in its place while it has no row.
+    """
 
     corner: str
     commands: tuple[str, ...]
@@ -78,6 +86,7 @@ class TableDefinition:
     columns: tuple[Axis, ...]
     names: Mapping[str, str]
     sources: str
+    until_then: TableDefinition | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,12 @@ class Definitions:
 
 
 def _figure(name: str, table: dict[str, Any], names: Mapping[str, str]) -> TableDefinition | TextDefinition:
+    if other := table.pop("until_then", None):
+        where = {**table.get("where", {}), **other.pop("where", {})}
+        until_then, own = (_figure(name, deepcopy(one), names) for one in ({**table, **other, "where": where}, table))
+        assert isinstance(own, TableDefinition)
+        assert isinstance(until_then, TableDefinition)
+        return replace(own, until_then=until_then)
     commands = tuple(table.pop("commands", ()))
     if "text" in table:
         text, values = table.pop("text"), table.pop("values", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -47,6 +48,8 @@ class _Writer:
             return None
         row = self.rows.newest(cell.bench, cell.where or {}, cell.ignoring or ())
         value = value_at(row["measured"], cell.field)
+        if value is None and cell.reasons is not None:
+            return _reason(value_at(row["measured"], f"{cell.reasons}/{cell.field.split('/')[1]}"))
         if value is not None and row not in self.used:
             self.used.append(row)
         if value is None or cell.over is None:
@@ -66,6 +69,8 @@ def render(definitions: Definitions, name: str, rows: ResultRows) -> str:
     if isinstance(definition, TextDefinition):
         values = {key: writer.text_of(cell, f"value {key!r}") for key, cell in definition.values.items()}
         return definition.text.format(**values, **{"from": provenance(writer.used, definition.commands)}).strip("\n")
+    if definition.until_then is not None and not rows.has(definition.cell.bench or "", definition.cell.where or {}):
+        definition = definition.until_then
     return _table(definition, writer)
 
 
@@ -80,6 +85,14 @@ def value_at(measured: Any, path: str) -> Any:
         else:
             value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _reason(text: str | None) -> str | None:
+    """What a method that is not there needs, or what happened to it: the part before the colon."""
+    if text is None:
+        return None
+    needs = re.search(r"needs ([\d.,]+ GiB)", text)
+    return f"needs {needs[1]}" if needs else text.split(":")[0]
 
 
 def provenance(rows: Sequence[Row], commands: Sequence[str]) -> str:

@@ -155,12 +155,17 @@ def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> 
     return choose
 
 
-def _static(name: str, quick: bool) -> Plot:
+def _static(name: str) -> Plot:
+    """Of full rows, or of quick ones until there are any."""
+    points = {
+        quick: _newest_points("reproduce", {"experiment": name, "quick": quick}, ("distribution", "num_items", "V"))
+        for quick in (False, True)
+    }
+
     def draw(rows: list[Row]) -> Figure:
         return experiment(name).draw(rows)
 
-    rows = _newest_points("reproduce", {"experiment": name, "quick": quick}, ("distribution", "num_items", "V"))
-    return Plot(file=f"{name}.png", rows=rows, draw=draw)
+    return Plot(file=f"{name}.png", rows=lambda rows: points[False](rows) or points[True](rows), draw=draw)
 
 
 def _learning(name: str, where: dict[str, Any]) -> Plot:
@@ -186,11 +191,11 @@ def _serving(name: str) -> Plot:
 PLOTS = (
     Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
-    _static("static-table-1", quick=True),
-    _static("static-figure-2", quick=True),
-    _static("static-figure-3", quick=True),
-    _static("static-figure-4", quick=True),
-    _static("static-memory", quick=False),
+    _static("static-table-1"),
+    _static("static-figure-2"),
+    _static("static-figure-3"),
+    _static("static-figure-4"),
+    _static("static-memory"),
     _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "8 epochs"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),

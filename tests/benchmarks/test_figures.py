@@ -106,6 +106,43 @@ def test_a_missing_row_and_an_ambiguous_one_are_errors_with_the_figure_and_the_p
         render(definitions, "speed", read(tmp_path, row(10, 1.0, measured={})))
 
 
+FULL = """
+[speed]
+bench = "step"
+commands = ["step"]
+corner = "ten items"
+where = { quick = false }
+until_then = { corner = "one item", where = { quick = true } }
+columns = [{ name = "peer", field = "us/peer/p50", format = "{:.0f}", missing = "left out", reasons = "left_out" }]
+lines = [{ name = "ours" }]
+"""
+
+
+def test_a_table_shows_small_runs_until_there_are_full_ones(tmp_path: Path) -> None:
+    file = tmp_path / "figures.toml"
+    file.write_text(FULL)
+    definitions = Definitions.read(file)
+    small, full = (row(10, 5.0, parameters={"quick": quick}) for quick in (True, False))
+    assert "| one item | peer |\n| --- | ---: |\n| ours | 20 |" in render(definitions, "speed", read(tmp_path, small))
+    assert "| ten items | peer |" in render(definitions, "speed", read(tmp_path, small, full))
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("does not fit: needs 12.07 GiB, 9.10 GiB of 16.00 GiB are left", "needs 12.07 GiB"),
+        ("out of memory: exit status -9: the process ended without an answer", "out of memory"),
+        (None, "left out"),
+    ],
+)
+def test_a_cell_says_what_a_method_that_is_not_there_needs(tmp_path: Path, reason: str | None, said: str) -> None:
+    file = tmp_path / "figures.toml"
+    file.write_text(FULL)
+    without = row(1000, 5.0, parameters={"quick": False})
+    without["measured"]["left_out"] = {"peer": reason} if reason else {}
+    assert f"| ours | {said} |" in render(Definitions.read(file), "speed", read(tmp_path, without))
+
+
 def test_writing_twice_changes_nothing_and_code_is_left_alone(tmp_path: Path, definitions: Definitions) -> None:
     rows = read(tmp_path, row(10, 1.0), row(1000, 2.0))
     document = (
