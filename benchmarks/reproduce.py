@@ -47,6 +47,21 @@ class Distribution(StrEnum):
     ZIPF = "zipf"
 
 
+class Sids(StrEnum):
+    """Semantic IDs of STATIC's Table 3."""
+
+    RQVAE = "rqvae"
+    KMEANS = "kmeans"
+    LEAFBEAM = "leafbeam"
+
+
+class TeacherName(StrEnum):
+    """What a model over Semantic IDs learns from beside the training interactions."""
+
+    NONE = "none"
+    TEXT = "text"
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the rows as JSON and keep them (quick ones are not kept).")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small catalogs and few trials: about two minutes, 4 GiB.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory for the plot, NAME.png.")]
@@ -109,6 +124,13 @@ def _learning(name: str) -> Any:
         fit_on: Annotated[
             Literal["train", "train+valid"], typer.Option("--fit-on", help="Parts of the log that Table 1 trains on.")
         ] = "train",
+        sids: Annotated[
+            list[Sids] | None, typer.Option("--sids", help="Semantic IDs of Table 3. [dim]rqvae kmeans[/dim]")
+        ] = None,
+        teacher: Annotated[
+            list[TeacherName] | None,
+            typer.Option("--teacher", help="What its model learns from beside clicks. [dim]both[/dim]"),
+        ] = None,
         note: Annotated[str, typer.Option("--note", help="A remark for the rows: a shared machine, say.")] = "",
         as_json: AsJson = False,
         redraw: Redraw = False,
@@ -135,6 +157,8 @@ def _learning(name: str) -> Any:
                 minutes=minutes,
                 epochs=epochs,
                 fit_on=fit_on,
+                sids=tuple(one.value for one in sids or ()),
+                teachers=tuple(one.value for one in teacher or ()),
                 note=note,
             )
 

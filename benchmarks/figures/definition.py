@@ -116,8 +116,7 @@ class Definitions:
 
 def _figure(name: str, table: dict[str, Any], names: Mapping[str, str]) -> TableDefinition | TextDefinition:
     if other := table.pop("until_then", None):
-        where = {**table.get("where", {}), **other.pop("where", {})}
-        until_then, own = (_figure(name, deepcopy(one), names) for one in ({**table, **other, "where": where}, table))
+        until_then, own = (_figure(name, deepcopy(one), names) for one in (table | other, table))
         assert isinstance(own, TableDefinition)
         assert isinstance(until_then, TableDefinition)
         return replace(own, until_then=until_then)

@@ -28,6 +28,7 @@ class LearningRun:
     """Options of a run. data: directories, one data set each. seeds: how many, from first_seed on. note: a remark for the rows.
 
     fit_on: "train+valid" trains on validation items too; SASRec and the weights of the fusion, which need them, are left out.
+    sids, teachers: kinds of Semantic IDs and of teachers that STATIC's Table 3 runs with; empty: those of the table.
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
     Raises ArgumentError for numbers out of range.
     """
@@ -40,6 +41,8 @@ class LearningRun:
     minutes: float | None = None
     epochs: float | None = None
     fit_on: Literal["train", "train+valid"] = "train"
+    sids: tuple[str, ...] = ()
+    teachers: tuple[str, ...] = ()
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -102,14 +105,15 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share, kind of SIDs, parts fitted on and seed."""
+    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
         at = row["parameters"]
         if at["quick"] == quick:
-            last[at["data"], at.get("share", 0.0), at.get("sids", ""), at.get("fit_on", "train"), at["seed"]] = row
+            kinds = at.get("sids", ""), at.get("teacher", "none"), at.get("fit_on", "train")
+            last[at["data"], at.get("share", 0.0), *kinds, at["seed"]] = row
     return [last[key] for key in sorted(last)]
 
 

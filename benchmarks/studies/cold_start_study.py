@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 
 from benchmarks.studies.cold_split import ColdReport, ColdSplit
 from benchmarks.studies.exact_scoring import ExactScoring, SearchChoice, choose_search
-from benchmarks.studies.retriever import DenseRecipe, fit_dense
+from benchmarks.studies.retriever import DenseRecipe, DenseRetriever, fit_dense
+from benchmarks.studies.text_teacher import TeacherRecipe, TextTeacher, with_pseudo_histories
 from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
 from leafbeam.retrieve import Fusion as Fused
 from leafbeam.retrieve import features
-from leafbeam.semid import EmbeddingConfig, QuantiserConfig, fit_sids, text_columns, text_vectors
+from leafbeam.semid import EmbeddingConfig, QuantiserConfig, SidFit, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, RankingMetrics, Recipe, Trainer
 from leafbeam.train.baselines import unconstrained_search
 from leafbeam.train.fusion import fit_memory
 from leafbeam.train.metrics import MISS
+from leafbeam.train.run import embed_codes
+from leafbeam.train.teacher import GraphTeacher
 from leafbeam.train.threads import torch_threads
 
 __all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "ranks_of", "study_cold_start"]
@@ -77,14 +80,15 @@ class ColdStudy:
     """The settings of one study.
 
     recipe: of the model over Semantic IDs. embedding, quantiser: of its SIDs; co-occurrence comes from training alone and is
-    imputed for cold items. dense: of the retriever over text. retrievers: how many, with different seeds, are averaged for
-    the hybrid; the first is also a method. text_dims: of the text vectors of retrievers and neighbours. num_beams: of every
-    beam search (20 in the paper).
+    imputed for cold items. teacher: what the model learns from the first retriever; None: it learns from warm items alone.
+    dense: of the retriever over text. retrievers: how many, with different seeds, are averaged for the hybrid; the first is a
+    method too. text_dims: of the text vectors of retrievers and neighbours. num_beams: of every beam search (20 in the paper).
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(budget=Budget(epochs=8)))
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     quantiser: QuantiserConfig = field(default_factory=QuantiserConfig)
+    teacher: TeacherRecipe | None = None
     dense: DenseRecipe = field(default_factory=DenseRecipe)
     retrievers: int = 3
     fusion: Fusion = field(default_factory=Fusion)
@@ -153,8 +157,8 @@ def study_cold_start(
 ) -> ColdResult:
     """Train on a cold split, and rank its test users by every method. One thread, deterministic under the seed.
 
-    Semantic IDs, model and retrievers read `split.train` and the items' text, nothing else. Raises DataError where the items
-    have no text.
+    Semantic IDs, model and retrievers read `split.train` and the items' text, nothing else; with a teacher, the model also
+    learns which new items that draws. Raises DataError where the items have no text.
     """
     study = study or ColdStudy()
     seconds: dict[str, float] = {}
@@ -172,17 +176,12 @@ def study_cold_start(
         log.items, split.train, embedding=study.embedding, quantiser=study.quantiser, seed=study.seed, progress=progress
     )
     record_time("sids")
-    sizes = fitted.table.codebook_sizes
-    vocabulary = study.recipe.vocabulary(sizes)
-    model = new_model(study.recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
-    users = log.user_ids if study.recipe.num_users else None
-    Trainer(model, split.train, fitted.table.codes, study.recipe, user_ids=users).run(
-        progress=None if progress is None else lambda stats: progress("training the model", stats.share)
-    )
-    record_time("model")
     cold, target_U, histories = split.cold_items, split.target_indices_U, split.eval_set.histories
-    dense = [_retrieved(split, text_ND, study, number, progress) for number in range(study.retrievers)]
+    retrievers = [_retriever(split, text_ND, study, number, progress) for number in range(study.retrievers)]
+    dense = [retriever.scores(histories, cold, max_items=study.dense.max_items) for retriever in retrievers]
     record_time("dense")
+    model = _trained(log, split, fitted, study, retrievers[0], progress)
+    record_time("model")
     last_U = histories.items_E[histories.indptr_U1[1:] - 1]
     last_cold_U = np.isin(last_U, cold)
     scores = {
@@ -191,7 +190,7 @@ def study_cold_start(
         "text": text_ND[last_U] @ text_ND[cold].T,
         "text_faded": _faded(text_ND, split, study.dense.max_items),
     }
-    index = Trie.build(fitted.table.codes, codebook_sizes=sizes, item_ids=log.item_ids)
+    index = Trie.build(fitted.table.codes, codebook_sizes=fitted.table.codebook_sizes, item_ids=log.item_ids)
     evaluator = _Evaluator(model, index, log, split, study)
     with torch_threads(study.recipe.threads):
         for done in evaluator.run():
@@ -226,19 +225,42 @@ def study_cold_start(
     )
 
 
-def _retrieved(
+def _retriever(
     split: ColdSplit, text_ND: NDArray[np.float32], study: ColdStudy, number: int, progress: Progress | None
-) -> NDArray[np.float32]:
-    """Scores (U, C) of a retriever trained with the recipe's seed, offset by 1000 * `number`."""
+) -> DenseRetriever:
+    """A retriever trained with the recipe's seed, offset by 1000 * `number`."""
     recipe = replace(study.dense, seed=study.dense.seed + 1000 * number)  # studies of seeds 0, 1, 2 share none
     what = f"training retriever {number + 1} of {study.retrievers}"
-    retriever = fit_dense(
+    return fit_dense(
         split.train,
         text_ND,
         recipe,
         progress=None if progress is None else lambda done, _: progress(what, done / recipe.epochs),
     )
-    return retriever.scores(split.eval_set.histories, split.cold_items, max_items=recipe.max_items)
+
+
+def _trained(
+    log: InteractionLog,
+    split: ColdSplit,
+    fitted: SidFit,
+    study: ColdStudy,
+    retriever: DenseRetriever,
+    progress: Progress | None,
+) -> AnyModel:
+    """The model over Semantic IDs, trained on warm items, and with a teacher on the new ones that it draws."""
+    recipe = study.recipe
+    vocabulary = recipe.vocabulary(fitted.table.codebook_sizes)
+    model = new_model(recipe.model_config(vocabulary), vocabulary, torch.Generator().manual_seed(study.seed))
+    embed_codes(model, fitted.code_vectors, seed=study.seed)
+    histories, teacher = split.train, None
+    if study.teacher is not None:
+        graph = GraphTeacher(split.train, log.num_items, num_targets=recipe.graph_items) if recipe.graph_weight else None
+        teacher = TextTeacher(retriever, split.cold_items, graph, study.teacher)
+        histories = with_pseudo_histories(split.train, teacher, study.teacher, seed=study.seed)
+    users = log.user_ids if recipe.num_users else None
+    trainer = Trainer(model, histories, fitted.table.codes, recipe, user_ids=users, teacher=teacher)
+    trainer.run(progress=None if progress is None else lambda stats: progress("training the model", stats.share))
+    return model
 
 
 def _faded(text_ND: NDArray[np.float32], split: ColdSplit, max_items: int, fading: float = 0.8) -> NDArray[np.float32]:

@@ -58,7 +58,7 @@ def train(
     generator = torch.Generator().manual_seed(recipe.seed)
     model = new_model(recipe.model_config(vocabulary), vocabulary, generator, device=device)
     if code_vectors is not None:
-        _embed_codes(model, code_vectors, recipe)
+        embed_codes(model, code_vectors, seed=recipe.seed)
     codes_NL = codes_of_log(log, sids)
     validate = None
     if recipe.validations and len(split.valid_users()):
@@ -89,9 +89,9 @@ def train(
 
 
 @torch.no_grad()
-def _embed_codes(model: AnyModel, code_vectors: CodeVectors, recipe: Recipe) -> None:
+def embed_codes(model: AnyModel, code_vectors: CodeVectors, *, seed: int = 0) -> None:
     """Set the embedding and the head of the codes that have items, as large as random ones."""
-    embeddings = code_vectors.embeddings(recipe.hidden_size, seed=recipe.seed)
+    embeddings = code_vectors.embeddings(model.embedding.weight.shape[1], seed=seed)
     for level, vectors_VW in enumerate(embeddings):
         known_V = ~np.isnan(vectors_VW[:, 0])
         tokens_V = torch.from_numpy(model.vocabulary.level_tokens(level)[known_V])
