@@ -31,7 +31,11 @@ _LEARNING = {
     "exactness": "Answers of an exact search under a rule that other ways lose, and answers that are no item.",
 }
 _XGR = {
-    "xgr-figure-13": "xGR, Figure 13: latency as the request rate grows.",
+    "xgr-figure-3": "xGR, Figure 3: kernels of attention as the beams grow.",
+    "xgr-figure-4": "xGR, Figure 4: memory of keys and values as the beams grow.",
+    "xgr-figure-5": "xGR, Figure 5: answers of an unconstrained search that are no item.",
+    "xgr-figure-13": "xGR, Figure 13: latency as the request rate grows, over HTTP.",
+    "xgr-figure-14": "xGR, Figure 14: the same for OneRec, an encoder-decoder with experts.",
     "xgr-figure-15": "xGR, Figure 15: peak memory as the beams grow.",
     "xgr-figure-16": "xGR, Figure 16: peak memory as the prompts grow.",
     "xgr-figure-17": "xGR, Figure 17: attention of one layer of a decode step.",
@@ -194,11 +198,14 @@ def _serving(name: str) -> Any:
         if redraw:
             rows = _kept(name, kept_serving_rows(name, quick), quick)
         else:
-            rows = figure.run(RunOptions(quick=quick, data=data), console)
-            for row in rows if as_json else ():
-                print(json.dumps(row), flush=True)
-                if not quick:
-                    keep_row(RESULTS_NAME, row)
+
+            def keep(row: dict[str, Any]) -> None:
+                if as_json:
+                    print(json.dumps(row), flush=True)
+                    if not quick:
+                        keep_row(RESULTS_NAME, row)
+
+            rows = figure.run(RunOptions(quick=quick, data=data), console, keep)
         _show(name, console, figure.show, figure.draw, rows, out, began)
 
     return command

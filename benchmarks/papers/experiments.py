@@ -26,10 +26,14 @@ def serving_figure(name: str) -> ServingFigure | None:
     """The figure of the xGR paper of this name, or None. They need what serving needs (`leafbeam[serve]`) beside `[bench]`."""
     if not name.startswith("xgr-"):
         return None
-    from benchmarks.papers import xgr_kernels, xgr_latency, xgr_memory, xgr_scheduling
+    from benchmarks.papers import xgr_http, xgr_kernels, xgr_latency, xgr_memory, xgr_motivation, xgr_scheduling
 
     figures = (
-        xgr_latency.FIGURE_13,
+        xgr_motivation.FIGURE_3,
+        xgr_motivation.FIGURE_4,
+        xgr_motivation.FIGURE_5,
+        xgr_http.FIGURE_13,
+        xgr_http.FIGURE_14,
         xgr_memory.FIGURE_15,
         xgr_memory.FIGURE_16,
         xgr_kernels.FIGURE_17,

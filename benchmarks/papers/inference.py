@@ -27,13 +27,12 @@ from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace
 
 __all__ = ["MODELS", "Inference", "decode_steps", "shares_of_inference"]
 
-MODELS: dict[str, dict[str, int]] = {
-    "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16},
-    "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16},
+_QWEN3 = {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072} | _QWEN3,
+    "Qwen3-1.7B": {"hidden_size": 2048, "intermediate_size": 6144} | _QWEN3,
 }
-_COMMON = {"num_hidden_layers": 28, "num_key_value_heads": 8, "head_dim": 128}
-_QUICK = {"tiny": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}}
-_QUICK_COMMON = {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 32}
+_QUICK = {"tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}}
 _LIMIT_S = 1200.0
 
 
@@ -41,7 +40,7 @@ _LIMIT_S = 1200.0
 class Inference:
     """One model and the search that it runs. sizes: fields of `ModelConfig`."""
 
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     num_codes: int
     num_levels: int
     batch_size: int
@@ -70,11 +69,10 @@ class Inference:
 
 def shares_of_inference(measured: dict[str, Any], parameters: dict[str, Any], *, quick: bool, memory: int) -> dict[str, Any]:
     """For each model: milliseconds of a decoding step, and each method's step as a percentage of it; or why there are none."""
-    models, common = (_QUICK, _QUICK_COMMON) if quick else (MODELS, _COMMON)
     found: dict[str, Any] = {}
-    for name, sizes in models.items():
+    for name, sizes in (_QUICK if quick else MODELS).items():
         point = Inference(
-            sizes=sizes | common,
+            sizes=sizes,
             num_codes=parameters["V"],
             num_levels=parameters["L"],
             batch_size=parameters["B"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = [
     "Row",
     "RunOptions",
     "ServingFigure",
+    "distinct",
     "kept_serving_rows",
     "paper_says",
     "style",
@@ -34,12 +36,16 @@ LABELS = {
     "leafbeam": "leafbeam",
     "paged_attention": "PagedAttention",
     "per_beam_copies": "per-beam copies",
+    "tree_attention": "tree attention",
+    "ideal": "ideal",
     "hf_generate": "generate of transformers",
 }
 _STYLES = {
     "leafbeam": ("#1f7a4a", "o"),
     "paged_attention": ("#d9822b", "s"),
     "per_beam_copies": ("#b0b7b3", "^"),
+    "tree_attention": ("#3b82b8", "D"),
+    "ideal": ("#8a8f8c", "."),
     "hf_generate": ("#7b5ea7", "v"),
 }
 
@@ -65,13 +71,17 @@ class ServingFigure:
     draw: Callable[[list[Row]], Figure]
     timed: bool = True
 
-    def run(self, options: RunOptions, console: Console) -> list[Row]:
-        """Measure every point."""
+    def run(self, options: RunOptions, console: Console, keep: Callable[[Row], None] = lambda row: None) -> list[Row]:
+        """Measure every point; `keep` gets each row as it is there."""
         rows: list[Row] = []
+        began = time.perf_counter()
         with console.status(self.name):
             for parameters, measured in self.points(options):
                 at = {"experiment": self.name, "quick": options.quick} | parameters
+                measured = measured | {"seconds": round(time.perf_counter() - began, 1)}
                 rows.append(make_row(RESULTS_NAME, at, measured, timed=self.timed))
+                keep(rows[-1])
+                began = time.perf_counter()
         return rows
 
 
@@ -113,6 +123,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     for row in rows:
         made.add_row(*(f"{cell:,.2f}" if isinstance(cell, float) else str(cell) for cell in row))
     return made
+
+
+def distinct(rows: Sequence[Row], name: str) -> list[Any]:
+    """The values of a parameter, in the order of the rows."""
+    return list(dict.fromkeys(row["parameters"][name] for row in rows))
 
 
 def paper_says(console: Console, text: str) -> None:

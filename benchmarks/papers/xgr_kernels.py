@@ -25,7 +25,7 @@ from benchmarks.rows import interleaved
 from benchmarks.serving import engines
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
 
-__all__ = ["FIGURE_17"]
+__all__ = ["FIGURE_17", "bandwidth"]
 
 Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
@@ -34,15 +34,15 @@ def _points(options: RunOptions) -> Points:
     beams_of = (16, 64) if options.quick else (128, 256, 512)
     cases = ((1, 128),) if options.quick else ((1, 512), (1, 1024), (2, 512))
     with engines.one_thread():
-        bandwidth = _bandwidth()
+        speed = bandwidth()
         for requests, tokens in cases:
             for beams in beams_of:
                 shape = Shape(requests=requests, beams=beams, tokens=tokens, codes=3, heads=4, groups=4, size=32)
-                yield asdict(shape), _measured(shape, bandwidth, repeats=2 if options.quick else 8)
+                yield asdict(shape), _measured(shape, speed, repeats=2 if options.quick else 8)
 
 
 @torch.inference_mode()
-def _measured(shape: Shape, bandwidth: float, repeats: int) -> dict[str, Any]:
+def _measured(shape: Shape, speed: float, repeats: int) -> dict[str, Any]:
     query, key, value, slots = drawn(shape)
     copies, pages = BeamCopies.of(key, value, *slots), PagedBeams.of(key, value, *slots)
     key_pages = pages.transposed()
@@ -62,13 +62,13 @@ def _measured(shape: Shape, bandwidth: float, repeats: int) -> dict[str, Any]:
             "ms": round(taken * 1e3, 3),
             "gflop_per_s": round(operations / taken / 1e9, 2),
             "mib_read": round(read[name] / 2**20, 3),
-            "share_of_bandwidth": round(read[name] / taken / bandwidth, 4),
+            "share_of_bandwidth": round(read[name] / taken / speed, 4),
         }
         for name, taken in seconds.items()
-    } | {"bandwidth_gb_per_s": round(bandwidth / 1e9, 2)}
+    } | {"bandwidth_gb_per_s": round(speed / 1e9, 2)}
 
 
-def _bandwidth() -> float:
+def bandwidth() -> float:
     """Bytes a second that summing a large array reads."""
     large = torch.ones(32 * 2**20 // 4)
     best = min(interleaved({"sum": lambda: large.sum()}, 5)["sum"])

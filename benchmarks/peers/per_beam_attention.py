@@ -11,7 +11,7 @@ tokens of a beam's copy, or T + K x S of the tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,20 @@ class TreeBeams:
         own = torch.eye(beams, dtype=torch.bool, device=keys.device).repeat_interleave(codes, 1)
         mask = torch.cat([torch.ones(beams, tokens, dtype=torch.bool, device=keys.device), own], 1)
         return cls(key_BGNE=keys.contiguous(), value_BGNE=values.contiguous(), mask_KN=mask)
+
+    def masked(self, parents_SK: Tensor, tokens: int) -> TreeBeams:
+        """The same with its mask made anew, as each round has to: the prompt, and the codes on each beam's path.
+
+        parents_SK: for each round, the beam of the round before that each beam extends.
+        """
+        rounds, beams = parents_SK.shape
+        mask_KN = torch.zeros(beams, tokens + beams * rounds, dtype=torch.bool, device=self.mask_KN.device)
+        mask_KN[:, :tokens] = True
+        rows_K = beam_K = torch.arange(beams, device=mask_KN.device)
+        for code in range(rounds - 1, -1, -1):
+            mask_KN[rows_K, tokens + beam_K * rounds + code] = True
+            beam_K = parents_SK[code][beam_K]
+        return replace(self, mask_KN=mask_KN)
 
     def attend(self, query_BKHE: Tensor) -> Tensor:
         """(B, K, H, E): torch's own attention with a mask."""

@@ -68,9 +68,9 @@ def serving(run: Path, *options: str) -> Generator[Served]:
 
 
 @contextmanager
-def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str]) -> Generator[Served]:
-    """The same with any engine settings, ablation switches included (`settings_server`)."""
-    words = (str(run), json.dumps(settings), json.dumps(rules))
+def serving_with(run: Path, settings: dict[str, Any], rules: dict[str, str], system: str = "leafbeam") -> Generator[Served]:
+    """The same with any engine settings, ablation switches included, or with a peer's attention (`settings_server`)."""
+    words = (str(run), json.dumps(settings), json.dumps(rules), system)
     with _running("benchmarks.serving.settings_server", *words) as served:
         yield served
 

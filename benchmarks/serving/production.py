@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.papers.inference import MODELS
 from benchmarks.papers.setting import memory_of_machine
 from benchmarks.peers.failure import PeerFailure, failure_of
 from benchmarks.peers.hf_generate import HfGenerate
@@ -71,14 +72,6 @@ Part = Literal["small", "http", "large"]
 
 THREADS, MAX_TOKENS = 2, 1024
 SLOW_S, LIMIT_S = 20.0, 180.0
-_QWEN3_06B: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +322,7 @@ def large_run(run: LoadRun) -> LoadRun:
     path = run.path.with_name(run.path.name + "-large")
     if not (path / "model").exists():
         vocabulary = run.model.vocabulary
-        config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **_QWEN3_06B)
+        config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **MODELS["Qwen3-0.6B"])
         Transformer(config, vocabulary).save_pretrained(path / "model")
         write_tokenizer(path / "model")
     return replace(run, path=path, model=Transformer.from_pretrained(path / "model").eval())

@@ -1,28 +1,48 @@
-"""`python -m benchmarks.serving.settings_server RUN SETTINGS RULES`: a server on a free port, with engine settings that
-`leafbeam serve` has no option for.
+"""`python -m benchmarks.serving.settings_server RUN SETTINGS RULES [SYSTEM]`: a server on a free port, with engine settings
+that `leafbeam serve` has no option for, or with a peer's attention.
 
-SETTINGS: fields of `leafbeam.engine.Settings` as JSON. RULES: SQL predicates by name, as JSON, beside the run's own.
+SETTINGS: fields of `leafbeam.engine.Settings` as JSON; with `graphs`, decodes of fixed shapes stand in for CUDA graphs
+(`torch_index`). RULES: SQL predicates by name, as JSON, beside the run's own. SYSTEM: "leafbeam" or "paged_attention".
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
-from leafbeam.engine import CatalogFiles, Settings
-from leafbeam.serve import serve
+from benchmarks.peers.paged_model import PagedModel
+from benchmarks.serving.torch_index import graphs_on_cpu
+from leafbeam.catalog import Catalog
+from leafbeam.engine import CatalogFiles, Engine, Model, Settings
+from leafbeam.errors import ArgumentError
+from leafbeam.model import load_model
+from leafbeam.serve import Server
+
+__all__ = ["SYSTEMS", "main"]
+
+SYSTEMS = ("leafbeam", "paged_attention")
 
 
-def main(run: Path, settings: str, rules: str) -> None:
+def main(run: Path, settings: str, rules: str, system: str = "leafbeam") -> None:
     """Serve the run until SIGTERM, with one thread of matrix products for each worker."""
+    if system not in SYSTEMS:
+        raise ArgumentError(f"system {system!r}: expected one of {', '.join(SYSTEMS)}")
     torch.set_num_threads(1)
-    sources = [run / "rules.toml", json.loads(rules)]
-    files = CatalogFiles(index=run / "index.leafbeam", catalog=run / "catalog.duckdb", rules=sources)
-    serve(run / "model", files, port=0, settings=Settings(**json.loads(settings)))
+    chosen = Settings(**json.loads(settings))
+    own = load_model(run / "model")
+    model: Model = PagedModel(model=own) if system == "paged_attention" else own
+    files = CatalogFiles(
+        index=run / "index.leafbeam", catalog=run / "catalog.duckdb", rules=[run / "rules.toml", json.loads(rules)]
+    )
+    catalog = files.open()
+    assert isinstance(catalog, Catalog)
+    with closing(catalog), closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu)) as engine:
+        Server(engine, port=0).run()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:4])
+    main(Path(sys.argv[1]), *sys.argv[2:5])

@@ -1,16 +1,20 @@
 """Figures of the xGR paper in small: a virtual clock that is fair, rows that are kept, two figures from measuring to plot."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.papers import xgr, xgr_kernels, xgr_latency, xgr_memory, xgr_scheduling
+from benchmarks.papers import xgr, xgr_http, xgr_kernels, xgr_latency, xgr_memory, xgr_motivation, xgr_scheduling
 from benchmarks.papers.experiments import serving_figure
 from benchmarks.papers.xgr import RunOptions, kept_serving_rows
 from benchmarks.serving import load
+from leafbeam.errors import DataError
 
 
 def virtual(
@@ -45,19 +49,32 @@ def test_a_queue_that_grows_without_end_is_given_up():
 
 
 def test_every_figure_has_a_name():
-    for number in (13, 15, 16, 17, 18, 19):
+    for number in (3, 4, 5, 13, 14, 15, 16, 17, 18, 19):
         figure = serving_figure(f"xgr-figure-{number}")
         assert figure is not None
         assert figure.name == f"xgr-figure-{number}"
     assert serving_figure("static-table-1") is None
-    assert serving_figure("xgr-figure-14") is None
+    assert serving_figure("xgr-figure-6") is None
 
 
-@pytest.mark.parametrize("figure", [xgr_kernels.FIGURE_17, xgr_latency.FIGURE_19])
+FIGURES = [
+    xgr_kernels.FIGURE_17,
+    xgr_latency.FIGURE_19,
+    xgr_motivation.FIGURE_3,
+    xgr_motivation.FIGURE_4,
+    *(pytest.param(one, marks=pytest.mark.slow) for one in (xgr_motivation.FIGURE_5, xgr_http.FIGURE_13, xgr_http.FIGURE_14)),
+    pytest.param(xgr_scheduling.FIGURE_18, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_a_figure_runs_from_measuring_to_its_plot(figure: xgr.ServingFigure, tmp_path: Path):
     console = Console(record=True, width=170)
-    rows = figure.run(RunOptions(quick=True), console)
+    kept: list[xgr.Row] = []
+    rows = figure.run(RunOptions(quick=True), console, kept.append)
+    assert rows == kept
     assert rows
+    assert all("seconds" in row["measured"] for row in rows)
     assert all(row["parameters"]["experiment"] == figure.name and row["parameters"]["quick"] for row in rows)
     figure.show(console, rows)
     assert "The paper" in console.export_text()
@@ -75,6 +92,33 @@ def test_rows_are_read_again_the_last_of_each_point(tmp_path: Path):
     assert kept_serving_rows("xgr-figure-13", False, tmp_path) == []
 
 
+def test_variants_are_ordered_where_their_medians_differ_and_settled_when_that_repeats():
+    medians = {("a", 10.0): 100.0, ("b", 10.0): 103.0, ("c", 10.0): 120.0, ("a", 30.0): 50.0, ("c", 30.0): 40.0}
+    order = xgr_scheduling.order_of(medians)
+    assert order == {(("a", 10.0), ("c", 10.0)), (("b", 10.0), ("c", 10.0)), (("c", 30.0), ("a", 30.0))}
+    other = xgr_scheduling.order_of(medians | {("b", 10.0): 90.0})
+    assert not xgr_scheduling.is_settled([order, order])
+    assert not xgr_scheduling.is_settled([order, order, other])
+    assert xgr_scheduling.is_settled([other, order, order])
+
+
+def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch):
+    @contextmanager
+    def serving(path: Path, settings: object, rules: object, system: str) -> Generator[object]:
+        if system != "leafbeam":
+            raise DataError("the server did not come up: MemoryError")
+        yield SimpleNamespace(send=lambda planned: [])
+
+    run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
+    monkeypatch.setattr(xgr_http, "serving_with", serving)
+    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, {"p99_ms": 5.0})]))
+    found = list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
+    assert [(at["system"], at["rate"], measured.get("status")) for at, measured in found] == [
+        ("leafbeam", 4.0, None),
+        ("paged_attention", 0.0, "out of memory"),
+    ]
+
+
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
     size = 1_000_000 * (beams if kind != "leafbeam" else 1)
     return {"kind": kind, "beams": beams, "tokens": tokens, "formula": size, "allocator": size, "resident": size}
@@ -89,14 +133,18 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
         "growth_over_formula": {"allocator": 1.05, "resident": 1.0},
         "over_leafbeam": {"paged_attention": ratios},
     }
+    at = {"model": "Qwen3", "items": 125, "prompt_tokens": 501, "beams": 128, "transport": "HTTP"}
+    numbers = {"unanswered": 0, "batch_size_mean": 1.0}
     latency = [
         {
-            "parameters": {"system": name, "beams": 50, "rate": rate},
-            "measured": {"avg_ms": 10.0 * rate, "p99_ms": 20.0 * rate * (1 if name == "leafbeam" else 4), "gave_up": False},
+            "parameters": at | {"system": name, "rate": rate},
+            "measured": numbers | {"avg_ms": 10.0 * rate, "p99_ms": 20.0 * rate * (1 if name == "leafbeam" else 4)},
         }
-        for name in ("leafbeam", "hf_generate")
+        for name in ("leafbeam", "paged_attention")
         for rate in (2.0, 8.0)
     ]
+    gone = {"status": "out of memory", "reason": "exit status -9"}
+    failed = [*latency[:2], {"parameters": at | {"system": "paged_attention", "rate": 0.0}, "measured": gone}]
     found = {"latency_ms": {"avg": 3.0, "p99": 9.0}, "goodput_per_s": 5.0, "refused": 0}
     scheduling = [
         {"parameters": {"variant": name, "rate": 5.0, "beams": 50}, "measured": found} for name in xgr_scheduling.VARIANTS
@@ -104,13 +152,17 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     for figure, rows in (
         (xgr_memory.FIGURE_15, [{"parameters": {}, "measured": memory}]),
         (xgr_memory.FIGURE_16, [{"parameters": {}, "measured": {"peaks": peaks}}]),
-        (xgr_latency.FIGURE_13, latency),
+        (xgr_http.FIGURE_13, latency),
+        (xgr_http.FIGURE_14, failed),
         (xgr_scheduling.FIGURE_18, scheduling),
     ):
         figure.show(console, rows)
         figure.draw(rows).savefig(tmp_path / "figure.png")
     text = console.export_text()
-    assert "within p99 <= 200 ms: leafbeam 8 a second, hf_generate 2: 4.00 x" in text
+    assert "within p99 <= 200 ms: leafbeam 8 a second, PagedAttention 2 a second: 4.00 x" in text
+    assert "p99 of PagedAttention / leafbeam: 2 a second 4.00 x, 8 a second 4.00 x" in text
+    assert "out of memory: exit status -9" in text
+    assert "PagedAttention at no rate tried; at the rates of both" in text
     assert "1.050 x the formula's growth" in text
     assert "3.49 x" in text
     assert "46.3 GB" in text

@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from benchmarks.micro.attention import Shape, drawn
-from benchmarks.peers import paged_attention, paged_engine, per_beam_engine
+from benchmarks.papers.xgr_http import onerec
+from benchmarks.peers import paged_attention, paged_encoder_decoder, paged_engine, per_beam_engine
 from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.hf_generate import HfGenerate
 from benchmarks.peers.paged_beams import PagedBeams
+from benchmarks.peers.paged_model import PagedModel
+from benchmarks.peers.per_beam_attention import TreeBeams
 from leafbeam.decode import BeamSearch
+from leafbeam.engine import Engine, Request, Settings
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, Workspace, search_bytes
 from leafbeam.ops.attention.reference import merge, prefix_attention, suffix_attention
@@ -82,6 +87,49 @@ def test_paged_attention_gives_the_same_answers(shop: tuple[Trie, Transformer, n
         np.testing.assert_allclose(paged.scores, shared.scores, atol=1e-4)
         for mine, theirs in zip(paged.item_ids, shared.item_ids, strict=True):
             assert set(mine.tolist()) == set(theirs.tolist())
+
+
+def test_an_encoder_decoder_reads_its_prompt_through_pages_with_the_same_answers(shop: tuple[Trie, Transformer, np.ndarray]):
+    trie, _, codes = shop
+    model = onerec(SIZES, small=True)
+    search = BeamSearch(trie, [8, 20, 16, 16])
+    tokens_BT, lengths_B = (torch.from_numpy(one) for one in model.vocabulary.prompts(histories(codes, (4, 1, 11))))
+    shared = search.run(model.start(tokens_BT, lengths_B).step_fn, batch_size=3)
+    rounds = paged_encoder_decoder.start(model, tokens_BT, lengths_B)
+    for suffix_fn in (None, rounds.suffix_fn):
+        paged = search.run(rounds.step_fn, batch_size=3, suffix_fn=suffix_fn)
+        np.testing.assert_allclose(paged.scores, shared.scores, atol=1e-4)
+        for mine, theirs in zip(paged.item_ids, shared.item_ids, strict=True):
+            assert set(mine.tolist()) == set(theirs.tolist())
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3", "OneRec"])
+def test_an_engine_answers_the_same_with_the_peers_pages(shop: tuple[Trie, Transformer, np.ndarray], architecture: str):
+    trie, own, _ = shop
+    model = own if architecture == "Qwen3" else onerec(SIZES, small=True)
+    rows = [np.arange(first, first + 5) for first in (0, 40, 90)]
+    requests = [Request(history=tuple(one.tolist()), num_items=8, scoring="allowed") for one in rows]
+    settings = Settings(num_beams=12, predict=False)
+    with Engine(model, trie, settings=settings) as engine, Engine(PagedModel(model=model), trie, settings=settings) as peer:
+        for mine, theirs in zip(engine.recommend(requests), peer.recommend(requests), strict=True):
+            assert set(mine.item_ids) == set(theirs.item_ids)
+            np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-4)
+    with pytest.raises(ArgumentError, match=r"float32 on a CPU, the model is torch\.bfloat16"):
+        PagedModel(model=model.to(torch.bfloat16))
+    model.to(torch.float32)
+
+
+def test_a_tree_s_mask_follows_the_parents():
+    shape = Shape(requests=1, beams=4, tokens=3, codes=3, heads=2, groups=1, size=8)
+    _, key, value, slots = drawn(shape)
+    tree = TreeBeams.of(key, value, *slots)
+    straight = torch.arange(4).expand(3, -1)
+    torch.testing.assert_close(tree.masked(straight, 3).mask_KN, tree.mask_KN)
+    parents_SK = torch.tensor([[0, 0, 0, 0], [2, 2, 0, 1], [3, 0, 0, 1]])
+    mask_KN = tree.masked(parents_SK, 3).mask_KN
+    assert mask_KN.sum(1).tolist() == [6] * 4
+    # Beam 0 extends beam 3 of the round before, which extends beam 1 of the first.
+    assert [int(at) - 3 for at in mask_KN[0].nonzero()[3:]] == sorted([0 * 3 + 2, 3 * 3 + 1, 1 * 3 + 0])
 
 
 def test_beams_share_pages_until_one_of_them_writes():

@@ -16,6 +16,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from benchmarks.serving.torch_index import TorchIndex
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine import Counts, Engine, Request, Settings
 from leafbeam.engine.capacity import Capacity
@@ -29,7 +30,6 @@ from leafbeam.ops.attention.reference import attend
 from leafbeam.serve import create_app
 from tests.engine.test_live_catalog import Twin, opened
 from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
-from tests.engine.torch_index import TorchIndex
 
 
 class Plain:

@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.serving.torch_index import TorchIndex
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
@@ -24,7 +25,6 @@ from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
 from leafbeam.model.transformer import StaticRunner
 from leafbeam.ops.attention import triton as attention_kernels
 from leafbeam.ops.attention.reference import attend
-from tests.engine.torch_index import TorchIndex
 
 SIZES = (6, 40, 5)
 
@@ -240,7 +240,7 @@ def without_contents(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
     if type(value).__module__.startswith(
-        ("leafbeam.engine", "leafbeam.model.transformer", "tests.engine.torch_index")
+        ("leafbeam.engine", "leafbeam.model.transformer", "benchmarks.serving.torch_index")
     ) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))

@@ -1,8 +1,13 @@
-"""`DeviceIndex` and `DeviceFilters` over the torch backend, so that captured decodes run without a GPU."""
+"""Captured decodes without a GPU: `DeviceIndex` and `DeviceFilters` over the torch backend, and a capturer that runs again.
+
+What such a "graph" shows is what fixed shapes cost (padding to a bucket, all levels of all beams). What a replay saves, the
+launches of its kernels, only a GPU can show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,9 +15,14 @@ import torch
 from torch import Tensor
 
 from leafbeam.engine.graphs.device_index import MAX_DENIED, Requests
+from leafbeam.engine.graphs.graph import Graphs, graphs_for
+from leafbeam.engine.graphs.static_decode import StaticDecode
 from leafbeam.index import Version
+from leafbeam.ops.attention.reference import attend
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
+
+__all__ = ["RunAgain", "TorchIndex", "graphs_on_cpu"]
 
 
 class TorchIndex:
@@ -47,6 +57,29 @@ class TorchIndex:
     def bind_filters(self, requests: Requests) -> torch_ops.FilterArrays:
         """A batch's filters, in memory of their own."""
         return torch_ops.bind_filters(self._arrays, requests)
+
+
+class RunAgain:
+    """In the place of `CudaCapturer`: a replay runs the decode again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.nbytes = 0
+
+    def stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def capture(self, decode: StaticDecode) -> Callable[[], None]:
+        decode.run()
+        self.nbytes = max(self.nbytes, decode.work_bytes)
+        return decode.run
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+def graphs_on_cpu(*given: Any, **settings: Any) -> Graphs:
+    """`graphs_for`, in torch on a CPU."""
+    return graphs_for(*given, **settings, attend=attend, index=TorchIndex, capturer=RunAgain)  # pyright: ignore[reportArgumentType]
 
 
 class _TorchFilters:

@@ -1,0 +1,217 @@
+"""Figures 13 and 14 of xGR over real HTTP: average and p99 latency as requests come faster, leafbeam beside PagedAttention.
+
+Both are the same server, engine, scheduler and constraint on the same weights; the peer's keys and values are in pages
+(`paged_model`). Load comes from a second process at Poisson times; latencies count from when a request was due.
+
+    13    Qwen3: 4 layers of 128, prompts of 500 and 1,000 tokens, 128 to 512 beams
+    14    OneRec: an encoder-decoder with experts, 0.1 x 10^9 parameters, prompts of 500 tokens
+
+The paper serves Qwen3 of 0.6B to 4B and OneRec of 0.1B to 3B on an Ascend cluster beside vLLM and xLLM.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks.papers.drawing import finish, new_figure
+from benchmarks.papers.xgr import LABELS, Row, RunOptions, ServingFigure, distinct, paper_says, style, table, tidy
+from benchmarks.peers.failure import failure_of
+from benchmarks.serving import load, serve
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.load_server import Served, serving_with
+from benchmarks.serving.settings_server import SYSTEMS
+from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary
+
+__all__ = ["FIGURE_13", "FIGURE_14", "onerec"]
+
+Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
+SLO_MS = 200.0
+_TOO_SLOW = 3.0  # times the objective: no higher rate is tried
+_GIVE_UP_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Load:
+    """What is sent. items: of each history. rates: requests a second, rising. requests: at each rate, at least."""
+
+    items: tuple[int, ...]
+    beams: tuple[int, ...]
+    rates: tuple[float, ...]
+    requests: int
+
+
+_QUICK = _Load(items=(10,), beams=(16,), rates=(4.0,), requests=6)
+_QWEN3 = _Load(items=(125, 250), beams=(128, 256, 512), rates=(0.5, 1, 2, 4, 6, 8, 11, 16, 23, 32), requests=60)
+_ONEREC = _Load(items=(125,), beams=(128, 256, 512), rates=(0.25, 0.5, 1, 2, 3, 4, 6, 8), requests=60)
+
+
+def onerec(codebook_sizes: Sequence[int], *, small: bool = False) -> EncoderDecoder:
+    """OneRec's shape at 0.1 x 10^9 parameters: dense encoder layers, experts in the decoder's, two for each token; seeded."""
+    vocabulary = Vocabulary(codebook_sizes=tuple(codebook_sizes))
+    sizes: dict[str, Any] = {"d_model": 512, "d_kv": 64, "num_heads": 8, "d_ff": 1024, "num_experts": 16}
+    sizes |= {"num_layers": 4, "num_decoder_layers": 4}
+    if small:
+        sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_experts": 4}
+    config = EncoderDecoderConfig(
+        vocab_size=vocabulary.size, feed_forward_proj="gated-silu", max_position_embeddings=4096, dropout=0.0, **sizes
+    )
+    return EncoderDecoder(config, vocabulary, torch.Generator().manual_seed(0)).eval()
+
+
+def _points_13(options: RunOptions) -> Points:
+    with serve.load_run(options.quick, options.data) as run:
+        yield from _points(run, run.path, "Qwen3, 4 layers of 128", _QUICK if options.quick else _QWEN3)
+
+
+def _points_14(options: RunOptions) -> Points:
+    with serve.load_run(options.quick, options.data) as run:
+        path = run.path / "onerec"
+        model = onerec(run.trie.codebook_sizes, small=options.quick)
+        model.save_pretrained(path / "model")
+        for name in ("index.leafbeam", "catalog.duckdb", "rules.toml"):
+            shutil.copy(run.path / name, path / name)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        del model
+        yield from _points(run, path, f"OneRec, {parameters / 1e9:.2f} x 10^9", _QUICK if options.quick else _ONEREC)
+
+
+def _points(run: LoadRun, path: Path, model: str, sent: _Load) -> Points:
+    """One server for each system and number of beams; rising rates until it falls behind."""
+    for items in sent.items:
+        for beams in sent.beams:
+            for system in SYSTEMS:
+                at = {"model": model, "system": system, "items": items, "prompt_tokens": 1 + items * run.trie.num_levels}
+                at |= {"beams": beams, "data": run.path.name, "transport": "HTTP"}
+                settings = {"num_beams": beams, "predict": False, "timeout_s": _GIVE_UP_S}
+                try:
+                    with serving_with(path, settings, {}, system) as server:
+                        server.send(_requests(run, np.linspace(0, 2, 4), items, seed=0))
+                        for rate, measured in _rates(run, server, items, sent):
+                            yield at | {"rate": float(rate)}, measured
+                except Exception as error:  # a peer whose server does not come up, or dies
+                    if system == "leafbeam":
+                        raise
+                    yield at | {"rate": 0.0}, failure_of(error).row
+
+
+def _rates(run: LoadRun, server: Served, items: int, sent: _Load) -> Iterator[tuple[float, dict[str, Any]]]:
+    for rate in sent.rates:
+        rng = np.random.default_rng(int(100 * rate))
+        times = np.cumsum(rng.exponential(1 / rate, max(sent.requests, min(300, int(20 * rate)))))
+        seconds = float(times[-1])
+        found = load.summary(server.send(_requests(run, times, items, seed=1)), seconds=seconds, slo_s=SLO_MS / 1e3)
+        late = found["errors"] + found["refused"]
+        latency = found.get("latency_ms", {"avg": float("inf"), "p99": float("inf")})
+        measured = {"avg_ms": latency["avg"], "p99_ms": latency["p99"], "unanswered": late}
+        measured |= {name: found[name] for name in ("sent", "answered_per_s", "goodput_per_s", "client_late_ms_p99")}
+        yield rate, measured | {"batch_size_mean": found.get("batch_size_mean")}
+        if late or latency["p99"] > _TOO_SLOW * SLO_MS:
+            break
+
+
+def _requests(run: LoadRun, times: Any, items: int, seed: int) -> list[load.Planned]:
+    """Histories of `items` items drawn at random, all of them new."""
+    return run.planned(np.random.default_rng([seed, items]), np.asarray(times), lengths=np.full(len(times), items))
+
+
+def _show(console: Console, rows: list[Row], paper: str) -> None:
+    for model, tokens, beams in dict.fromkeys(_panel(row) for row in rows):
+        group = [row for row in rows if _panel(row) == (model, tokens, beams)]
+        cells = [_cells(row) for row in group]
+        columns = ("system", "requests a second", "avg ms", "p99 ms", "unanswered", "batch")
+        console.print(table(f"{model}, {tokens:,} tokens, {beams} beams, over HTTP", columns, cells))
+        mine, other = (_throughput(group, name) for name in SYSTEMS)
+        ratio = f": {mine / other:.2f} x" if mine and other else ""
+        console.print(
+            f"within p99 <= {SLO_MS:g} ms: leafbeam {_rate(mine)}, PagedAttention {_rate(other)}{ratio}; at the rates of both, "
+            f"p99 of PagedAttention / leafbeam: {', '.join(_ratios(group)) or 'none'}"
+        )
+    paper_says(console, paper)
+
+
+def _cells(row: Row) -> tuple[object, ...]:
+    at, found = row["parameters"], row["measured"]
+    if "status" in found:
+        return LABELS[at["system"]], f"{found['status']}: {found['reason'][:60]}", "", "", "", ""
+    numbers = found["avg_ms"], found["p99_ms"], found["unanswered"], found["batch_size_mean"] or ""
+    return LABELS[at["system"]], f"{at['rate']:g}", *numbers
+
+
+def _panel(row: Row) -> tuple[str, int, int]:
+    at = row["parameters"]
+    return at["model"], at["prompt_tokens"], at["beams"]
+
+
+def _throughput(rows: list[Row], name: str) -> float:
+    """The highest rate at which a system answers all within the objective's p99."""
+    good = [row for row in rows if row["parameters"]["system"] == name and row["measured"].get("p99_ms", np.inf) <= SLO_MS]
+    return max((row["parameters"]["rate"] for row in good if not row["measured"]["unanswered"]), default=0.0)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:g} a second" if rate else "at no rate tried"
+
+
+def _ratios(rows: list[Row]) -> list[str]:
+    p99 = {(row["parameters"]["system"], row["parameters"]["rate"]): row["measured"].get("p99_ms") for row in rows}
+    both = [(rate, p99["leafbeam", rate], value) for (name, rate), value in p99.items() if name != "leafbeam" and value]
+    return [f"{rate:g} a second {value / mine:.2f} x" for rate, mine, value in both if mine]
+
+
+def _show_13(console: Console, rows: list[Row]) -> None:
+    _show(
+        console,
+        rows,
+        "at least 3.49 x (version 3: 2.89 x) the throughput of the best baseline with p99 <= 200 ms (Ascend NPUs, Qwen3 0.6B "
+        "to 4B, beams 128, 256, 512; vLLM and xLLM). Other machines, models and baselines: only order and shape compare.",
+    )
+
+
+def _show_14(console: Console, rows: list[Row]) -> None:
+    _show(
+        console,
+        rows,
+        "OneRec of 0.1B to 3B on Ascend NPUs beside xLLM (vLLM has no OneRec): below it everywhere; its text gives no figures.",
+    )
+
+
+def _draw(rows: list[Row], title: str) -> Figure:
+    panels = sorted(dict.fromkeys(_panel(row) for row in rows))
+    figure, axes_of = new_figure(len(panels), width=3.4, height=3.2, columns=3)
+    for axes, panel in zip(axes_of, panels, strict=True):
+        for name in SYSTEMS:
+            group = [row for row in rows if _panel(row) == panel and row["parameters"]["system"] == name]
+            points = [row for row in group if "p99_ms" in row["measured"]]
+            xs, look = [row["parameters"]["rate"] for row in points], style(name)
+            axes.plot(xs, [row["measured"]["p99_ms"] for row in points], **look)
+            look |= {"ls": "--", "label": f"{look['label']}, average"}
+            axes.plot(xs, [row["measured"]["avg_ms"] for row in points], **look)
+            for row in group:
+                if "status" in row["measured"]:
+                    axes.text(0.05, 0.9, f"{LABELS[name]}: {row['measured']['status']}", transform=axes.transAxes, fontsize=7)
+        axes.axhline(SLO_MS, color="#9aa19d", ls=":", lw=1)
+        axes.set_yscale("log")
+        tidy(axes, f"{panel[1]:,} tokens, {panel[2]} beams", "requests a second", "p99 (solid), average, ms")
+    finish(figure, axes_of[0], f"{title}\n{distinct(rows, 'model')[0]}, over HTTP, one CPU thread", columns=4)
+    return figure
+
+
+def _draw_13(rows: list[Row]) -> Figure:
+    return _draw(rows, "xGR, figure 13: latency as requests come faster")
+
+
+def _draw_14(rows: list[Row]) -> Figure:
+    return _draw(rows, "xGR, figure 14: the same for OneRec")
+
+
+FIGURE_13 = ServingFigure(name="xgr-figure-13", points=_points_13, show=_show_13, draw=_draw_13)
+FIGURE_14 = ServingFigure(name="xgr-figure-14", points=_points_14, show=_show_14, draw=_draw_14)
