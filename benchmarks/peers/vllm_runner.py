@@ -45,9 +45,10 @@ def main(settings):
         from leafbeam import Trie
         from leafbeam.integrations.logprob_search import LogprobBeamSearch
         from leafbeam.integrations.vllm import VllmModel
-        from leafbeam.model.vocabulary import vocabulary_from_dict
+        from leafbeam.model.vocabulary import TextTokens, vocabulary_from_dict
 
         tokens = vocabulary_from_dict(json.loads(vocabulary))
+        assert not isinstance(tokens, TextTokens)
         return LogprobBeamSearch(Trie.load(index), VllmModel(llm), code_tokens=tokens, num_beams=num_beams)
 
     def tokens_of(search, codes):

@@ -197,8 +197,9 @@ def _repeat(memory: ItemMemory | None, known: KnownRequests, record: LogRecord) 
         if memory is not None and "new" in content:
             memory.insert_vectors(content["new"], _vectors(content["vectors"]))
         rows = content.get("observe", ())
-        for row in rows if memory is not None else ():
-            memory.observe(row[:-1], row[-1])
+        if memory is not None:
+            for row in rows:
+                memory.observe(row[:-1], row[-1])
         known.load({**content, "answer": sum(len(row) - 1 for row in rows)})
         if memory is not None and "insert" in content:
             memory.insert(content["insert"], texts=content["texts"])

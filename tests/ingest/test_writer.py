@@ -238,7 +238,7 @@ def test_a_change_that_is_not_decided_is_not_made(shop: Shop, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(disk, "write", full)
-            with pytest.raises(LogError, match="No space left on device.*nothing was changed"):
+            with pytest.raises(LogError, match=r"No space left on device.*nothing was changed"):
                 writer.put(rows({"item_id": "new", "codes": [1, 2], "price": 3}, {"item_id": "i0", "price": 99}))
         assert state(writer) == before
         assert writer.put(rows({"item_id": "new", "codes": [1, 2]})).inserted == 1
