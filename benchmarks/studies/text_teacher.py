@@ -84,7 +84,8 @@ class TextTeacher:
         if len(rows_X):
             before_XT = items_BT[rows_X, :-1]
             ends_X1 = np.arange(len(rows_X) + 1) * (length - 1)
-            histories = Histories(indptr_U1=ends_X1, items_E=before_XT.reshape(-1).astype(np.int32), times_E=np.zeros(before_XT.size, np.int64))
+            items_E = before_XT.reshape(-1).astype(np.int32)
+            histories = Histories(indptr_U1=ends_X1, items_E=items_E, times_E=np.zeros(before_XT.size, np.int64))
             probabilities_XC = self.probabilities(histories)
             best_XR = np.argsort(-probabilities_XC, axis=1, kind="stable")[:, :width]
             weights_XR = np.take_along_axis(probabilities_XC, best_XR, axis=1)
