@@ -89,7 +89,10 @@ class _Compiler:
                     raise AutomatonError(f"{path}: the value {value!r} is not of type {schema['type']!r}: leave it out")
             return any_of([literal(value, path) for value in values])
         if not types:
-            raise AutomatonError(f"{path} has no type, so it allows any value: say which, with type, enum, const or anyOf")
+            found = f" (it has {', '.join(sorted(keywords))})" if keywords else ""
+            raise AutomatonError(
+                f"{path} has no type, so it allows any value{found}: say which, with type, enum, const or anyOf"
+            )
         _only(keywords, {"type"}.union(*(_KEYWORDS[name] for name in types)), path, f"for type {schema['type']!r}")
         compilers: dict[str, Callable[[Schema, str, tuple[str, ...]], str]] = {
             "string": self._string,

@@ -10,7 +10,7 @@ import typer
 
 from leafbeam.cli.console import stderr
 from leafbeam.cli.options import ScoringOption, option
-from leafbeam.errors import ArgumentError, DataError
+from leafbeam.errors import ArgumentError, DataError, LeafbeamError
 from leafbeam.extras import require
 from leafbeam.files import read_text
 
@@ -27,6 +27,7 @@ def generate(
     schema: Annotated[Path | None, option("--schema", "A file with a JSON Schema.", CONSTRAINT)] = None,
     regex: Annotated[str | None, option("--regex", "A pattern of the whole text.", CONSTRAINT)] = None,
     choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
+    template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None,
     max_tokens: Annotated[int, option("--max-tokens", "Of a text, its end included.")] = 256,
     num_beams: Annotated[int, option("--beams", "Beams of an exact search; 1 is greedy.")] = 1,
     num_texts: Annotated[int, option("--texts", "Texts for each prompt: of the beams, or drawn.")] = 1,
@@ -42,7 +43,7 @@ def generate(
     stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
     as_json: Annotated[bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole.")] = False,
 ) -> None:
-    """Write texts of a language model that obey a JSON Schema, a regular expression or a list of choices.
+    """Write texts of a language model that obey a JSON Schema, a regular expression, a list of choices or a template of parts.
 
     Every text obeys. One that is cut off by --max-tokens is printed too, named on stderr, and the exit code is 1.
     """
@@ -52,7 +53,7 @@ def generate(
         raise ArgumentError("--temperature draws and --beams searches: name one of them")
     if temperature is None and not 1 <= num_texts <= num_beams:
         raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
-    constraint = _constraint(schema, regex, choice)
+    constraint = _constraint(schema, regex, choice, template)
     prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
     if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
@@ -88,19 +89,31 @@ def generate(
         raise typer.Exit(1)
 
 
-def _constraint(schema: Path | None, regex: str | None, choices: list[str] | None) -> "TextConstraint":
-    if sum(one is not None for one in (schema, regex, choices)) != 1:
-        raise ArgumentError("name exactly one of --schema, --regex and --choice")
+def _constraint(schema: Path | None, regex: str | None, choices: list[str] | None, template: Path | None) -> "TextConstraint":
+    if sum(one is not None for one in (schema, regex, choices, template)) != 1:
+        raise ArgumentError("name exactly one of --schema, --regex, --choice and --template")
     require("`leafbeam generate`", "outlines_core")
     from leafbeam.text import Choices, JsonSchema, Regex
+    from leafbeam.text.constraints import constraint_from_json
 
     if regex is not None:
         return Regex(pattern=regex)
-    if schema is None:
+    if schema is not None:
+        return JsonSchema(schema=_read(schema, "a JSON Schema"))
+    if template is None:
         return Choices(texts=choices or [])
-    if not schema.is_file():
-        raise DataError(f"{schema} is not a file: expected a JSON Schema")
     try:
-        return JsonSchema(schema=read_text(schema))
+        return constraint_from_json({"template": json.loads(_read(template, "a JSON list of parts"))})
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, LeafbeamError):
+            raise
+        raise DataError(f"{template} is no JSON ({error}): expected a list of parts") from error
+
+
+def _read(path: Path, expected: str) -> str:
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: expected {expected}")
+    try:
+        return read_text(path)
     except UnicodeDecodeError as error:
-        raise DataError(f"{schema} is no UTF-8 text ({error})") from error
+        raise DataError(f"{path} is no UTF-8 text ({error})") from error

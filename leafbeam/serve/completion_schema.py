@@ -122,7 +122,10 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if form is not None and form.type == "json_schema":
             if form.json_schema is None:
                 raise BodyError("response_format: json_schema needs the field json_schema", param="response_format")
-            found.append({"json_schema": bytes(form.json_schema.schema).decode()})
+            try:  # what is read as it is has not been decoded
+                found.append({"json_schema": bytes(form.json_schema.schema).decode()})
+            except UnicodeDecodeError as error:
+                raise BodyError(f"response_format: the schema is not UTF-8 ({error})", param="response_format") from None
         elif form is not None and form.type != "text":
             message = f"response_format: type {form.type!r} is not supported, expected json_schema (or text)"
             raise BodyError(message, param="response_format")

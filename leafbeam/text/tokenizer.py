@@ -14,6 +14,7 @@ from leafbeam.extras import require
 from leafbeam.files import read_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_MAX_TOKENS = 1 << 22
 _END_FILES = ("generation_config.json", "config.json")
 
 
@@ -49,15 +50,19 @@ class TextTokenizer:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist: save the model's tokenizer beside it")
         try:
-            tokenizer = Tokenizer.from_str(read_text(path))
+            text = read_text(path)
+            _check_ids(json.loads(text), path)
+            tokenizer = Tokenizer.from_str(text)
+        except CheckpointError:
+            raise
         except Exception as error:  # the package raises Exception itself
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
         return cls(tokenizer, end=_end_token(Path(directory)))
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """How many tokens there are, added ones included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        """One more than the largest token, added ones included; there may be gaps."""
+        return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The tokens of a text, in which special tokens may be spelled.
@@ -106,6 +111,15 @@ class TextTokenizer:
         if self.size > size:
             raise CheckpointError(f"the tokenizer has {self.size:,} tokens and the model {size:,}: they do not belong together")
         return TokenTrie.of([*self.token_bytes, *[None] * (size - self.size)])
+
+
+def _check_ids(settings: Any, path: Path) -> None:
+    """Refuse ids for which the package tokenizers would allocate more memory than there is."""
+    vocabulary = settings.get("model", {}).get("vocab")
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [added["id"] for added in settings.get("added_tokens", [])]
+    if wrong := [token for token in ids if not isinstance(token, int) or not 0 <= token < _MAX_TOKENS]:
+        raise CheckpointError(f"{path} has the token {wrong[0]!r}: expected 0 to {_MAX_TOKENS - 1:,}; save the tokenizer again")
 
 
 def _end_token(directory: Path) -> int:

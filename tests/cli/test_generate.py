@@ -1,6 +1,7 @@
 """`leafbeam generate` prints texts that obey their constraint, and names mistakes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Pa
     assert result.exit_code == 1
     assert "1 texts were cut off after 3 tokens" in result.stderr
     assert result.stdout.strip().isalpha()
+
+
+def test_a_template_of_parts(model_dir: Path, tmp_path: Path):
+    file = tmp_path / "parts.json"
+    file.write_text(json.dumps(["It: ", {"free_text": {"stop": ".", "max_length": 5}}, {"choices": ["lamp", "cup"]}]))
+    result = run("--model", model_dir, "--template", file, "--prompt", "A", "--temperature", 1)
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(r"It: [^.]{0,5}\.(lamp|cup)\n", result.stdout, re.DOTALL)
+    for content, says in (("[", "is no JSON"), ('{"regex": "a"}', "list of parts"), ("[7]", "a constraint is 7")):
+        file.write_text(content)
+        result = run("--model", model_dir, "--template", file, "--prompt", "A")
+        assert result.exit_code == 2
+        assert says in " ".join(result.stderr.split())
 
 
 def test_drawn_texts_are_those_of_their_seed(model_dir: Path):

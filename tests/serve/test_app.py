@@ -16,8 +16,8 @@ from leafbeam.engine import Engine, Limits, Request, Settings
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
 from leafbeam.serve import create_app
-from leafbeam.serve.app import parse_body
 from leafbeam.serve.errors import BodyError
+from leafbeam.serve.items import parse_body
 from tests.serve.metric_of import metric
 from tests.waiting import held, interrupted
 

@@ -45,6 +45,8 @@ def test_pieces_with_byte_fallback_have_bytes(tmp_path):
         ("tokenizer.json", None, "does not exist"),
         ("tokenizer.json", "{", "cannot be read"),
         ("tokenizer.json", "[" * 10_000, "cannot be read"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 2147483647}}}', "has the token 2147483647"),
+        ("tokenizer.json", '{"model": 7}', "cannot be read"),
         ("generation_config.json", "[1]", "no JSON object"),
         ("generation_config.json", '{"eos_token_id": "end"}', "expected a token"),
         ("generation_config.json", '{"eos_token_id": 99999}', "not one of the tokenizer"),
@@ -62,6 +64,19 @@ def test_damaged_files_are_named(tmp_path, name, content, says):
         (directory / name).write_text(content)
     with pytest.raises(CheckpointError, match=says):
         TextTokenizer.load(directory)
+
+
+def test_token_ids_may_have_gaps(tmp_path):
+    directory = save_model(tmp_path / "model")
+    settings = json.loads((directory / "tokenizer.json").read_text())
+    settings["added_tokens"].append({**settings["added_tokens"][0], "id": 380, "content": "<far>", "special": False})
+    (directory / "tokenizer.json").write_text(json.dumps(settings))
+    tokenizer = TextTokenizer.load(directory)
+    assert tokenizer.size == 381
+    assert tokenizer.token_bytes[380] == b"<far>"
+    assert tokenizer.token_bytes[379] is None
+    assert tokenizer.encode("a<far>")[-1] == 380
+    assert tokenizer.decode(tokenizer.encode("a<far>b")) == "a<far>b"
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):

@@ -14,8 +14,8 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
-from leafbeam.serve.app import parse_body
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
+from leafbeam.serve.items import parse_body
 from leafbeam.serve.schema import RecommendBody
 
 LIMITS = ConnectionLimits(max_header_bytes=2048, header_s=1000, max_connections=4)

@@ -1,0 +1,81 @@
+"""Texts of a small model under schemas of many families are valid instances; other schemas are refused by name."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+from leafbeam.errors import AutomatonError
+from leafbeam.text import JsonSchema, Sampling, TextGenerator
+from tests.text.conftest import CORPUS, save_model
+from tests.text.schemas import FAMILIES, UNSUPPORTED, Schema
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> TextGenerator:
+    """A model that has seen some JSON, so that its strings and numbers come to an end."""
+    generator = TextGenerator.load(save_model(tmp_path_factory.mktemp("schemas") / "model"))
+    model, tokens = generator.model, torch.tensor(generator.tokenizer.encode(" ".join(CORPUS[:3] * 3)))
+    rows_BT = tokens.unfold(0, 33, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        logits_BTV = model.logits(model(rows_BT[:, :-1]))
+        loss = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), rows_BT[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return generator
+
+
+def written(writer: TextGenerator, schemas: list[Schema]) -> list[str | None]:
+    """A whole text for each schema; None where three attempts were cut off."""
+    constraints = [writer.compile(JsonSchema(schema=schema)) for schema in schemas]
+    found: list[str | None] = [None] * len(schemas)
+    for attempt in range(3):
+        left = [index for index, text in enumerate(found) if text is None]
+        for begin in range(0, len(left), 32):
+            batch = left[begin : begin + 32]
+            result = writer.generate(
+                ["As JSON: "] * len(batch),
+                [constraints[index] for index in batch],
+                max_tokens=250,
+                sampling=Sampling(),
+                seed=[1000 * attempt + index for index in batch],
+            )
+            for index, (text,) in zip(batch, result.texts, strict=True):
+                found[index] = text.text if text.finished else None
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_instances(writer: TextGenerator, family: str):
+    schemas = FAMILIES[family]
+    for schema, text in zip(schemas, written(writer, schemas), strict=True):
+        assert text is not None, schema
+        checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+        jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
+
+
+def test_there_are_more_than_two_hundred_different_schemas():
+    schemas = {json.dumps(schema) for family in FAMILIES.values() for schema in family}
+    assert len(schemas) > 200
+    for text in schemas:
+        jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+@pytest.mark.parametrize("number", range(len(UNSUPPORTED)))
+def test_other_schemas_are_refused_by_name(writer: TextGenerator, number: int):
+    schema, says = UNSUPPORTED[number]
+    with pytest.raises(AutomatonError) as refused:
+        writer.compile(JsonSchema(schema=schema))
+    assert says in str(refused.value)
+
+
+def test_a_schema_that_cannot_be_written_with_the_tokens_is_refused(tmp_path: Path):
+    from leafbeam.automata import Automaton, TokenTrie
+
+    letters = TokenTrie.of([None, *(bytes([byte]) for byte in b"abc{}")])
+    with pytest.raises(AutomatonError, match="can be written with this vocabulary"):
+        Automaton.from_json_schema(FAMILIES["flat"][0], letters)
