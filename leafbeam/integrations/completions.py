@@ -54,7 +54,7 @@ class OpenAIServer(HttpLogprobs):
             "return_tokens_as_token_ids": True,
         }
 
-    def _answers(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         if not isinstance(answer, dict):
             raise InferenceError(f"the server's answer is {str(answer)[:80]}: expected an object with `choices`")
         choices = by_index(answer.get("choices"), len(queries))

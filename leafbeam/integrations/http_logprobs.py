@@ -85,7 +85,7 @@ class HttpLogprobs(ABC):
         """The JSON object that asks for these queries."""
 
     @abstractmethod
-    def _answers(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         """What a JSON answer says of each query. Raises InferenceError where it says nothing of any."""
 
     def logprobs(self, queries: Sequence[TokenQuery]) -> Answers:
@@ -102,7 +102,7 @@ class HttpLogprobs(ABC):
     def _ask_once(self, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         try:
             body = json.dumps(self._body(queries) | dict(self.options.extra)).encode()
-            return self._answers(_parsed(self._post(body)), queries)
+            return self.read(parse_json(self._post(body)), queries)
         except InferenceError as error:
             return [error] * len(queries)
 
@@ -156,7 +156,8 @@ def _seconds(text: str) -> float:
     return min(float(text), 3600.0) if text.isdecimal() else 0.0
 
 
-def _parsed(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
+    """The JSON of an answer. Raises InferenceError, also where an object has a key twice."""
     try:
         return json.loads(body, object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:

@@ -32,7 +32,7 @@ class SglangServer(HttpLogprobs):
             "token_ids_logprob": [query.tokens_C.tolist() for query in queries],
         }
 
-    def _answers(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
+    def read(self, answer: Any, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         found: list[Any] = answer if isinstance(answer, list) else [answer]
         if len(found) != len(queries):
             reason = "duplicate" if len(found) > len(queries) else "missing_answer"
