@@ -122,7 +122,7 @@ class ItemMemory:
         state = _State(
             items=_table(ids),
             transitions=transitions,
-            taken_N=_taken(transitions, len(ids)),
+            taken_N=_taken(transitions),
             texts=TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts),
         )
         return cls(state, encoder, config)
@@ -138,7 +138,7 @@ class ItemMemory:
         """A memory of the same items and texts that counts other histories, as of `fit`. config: None: this memory's."""
         config = config or self.config
         transitions = count_transitions(indptr_U1, items_E, self.num_items, config, times_E)
-        state = replace(self._state, transitions=transitions, taken_N=_taken(transitions, self.num_items))
+        state = replace(self._state, transitions=transitions, taken_N=_taken(transitions))
         return ItemMemory(state, self.encoder, config, self.fusion)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
@@ -212,7 +212,7 @@ class ItemMemory:
                 items.check_unique()
         except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        state = _State(items=items, transitions=transitions, texts=texts, taken_N=_taken(transitions, len(ids)))
+        state = _State(items=items, transitions=transitions, texts=texts, taken_N=_taken(transitions))
         memory = cls(state, encoder, config, fusion)
         memory.version, memory.follows = version, follows
         return memory
@@ -428,11 +428,8 @@ class ItemMemory:
             transition_N[items] += np.float32(weight) * values
         transition_N[~allowed_N] = 0
         if self.encoder is not None:
-            texts, num_terms = state.texts, len(self.encoder.hashes_T)
-            weights_h = self._weights(rows_h)
-            kernels.text_scores(
-                texts.indptr_N1, texts.terms_C, texts.weights_C, rows_h, weights_h, num_terms, allowed_N, text_N
-            )
+            texts, query = state.texts, (rows_h, self._weights(rows_h), len(self.encoder.hashes_T))
+            kernels.text_scores(texts.indptr_N1, texts.terms_C, texts.weights_C, *query, allowed_N, text_N)
         return MemoryScores(transition_N, text_N, allowed_N)
 
     def total(self, scores: MemoryScores) -> NDArray[np.float32]:
@@ -479,11 +476,10 @@ class ItemMemory:
         return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(largest)
 
 
-def _taken(transitions: Transitions, num_items: int) -> NDArray[np.bool_]:
+def _taken(transitions: Transitions) -> NDArray[np.bool_]:
     """Items that follow or precede another."""
     taken_N = np.diff(transitions.indptr_N1) > 0
     taken_N[transitions.items_C] = True
-    assert taken_N.shape == (num_items,)
     return taken_N
 
 
