@@ -31,7 +31,7 @@ def _check(client: HttpLogprobs, data: bytes) -> None:
         raise failures[0]
 
 
-def fuzz_completion(data: bytes) -> None:
+def fuzz_completion_answer(data: bytes) -> None:
     """An answer of `POST /v1/completions`."""
     _check(_clients()[0], data)
 
