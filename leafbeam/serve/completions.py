@@ -18,6 +18,7 @@ from starlette.routing import Route
 from leafbeam.automata import Automaton
 from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
+from leafbeam.errors import ArgumentError
 from leafbeam.serve import exchange
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
@@ -56,6 +57,8 @@ class CompletionRoutes:
         self._engine, self._text, self._metrics, self._bounds = engine, text, metrics, bounds
         self._started = int(time.time())
         self._names = [*([] if text is None else [text.name]), *([] if engine is None else [ITEMS])]
+        if len(set(self._names)) < len(self._names):
+            raise ArgumentError(f"the language model is called {ITEMS!r}, the name of the recommender: rename its directory")
 
     @property
     def routes(self) -> list[Route]:
@@ -140,8 +143,8 @@ class CompletionRoutes:
         gone = asyncio.ensure_future(exchange.disconnected(http))
         try:
             with text.preparing():
-                automaton = await result_of(text.compile(plan.options.constraint), gone, answer_s)
-                prompts = [await result_of(tokens, gone, answer_s) for tokens in tokenize()]
+                automaton = await result_of(text.compile(plan.options.constraint), gone, worker.settings.timeout_s)
+                prompts = [await result_of(tokens, gone, worker.settings.timeout_s) for tokens in tokenize()]
             requests = plan.requests(prompts, automaton)
             if plan.options.stream:
                 events = TextEvents(asyncio.get_running_loop())

@@ -25,6 +25,7 @@ from leafbeam.errors import (
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
 log = logging.getLogger("leafbeam.serve")
+OPENAI_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/models"])
 
 
 class BodyError(RequestError):
@@ -106,6 +107,10 @@ async def http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {path}: {error.detail}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"there is nothing at {path}: see /docs for the paths of this server"
+    if path in OPENAI_PATHS:
+        detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
+        content = msgspec.json.encode(OpenAIError(detail))
+        return Response(content, error.status_code, dict(error.headers or {}), "application/json")
     return _answer(error.status_code, "RequestError", message, dict(error.headers or {}))
 
 

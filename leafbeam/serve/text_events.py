@@ -74,7 +74,8 @@ class EventStream(StreamingResponse):
     """Chunks as server-sent events, then `[DONE]`. A client that disconnects ends its job."""
 
     def __init__(self, chunks: AsyncGenerator[Any], events: TextEvents) -> None:
-        super().__init__(_lines(chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy sends each event at once
+        super().__init__(_lines(chunks), media_type="text/event-stream", headers=headers)
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

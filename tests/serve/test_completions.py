@@ -17,6 +17,7 @@ from leafbeam.serve import Server
 from leafbeam.text import CompileLimits, TextService, TextSettings
 from leafbeam.text.run import TextRun
 from tests.text.conftest import save_model
+from tests.text.gate import Gate
 from tests.text.test_chat_template import QWEN
 from tests.text.test_generator import SCHEMA
 
@@ -279,7 +280,9 @@ def test_bodies_that_are_too_long_and_other_types(http: httpx.Client):
     answer = http.post("/v1/completions", data={"model": MODEL})
     assert answer.status_code == 400
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-    assert http.get("/v1/completions").status_code == 405
+    answer = http.get("/v1/completions")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 CHATS: list[tuple[Any, str]] = [
@@ -320,21 +323,6 @@ def test_a_chat_with_the_recommender_is_refused_by_name(http: httpx.Client):
 
 
 # Load.
-
-
-class Gate:
-    """Lets the worker of texts call the model when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.waiting = threading.Event(), threading.Event()
-        advance = TextRun.advance
-
-        def gated(run: TextRun) -> bool:
-            self.waiting.set()
-            assert self.open.wait(30)
-            return advance(run)
-
-        monkeypatch.setattr(TextRun, "advance", gated)
 
 
 def until(found: Any) -> None:
@@ -443,6 +431,17 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
         server.stop()
         runner.join(30)
     assert not runner.is_alive()
+
+
+def test_a_language_model_with_the_recommender_s_name_is_refused(first_shop, text_dir: Path):
+    from leafbeam.errors import ArgumentError
+    from leafbeam.serve import create_app
+    from leafbeam.text import TextGenerator
+
+    with pytest.raises(ArgumentError, match="rename its directory"):
+        create_app(first_shop.engine(), text=TextService("items", TextGenerator.load(text_dir)))
+    with pytest.raises(ArgumentError, match="nothing to serve"):
+        create_app(None)
 
 
 def test_a_server_without_a_language_model_names_the_recommender(first_shop):

@@ -10,6 +10,7 @@ from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, Request
 from leafbeam.text import Choices, FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
 from leafbeam.text.run import TextRun
 from leafbeam.text.worker import TextWorker
+from tests.text.gate import Gate
 from tests.text.test_generator import CONSTRAINTS, PROMPTS
 
 LETTERS = Regex(pattern="[a-z]{30}")
@@ -29,21 +30,6 @@ def running(generator: TextGenerator, *, clock: Callable[[], float] | None = Non
     finally:
         worker.stop(20)
         assert not worker.is_alive
-
-
-class Gate:
-    """Lets the worker call the model when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.waiting = threading.Event(), threading.Event()
-        advance = TextRun.advance
-
-        def gated(run: TextRun) -> bool:
-            self.waiting.set()
-            assert self.open.wait(20)
-            return advance(run)
-
-        monkeypatch.setattr(TextRun, "advance", gated)
 
 
 def test_jobs_in_batches_give_the_texts_of_each_alone(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
