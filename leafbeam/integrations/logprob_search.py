@@ -24,7 +24,7 @@ from leafbeam.decode.ragged import Children, log_softmax
 from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch
 from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.index import Trie, Version
-from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
+from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
 from leafbeam.integrations.masking import Normalisation
 from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
@@ -105,18 +105,16 @@ class LogprobBeamSearch(ItemSearch):
         Raises ArgumentError, ForeignFilterError, InferenceError.
         """
         requests = check_batch(self.version, len(prompts), filters, deny)
-        rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], requests)
+        rounds = _Rounds(self, [_checked(prompt, number) for number, prompt in enumerate(prompts)], allow_partial)
         found = self._run(requests, ModelCalls(rounds.step_fn), rounds.constraint, watch=True)
-        if rounds.failures and not allow_partial:
-            raise rounds.failures[min(rounds.failures)]
         return LogprobSearchResult(**vars(found), failures=rounds.failures, num_queries=rounds.num_queries)
 
 
 class _Rounds:
     """One search: the tokens of its beams, and what the engine said about them."""
 
-    def __init__(self, search: LogprobBeamSearch, prompts: Sequence[list[int]], requests: Requests) -> None:
-        self._search, self._prompts, self._requests = search, prompts, requests
+    def __init__(self, search: LogprobBeamSearch, prompts: Sequence[list[int]], allow_partial: bool) -> None:
+        self._search, self._prompts, self._allow_partial = search, prompts, allow_partial
         self._codes_BKT = np.empty((len(prompts), 1, 0), np.int64)
         self.failures: dict[int, InferenceError] = {}
         self.num_queries = 0
@@ -158,9 +156,10 @@ class _Rounds:
         ]
         self.num_queries += len(queries)
         log_p_C = np.zeros(len(token_C))
-        answers = self._search.model.logprobs(queries) if queries else ()
-        for (row, span), query, answer in zip(asked, queries, answers, strict=True):
+        for (row, span), query, answer in zip(asked, queries, answers_of(self._search.model, queries), strict=True):
             if isinstance(answer, InferenceError):
+                if not self._allow_partial:
+                    raise answer
                 self.failures.setdefault(row // num_rows, answer)
             elif scoring == "full":
                 log_p_C[span] = _log_softmax(answer)[np.searchsorted(query.tokens_C, token_C[span])]
@@ -194,7 +193,10 @@ def _log_softmax(logprobs_C: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _checked(prompt: Sequence[int], number: int) -> list[int]:
-    tokens = np.asarray(prompt)
+    try:
+        tokens = np.asarray(prompt)
+    except ValueError:  # lists of different lengths
+        tokens = np.empty(0, np.int64)
     if tokens.ndim != 1 or not tokens.size or tokens.dtype.kind not in "iu" or tokens.min() < 0:
         raise ArgumentError(f"prompt {number} is {str(prompt)[:80]}: expected a list of at least one token id, 0 or more")
-    return tokens.tolist()
+    return tokens.astype(np.int64).tolist()

@@ -92,6 +92,22 @@ def _numbers(values: Sequence[Any], kinds: str, what: str) -> NDArray[Any]:
     return array
 
 
+def answers_of(model: LogprobModel, queries: Sequence[TokenQuery]) -> Answers:
+    """What a model says, checked: for each query as many log-probabilities as tokens. Raises InferenceError."""
+    answers = model.logprobs(queries) if queries else []
+    if len(answers) != len(queries):
+        raise InferenceError(f"{model!r} answered {len(answers)} of {len(queries)} queries", reason="missing_answer")
+    for answer, query in zip(answers, queries, strict=True):
+        if isinstance(answer, InferenceError):
+            continue
+        if np.shape(answer) != query.tokens_C.shape or not (np.asarray(answer) <= _ROUNDING).all():
+            said = np.array2string(np.asarray(answer), threshold=8)
+            raise InferenceError(
+                f"{model!r} answered {said} for {len(query.tokens_C)} tokens: expected as many log-probabilities, at most 0"
+            )
+    return answers
+
+
 def in_slices(
     queries: Sequence[TokenQuery], max_tokens: int | None, ask: Callable[[Sequence[TokenQuery]], Answers]
 ) -> list[Logprobs | InferenceError]:

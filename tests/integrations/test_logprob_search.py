@@ -176,6 +176,23 @@ def test_a_request_that_the_engine_fails_has_no_items_and_says_so(model: Model, 
     assert_same(search.run([PROMPTS[0], PROMPTS[2]]), take(found, [0, 2]))
 
 
+@pytest.mark.parametrize("answer", [[-1.0], [[-1.0] * 12], [0.5] * 12, [float("nan")] * 12, [float("inf")] * 12])
+def test_answers_of_a_model_of_ones_own_are_checked(model: Model, answer: Any) -> None:
+    class Wrong(LocalModel):
+        def logprobs(self, queries: Sequence[TokenQuery]) -> list[Any]:
+            return [np.array(answer, np.float32) for _ in queries]
+
+    class Short(LocalModel):
+        def logprobs(self, queries: Sequence[TokenQuery]) -> list[Any]:
+            return []
+
+    shop = Shop()
+    with pytest.raises(InferenceError, match="for 12 tokens: expected as many"):
+        LogprobBeamSearch(shop.index, Wrong(model), code_tokens=shop.tokens).run(PROMPTS[:1])
+    with pytest.raises(InferenceError, match="answered 0 of 1"):
+        LogprobBeamSearch(shop.index, Short(model), code_tokens=shop.tokens).run(PROMPTS[:1])
+
+
 def take(result: SearchResult, rows: list[int]) -> SearchResult:
     ids = [result.item_ids[row] for row in rows]
     return SearchResult(item_ids=ids, scores=result.scores[rows], codes=result.codes[rows], num_valid=result.num_valid[rows])
@@ -217,7 +234,7 @@ def test_arguments_are_checked(model: Model, options: dict[str, Any], message: s
 def test_prompts_filters_and_sequences_are_checked(model: Model) -> None:
     shop = Shop()
     search = LogprobBeamSearch(shop.index, LocalModel(model), code_tokens=shop.tokens)
-    for prompt in ([], [[1, 2]], [0.5], [-1], "text"):
+    for prompt in ([], [[1, 2]], [1, [2]], [0.5], [-1], "text"):
         with pytest.raises(ArgumentError, match="prompt 0 is"):
             search.run([prompt])  # type: ignore[list-item]
     with pytest.raises(ArgumentError, match="at least 1 request"):
