@@ -290,6 +290,7 @@ def test_health_readiness_and_the_end(first_shop):
             "index_version": engine.trie.version,
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
+            "text_model": None,
         }
         engine.stop()
         response = client.get("/readyz")
@@ -417,7 +418,11 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
     responses = document["paths"][URL]["post"]["responses"]
     for status in ("400", "408", "413", "422", "429", "500", "503"):
         assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
-    assert set(document["paths"]) == {URL, "/v1/events", "/healthz", "/readyz", "/metrics"}
+    assert set(document["paths"]) == {
+        URL,
+        *("/v1/events", "/v1/completions", "/v1/models"),
+        *("/healthz", "/readyz", "/metrics"),
+    }
 
 
 def test_ids_that_no_index_can_hold_are_ignored_and_reported(first_shop):

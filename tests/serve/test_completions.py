@@ -438,8 +438,10 @@ def test_a_language_model_with_the_recommender_s_name_is_refused(first_shop, tex
     from leafbeam.serve import create_app
     from leafbeam.text import TextGenerator
 
+    service = TextService("items", TextGenerator.load(text_dir))
     with pytest.raises(ArgumentError, match="rename its directory"):
-        create_app(first_shop.engine(), text=TextService("items", TextGenerator.load(text_dir)))
+        create_app(first_shop.engine(), text=service)
+    service.stop()
     with pytest.raises(ArgumentError, match="nothing to serve"):
         create_app(None)
 
