@@ -47,10 +47,10 @@ bench: .venv/.dev
 	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates retrieve); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
 
-# Tables and figures of papers, all that need no data or those of NAME=static-table-1; `make figures` draws the plots.
+# Tables and figures of papers in full, with rows: all, or those of NAME="static-table-1 serve"; DATA=DIR for those that learn,
+# MINUTES=100 for as much as fits. `make figures` draws the plots.
 reproduce: .venv/.dev
-	for name in $(or $(NAME),static-memory static-figure-4 static-table-1 static-figure-2 static-figure-3); do \
-	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
+	$(BIN)/python -m benchmarks reproduce $(NAME) $(if $(DATA),--data $(DATA)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # vLLM for CPUs in an environment of its own, for `python -m benchmarks production`; without it, its rows say that it is missing.
 peers: .venv-peers/.installed

@@ -77,6 +77,39 @@ def add_commands(app: typer.Typer) -> None:
     for names, family in ((_STATIC, _static), (_LEARNING, _learning), (_XGR, _serving)):
         for name, text in names.items():
             app.command(name, help=text, rich_help_panel="papers")(family(name))
+    app.command("reproduce", rich_help_panel="papers")(_reproduce)
+
+
+def _reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Commands; all of the papers' if absent.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="A data set, or a directory with several.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Skip what takes longer than is left of these.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the commands and the minutes that each takes.")] = False,
+) -> None:
+    """Measure everything in full and keep the rows: each command in a process of its own, the most valuable first."""
+    from benchmarks.papers.learning import data_sets
+    from benchmarks.plan import chosen, parts_of, run_parts
+
+    console = stdout()
+    every = parts_of(() if data is None else data_sets(data))
+    known = {part.words[0] for part in every} | set(_LEARNING)
+    if unknown := set(names or ()) - known:
+        raise ArgumentError(f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}")
+    if data is None and (learning := sorted(set(names or ()) & set(_LEARNING))):
+        raise ArgumentError(f"{', '.join(learning)} learns from data: expected --data DIR")
+    parts = chosen(every, names or ())
+    if dry_run:
+        for part in parts:
+            console.print(f"{part.minutes:4.0f} min  {part.name}")
+        console.print(f"{sum(part.minutes for part in parts) / 60:4.1f} h    in all")
+        return
+    failed = [
+        one.part.name
+        for one in run_parts(parts, lambda text: console.print(text, highlight=False), minutes)
+        if one.status == "failed"
+    ]
+    if failed:
+        raise DataError(f"failed: {', '.join(failed)}; the others have their rows")
 
 
 def _static(name: str) -> Any:

@@ -1,0 +1,101 @@
+"""Everything that is measured in full, the most valuable first: `python -m benchmarks reproduce`.
+
+A part is a command in a process of its own, so that one that fails or is ended stops none of the others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Outcome", "Part", "chosen", "parts_of", "run_parts"]
+
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One command: its arguments, without --json. minutes: what it takes on two quiet cores."""
+
+    words: tuple[str, ...]
+    minutes: float
+
+    @property
+    def name(self) -> str:
+        """What it is called: the command and what sets it apart from other parts of the same command."""
+        return " ".join(word.rsplit("/", 1)[-1] for word in self.words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a part. minutes: that it took. reason: why it was skipped or failed."""
+
+    part: Part
+    status: Literal["measured", "skipped", "failed"]
+    minutes: float = 0.0
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        took = f" in {self.minutes:.1f} minutes" if self.minutes else ""
+        return f"{self.part.name}: {self.status}{took}{f', {self.reason}' if self.reason else ''}"
+
+
+def parts_of(data: Sequence[Path] = ()) -> list[Part]:
+    """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
+    shop = ("--data", str(data[0])) if data else ()
+    parts: list[tuple[float, Sequence[str]]] = [
+        (35, ("production", "--part", "small")),
+        (10, ("production", "--part", "http")),
+        (30, ("serve", *shop)),
+        (3, ("memory",)),
+        (25, ("static-table-1",)),
+        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 45), (14, 40), (18, 25))),
+        *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
+        (15, ("xgr-figure-19",)),
+        (35, ("production", "--part", "large")),
+        (12, ("static-figure-4",)),
+        *((38, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
+        *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),
+        (10, ("static-memory",)),
+        *((45, ("tiger-table-1", "--data", str(one), "--epochs", "30")) for one in data),
+        *((100, ("static-table-3", "--data", str(one), "--share", "0.02", "0.05")) for one in data),
+        *((20, ("exactness", "--data", str(one))) for one in data[:1]),
+    ]  # fmt: skip
+    return [Part(words=tuple(words), minutes=minutes) for minutes, words in parts]
+
+
+def chosen(parts: Iterable[Part], names: Sequence[str]) -> list[Part]:
+    """The parts of these commands, in the plan's order; all without names."""
+    return [part for part in parts if not names or part.words[0] in names]
+
+
+def run_parts(parts: Iterable[Part], say: Callable[[str], None], minutes: float | None = None) -> list[Outcome]:
+    """Run each part, one after another; one that does not fit into what is left of `minutes` is skipped."""
+    outcomes: list[Outcome] = []
+    left = float("inf") if minutes is None else minutes
+    for part in parts:
+        if part.minutes > left:
+            outcomes.append(Outcome(part=part, status="skipped", reason=f"takes {part.minutes:g} of {left:.0f} minutes left"))
+        else:
+            say(f"{part.name}: about {part.minutes:g} minutes")
+            outcomes.append(_run(part))
+            left -= outcomes[-1].minutes
+        say(outcomes[-1].text)
+    return outcomes
+
+
+def _run(part: Part) -> Outcome:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks", *part.words, "--json"]
+    code = subprocess.run(command, cwd=_ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+    reason = "" if code == 0 else f"exit status {code}{', ended by the system: out of memory?' if code == -9 else ''}"
+    return Outcome(
+        part=part, status="failed" if code else "measured", minutes=(time.perf_counter() - began) / 60, reason=reason
+    )

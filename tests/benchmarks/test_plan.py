@@ -1,0 +1,55 @@
+"""The plan of full runs names commands that exist, goes on after failures, and says what it leaves out."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import plan
+from benchmarks.__main__ import app
+from benchmarks.plan import Part, chosen, parts_of, run_parts
+
+_SCRIPT = """
+import os, sys
+open(sys.argv[1], "w").close()
+{"ok": lambda: 0, "bad": lambda: sys.exit(2), "big": lambda: os.kill(os.getpid(), 9)}[sys.argv[1]]()
+"""
+
+
+def test_every_part_is_a_command_with_these_options():
+    for part in parts_of([Path("DATA")]):
+        result = CliRunner().invoke(app, [part.words[0], "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0
+        assert all(word in result.stdout for word in (*part.words, "--json") if word.startswith("--"))
+    names = [part.name for part in parts_of([Path("a/one"), Path("a/two")])]
+    assert len(set(names)) == len(names)
+    assert "tiger-table-1 --data two --epochs 30" in names
+    assert not any("--data" in part.words for part in parts_of())
+
+
+def test_parts_that_fail_or_take_too_long_stop_none_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "benchmarks" / "__main__.py"
+    script.parent.mkdir()
+    (script.parent / "__init__.py").touch()
+    script.write_text(_SCRIPT)
+    monkeypatch.setattr(plan, "_ROOT", tmp_path)
+    said: list[str] = []
+    parts = [Part(words=(name,), minutes=minutes) for name, minutes in (("bad", 1), ("big", 1), ("long", 50), ("ok", 1))]
+    outcomes = run_parts(parts, said.append, minutes=20)
+    assert [one.status for one in outcomes] == ["failed", "failed", "skipped", "measured"]
+    assert "exit status 2" in outcomes[0].reason
+    assert "out of memory" in outcomes[1].reason
+    assert "takes 50 of 20 minutes left" in outcomes[2].reason
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "benchmarks", "big", "ok"]
+    assert any(line.startswith("long: skipped") for line in said)
+
+
+def test_names_choose_and_unknown_ones_are_refused():
+    assert {part.words[0] for part in chosen(parts_of(), ["serve", "memory"])} == {"serve", "memory"}
+    result = CliRunner().invoke(app, ["reproduce", "static-table-1", "--dry-run"])
+    assert "25 min  static-table-1" in result.stdout
+    assert "tiger" not in result.stdout
+    for words, message in ((["nope"], "nope: expected some of"), (["tiger-table-1"], "expected --data DIR")):
+        result = CliRunner().invoke(app, ["reproduce", *words])
+        assert result.exit_code != 0
+        assert message in result.output
