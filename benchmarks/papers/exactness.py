@@ -5,6 +5,8 @@
     dead       share of the truth's places in which it ends without an answer
     no_item    share of its answers that are no item; forbidden: share that the rule does not allow
 
+"served" is leafbeam's search with the beams that an engine gives it, which keeps all prefixes where the rule leaves few.
+
 Methods of the search have an index of the allowed items alone, which is their best form: none of them takes a rule by request.
 
 Shapes: B requests, K beams, V codes, L levels, N items, M allowed items, D values of an item's vector.
@@ -34,8 +36,10 @@ from benchmarks.peers.ppv import Ppv
 from benchmarks.peers.unconstrained import Unconstrained
 from benchmarks.studies.exact_scoring import ExactScoring
 from leafbeam.decode import BeamSearch
+from leafbeam.decode.config import exhaustive_beams
 from leafbeam.decode.model_calls import StepFn
-from leafbeam.index import Trie
+from leafbeam.engine import Settings
+from leafbeam.index import Filter, Trie, Version
 from leafbeam.semid import CodeVectors, EmbeddingConfig, QuantiserConfig, SidTable, fit_sids, text_columns, text_vectors
 from leafbeam.train import Budget, InteractionLog, Recipe, Split, leave_one_out, load_log, train
 from leafbeam.train.evaluation import EvaluationSet
@@ -43,8 +47,10 @@ from leafbeam.train.metrics import Estimate
 
 __all__ = ["LABELS", "TABLE"]
 
+SERVED = "served"
 LABELS = {
     "leafbeam": "leafbeam",
+    SERVED: "leafbeam, as served",
     "top_k_then_mask": "top K, then mask (FlashRec)",
     "last_level": "ban at the last code (RTP-LLM)",
     "post_filter": "search freely, filter afterwards",
@@ -180,6 +186,7 @@ def _under_rule(bench: _Bench, allowed_N: NDArray[np.bool_]) -> Iterator[tuple[i
         for step_fn, size in bench.searches:
             truth = BeamSearch(bench.trie, num_beams=num_beams).run(step_fn, batch_size=size, filters=rule)
             found = dict(_answers(bench, masks, step_fn, size, num_beams))
+            found[SERVED] = _served(bench, rule, step_fn, size, num_beams)
             for row, number in enumerate(truth.num_valid):
                 true = _keys(np.asarray(truth.codes)[row, :number], bench.trie)
                 np.testing.assert_allclose(truth.scores[row, :number], found["exact"][row].scores_K, atol=1e-3)
@@ -246,6 +253,19 @@ def _answers(
         )
 
 
+def _served(bench: _Bench, rule: Filter, step_fn: StepFn, size: int, num_beams: int) -> list[_Answers]:
+    """The answers of the search with an engine's beams."""
+    version = Version.of(bench.trie)
+    most = max(num_beams, Settings().exhaustive_beams)
+    widest = exhaustive_beams(version, version.filter_of([rule]), at_least=num_beams, at_most=most) or num_beams
+    beams = [widest] * (bench.trie.num_levels - 1) + [num_beams]
+    result = BeamSearch(bench.trie, num_beams=beams).run(step_fn, batch_size=size, filters=rule)
+    return [
+        _Answers(keys_K=_keys(np.asarray(result.codes)[row, :number], bench.trie), scores_K=result.scores[row, :number])
+        for row, number in enumerate(result.num_valid)
+    ]
+
+
 def _keys(codes_KL: NDArray[Any], trie: Trie) -> NDArray[np.int64]:
     """Each SID as one number."""
     return np.asarray(np.ravel_multi_index(tuple(np.asarray(codes_KL, np.int64).T), trie.codebook_sizes), np.int64)
@@ -289,8 +309,8 @@ def _show(console: Console, rows: list[Row]) -> None:
             for share in SHARES:
                 table.add_column(f"{100 * share:g} %", justify="right")
             for name, label in LABELS.items():
-                found = by_method[name].get(str(num_beams))
-                if found:
+                found = by_method.get(name, {}).get(str(num_beams))
+                if found and name != SERVED:
                     table.add_row(label, *(f"{100 * found[f'{share:g}']['lost']['mean']:.1f}" for share in SHARES))
             console.print(table)
 
@@ -299,7 +319,8 @@ def _draw(rows: list[Row]) -> Figure:
     figure, panels = new_figure(len(rows) * len(BEAMS), columns=len(BEAMS), width=4.2, height=3.2)
     for axes, (row, num_beams) in zip(panels, product(rows, BEAMS), strict=True):
         at, by_method = row["parameters"], row["measured"]["by_method"]
-        for (name, label), (colour, marker) in zip(LABELS.items(), _STYLES, strict=True):
+        labels = {name: label for name, label in LABELS.items() if name != SERVED}
+        for (name, label), (colour, marker) in zip(labels.items(), _STYLES, strict=True):
             found = by_method[name].get(str(num_beams))
             if not found:
                 continue
@@ -313,8 +334,8 @@ def _draw(rows: list[Row]) -> Figure:
         axes.set_xlabel("items that the rule allows, percent")
         axes.set_ylabel("answers lost, percent")
         axes.set_title(f"SIDs of {at['sids']}, {num_beams} beams", fontsize=10, loc="left")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=3)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=3)
     figure.suptitle("Answers of an exact search under a rule that other ways lose", fontsize=10)
     return figure
 

@@ -79,6 +79,8 @@ def test_what_other_ways_lose_under_a_rule(shop: Path, tmp_path: Path):
         assert lost["0.1", "post_filter"] > 0.5 > lost["1", "post_filter"]
         assert lost["0.1", "top_k_then_mask"] > 0.2
         assert lost["0.01", "last_level"] > 0.2
+        served, alone = (found[name]["20"]["0.01"]["lost_best"]["mean"] for name in ("served", "leafbeam"))
+        assert served == 0 <= alone
         post = found["post_filter"]["20"]["0.1"]
         assert post["forbidden"]["mean"] + post["no_item"]["mean"] > 0.5
     assert (tmp_path / "exactness.png").stat().st_size > 10_000
