@@ -6,33 +6,20 @@ Shapes: N items, n items of one call, h items of a history, k items of a result.
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.errors import ArgumentError, IndexFileError, ItemIdError
-from leafbeam.index import tensor_file
-from leafbeam.index.items import (
-    ID_KINDS,
-    ItemIds,
-    ItemTable,
-    as_id_array,
-    check_item_ids,
-    check_unique,
-    check_utf8,
-    decode_ids,
-    is_possible,
-)
+from leafbeam.errors import ArgumentError, ItemIdError
+from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_unique, decode_ids, is_possible
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
 from leafbeam.retrieve.fusion import Beams, Fusion, MemoryScores
+from leafbeam.retrieve.memory_file import MemoryFile
+from leafbeam.retrieve.state import ChangedRow, MemoryState
 from leafbeam.retrieve.text import TextEncoder, TextVectors
-from leafbeam.retrieve.transitions import MAX_STEP, Transitions, count_transitions, item_dtype
-
-KIND = tensor_file.FileKind(key="leafbeam-memory", noun="item memory", writer="ItemMemory.save", newest=2, has_digest=True)
+from leafbeam.retrieve.transitions import count_transitions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,24 +40,6 @@ class MemoryResult:
     reasons: tuple[Reason, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _State:
-    """The items at one moment. An insert replaces it, so that a search sees one state. taken_N: items with an interaction."""
-
-    items: ItemTable
-    transitions: Transitions
-    texts: TextVectors
-    taken_N: NDArray[np.bool_]
-
-
-class _ChangedRow(NamedTuple):
-    """The transitions of an item since an interaction was counted: their counts, and the parts of scores that they give."""
-
-    items: NDArray[np.unsignedinteger]
-    counts: NDArray[np.float64]
-    weights: NDArray[np.float32]
-
-
 class ItemMemory:
     """Transitions between items and the similarity of their texts, scored for a history over allowed items.
 
@@ -88,11 +57,13 @@ class ItemMemory:
     ('b', 'c')
     """
 
-    def __init__(self, state: _State, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusion | None = None) -> None:
+    def __init__(
+        self, state: MemoryState, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusion | None = None
+    ) -> None:
         self.config, self.encoder, self.fusion = config, encoder, fusion
         self.version = self.follows = ""
         self._state, self._lock = state, threading.Lock()
-        self._changed: dict[int, _ChangedRow] = {}
+        self._changed: dict[int, ChangedRow] = {}
 
     @classmethod
     def fit(
@@ -119,13 +90,8 @@ class ItemMemory:
             raise ArgumentError(f"{len(texts):,} texts for {len(ids):,} items: expected one an item, '' where there is none")
         encoder = TextEncoder.fit(texts) if texts is not None and any(texts) else None
         transitions = count_transitions(indptr_U1, items_E, len(ids), config, times_E)
-        state = _State(
-            items=_table(ids),
-            transitions=transitions,
-            taken_N=_taken(transitions),
-            texts=TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts),
-        )
-        return cls(state, encoder, config)
+        vectors = TextVectors.of_weights([{}] * len(ids)) if encoder is None or texts is None else encoder.encode(texts)
+        return cls(MemoryState.of(ids, transitions, vectors), encoder, config)
 
     def with_transitions(
         self,
@@ -138,30 +104,13 @@ class ItemMemory:
         """A memory of the same items and texts that counts other histories, as of `fit`. config: None: this memory's."""
         config = config or self.config
         transitions = count_transitions(indptr_U1, items_E, self.num_items, config, times_E)
-        state = replace(self._state, transitions=transitions, taken_N=_taken(transitions))
-        return ItemMemory(state, self.encoder, config, self.fusion)
+        return ItemMemory(self._state.with_transitions(transitions), self.encoder, config, self.fusion)
 
     def save(self, path: str | os.PathLike[str], *, follows: str = "") -> None:
         """Write one file, atomically. About 150 bytes an item on Amazon Beauty. follows: the version that it replaces."""
         self._merge()
-        state, encoder = self._state, self.encoder
-        ids = state.items.ids_N
-        tensors: tensor_file.Tensors = {
-            "ids": ids if ids.dtype.kind == "i" else ids.view(np.uint8).reshape(len(ids), ids.dtype.itemsize),
-            "indptr": state.transitions.indptr_N1,
-            "items": state.transitions.items_C,
-            "levels": state.transitions.levels_C,
-            "text_indptr": state.texts.indptr_N1,
-            "text_terms": state.texts.terms_C,
-            "text_weights": state.texts.weights_C,
-        }
-        if encoder is not None:
-            tensors |= {"term_hashes": encoder.hashes_T, "term_idf": encoder.idf_T}
-        header = {"format_version": 2, "step": state.transitions.step, "config": asdict(self.config), "follows": follows}
-        if self.fusion is not None:
-            header["fusion"] = asdict(self.fusion)
-        tensor_file.write(Path(path), KIND, header, tensors)
-        self.version, self.follows = tensor_file.digest(tensors), follows
+        file = MemoryFile(state=self._state, encoder=self.encoder, config=self.config, fusion=self.fusion, follows=follows)
+        self.version, self.follows = file.write(path), follows
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = True) -> "ItemMemory":
@@ -169,52 +118,9 @@ class ItemMemory:
 
         verify: as of `Trie.load`; False maps the file into memory and trusts it.
         """
-        header, tensors = tensor_file.read(Path(path), KIND, mapped=not verify)
-        try:
-            ids = tensors["ids"]
-            if ids.ndim == 2:
-                ids = ids.view(f"S{ids.shape[1]}").reshape(-1)
-            elif ids.dtype != np.int64 or ids.ndim != 1:
-                raise ValueError(f"ids are {ids.dtype} {ids.shape}")
-            indptr = tensor_file.expect(tensors, "indptr", np.uint32, len(ids) + 1)
-            entries = int(indptr[-1])
-            transitions = Transitions(
-                indptr_N1=indptr,
-                items_C=tensor_file.expect(tensors, "items", item_dtype(len(ids)), entries),
-                levels_C=tensor_file.expect(tensors, "levels", np.uint8, entries),
-                step=float(header["step"]),
-            )
-            if header["format_version"] < 2:
-                raise ValueError("its texts are in a form of before the first release")
-            terms = tensor_file.expect(tensors, "text_terms", np.uint16, tensors["text_terms"].size)
-            texts = TextVectors(
-                indptr_N1=tensor_file.expect(tensors, "text_indptr", np.uint32, len(ids) + 1),
-                terms_C=terms,
-                weights_C=tensor_file.expect(tensors, "text_weights", np.uint8, len(terms)),
-            )
-            hashes_T = tensors.get("term_hashes")
-            encoder = None
-            if hashes_T is not None:
-                hashes_T = tensor_file.expect(tensors, "term_hashes", np.uint32, len(hashes_T))
-                idf_T = tensor_file.expect(tensors, "term_idf", np.uint8, len(hashes_T))
-                encoder = TextEncoder(hashes_T=hashes_T, idf_T=idf_T)
-            config = MemoryConfig(**header["config"])
-            version, follows = str(header["digest"]), str(header["follows"])
-            fusion = Fusion(**header["fusion"]) if "fusion" in header else None
-            texts.check(0 if encoder is None else len(encoder.hashes_T))
-            if indptr[0] or (indptr[1:] < indptr[:-1]).any() or (entries and int(transitions.items_C.max()) >= len(ids)):
-                raise ValueError("transitions to items that it does not have")
-            if not 0 < transitions.step <= MAX_STEP or (entries and not transitions.levels_C.min()):
-                raise ValueError(f"counts of 0 or above {np.expm1(255 * MAX_STEP):.0e}")
-            items = _table(ids)
-            if verify:
-                check_utf8(ids)
-                items.check_unique()
-        except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
-        state = _State(items=items, transitions=transitions, texts=texts, taken_N=_taken(transitions))
-        memory = cls(state, encoder, config, fusion)
-        memory.version, memory.follows = version, follows
+        file, version = MemoryFile.read(path, verify=verify)
+        memory = cls(file.state, file.encoder, file.config, file.fusion)
+        memory.version, memory.follows = version, file.follows
         return memory
 
     @property
@@ -304,25 +210,13 @@ class ItemMemory:
         elif count > 0:
             items, counts = np.append(items, np.uint32(item)), np.append(counts, count)
         if len(items):
-            logs = np.log1p(counts)
-            self._changed[row] = _ChangedRow(items, counts, (logs / (self.config.shrinkage + logs.max())).astype(np.float32))
+            self._changed[row] = ChangedRow.of(items, counts, self.config.shrinkage)
 
     def _merge(self) -> None:
         """Move the changed rows into the transitions; their largest `max_entries` are kept."""
         with self._lock:
-            state, changed = self._state, self._changed
-            if not changed:
-                return
-            lengths_N = np.diff(state.transitions.indptr_N1.astype(np.int64))
-            rows_C = np.repeat(np.arange(len(lengths_N)), lengths_N)
-            kept_C = ~np.isin(rows_C, list(changed))
-            counts_C = np.expm1(state.transitions.levels_C[kept_C] * np.float64(state.transitions.step))
-            rows = [rows_C[kept_C], *(np.full(len(row.items), at) for at, row in changed.items())]
-            items = [state.transitions.items_C[kept_C], *(row.items for row in changed.values())]
-            counts = [counts_C, *(row.counts for row in changed.values())]
-            merged = (np.concatenate(rows), np.concatenate(items).astype(np.int64), np.concatenate(counts))
-            transitions = Transitions.of_counts(*merged, len(lengths_N), self.config.max_entries)
-            self._state, self._changed = replace(state, transitions=transitions), {}
+            if self._changed:
+                self._state, self._changed = self._state.with_rows(self._changed, self.config.max_entries), {}
 
     def insert(self, item_ids: ItemIds, *, texts: Sequence[str] | None = None, like: Sequence[ItemIds] | None = None) -> None:
         """Add items, or replace the texts of known ones: they are found at once by searches that begin after the call.
@@ -357,21 +251,8 @@ class ItemMemory:
         except ValueError as error:
             raise ArgumentError(f"these are no texts of this memory: {error}") from error
         with self._lock:
-            state = self._state
             self.check_kind(decode_ids(ids_n))
-            rows_n = state.items.rows_of(ids_n)
-            is_new_n = rows_n < 0
-            order = np.arange(state.items.num_items)
-            order[rows_n[~is_new_n]] = state.items.num_items + np.flatnonzero(~is_new_n)
-            order = np.concatenate([order, state.items.num_items + np.flatnonzero(is_new_n)])
-            texts = state.texts.followed_by(vectors).take(order)
-            items = _table(np.concatenate([state.items.ids_N, ids_n[is_new_n]])) if is_new_n.any() else state.items
-            indptr = state.transitions.indptr_N1
-            indptr = np.concatenate([indptr, np.full(int(is_new_n.sum()), indptr[-1])])
-            rows_C = state.transitions.items_C.astype(item_dtype(len(order)))
-            transitions = state.transitions._replace(indptr_N1=indptr, items_C=rows_C)
-            taken_N = np.concatenate([state.taken_N, np.zeros(int(is_new_n.sum()), np.bool_)])
-            self._state = _State(items=items, transitions=transitions, texts=texts, taken_N=taken_N)
+            self._state = self._state.with_texts(ids_n, vectors)
 
     def check_kind(self, item_ids: ItemIds) -> None:
         """Raise ItemIdError for ids that are not of the memory's kind."""
@@ -465,22 +346,10 @@ class ItemMemory:
     def _weights(self, rows_h: NDArray[np.int64]) -> NDArray[np.float32]:
         return (self.config.history_decay ** np.arange(len(rows_h))).astype(np.float32)
 
-    def _row(self, state: _State, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
+    def _row(self, state: MemoryState, item: int) -> tuple[NDArray[np.unsignedinteger], NDArray[np.float32]]:
         """The transitions of an item, divided by the largest and `shrinkage`."""
-        if (changed := self._changed.get(item)) is not None:
-            return changed.items, changed.weights
-        indptr = state.transitions.indptr_N1
-        begin, end = int(indptr[item]), int(indptr[item + 1])
-        levels = state.transitions.levels_C[begin:end]
-        largest = (levels[0] if len(levels) else 1) + self.config.shrinkage / state.transitions.step
-        return state.transitions.items_C[begin:end], levels.astype(np.float32) / np.float32(largest)
-
-
-def _taken(transitions: Transitions) -> NDArray[np.bool_]:
-    """Items that follow or precede another."""
-    taken_N = np.diff(transitions.indptr_N1) > 0
-    taken_N[transitions.items_C] = True
-    return taken_N
+        changed = self._changed.get(item)
+        return state.row(item, self.config.shrinkage) if changed is None else (changed.items, changed.weights)
 
 
 def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -> NDArray[np.int64]:
@@ -493,7 +362,3 @@ def top_rows(scores_N: NDArray[np.float32], num_items: int, *, minimum: float) -
         above, equal = found[scores_N[found] > least], found[scores_N[found] == least]
         found = np.concatenate([above, equal[: num_items - len(above)]])
     return found[np.lexsort((found, -scores_N[found]))]
-
-
-def _table(ids: NDArray[np.generic]) -> ItemTable:
-    return ItemTable(ids=ids, order_N=np.arange(len(ids), dtype=np.uint32), leaf_indptr=None)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from leafbeam.errors import ArgumentError, ForeignFilterError, IndexFileError, I
 from leafbeam.index import Trie, tensor_file
 from leafbeam.live import LiveIndex
 from leafbeam.retrieve import BoundMemory, ItemMemory, MemoryConfig
-from leafbeam.retrieve.memory import KIND
+from leafbeam.retrieve.memory_file import KIND
 from leafbeam.retrieve.text import MAX_TERMS, TextEncoder, TextVectors
 
 RNG = np.random.default_rng(0)
@@ -352,3 +353,13 @@ def test_a_memory_that_grows_beyond_two_bytes_a_row_is_saved_whole(tmp_path):
     memory.observe(["3"], "new")
     memory.save(tmp_path / "memory")
     assert ItemMemory.load(tmp_path / "memory").search(["3"]).item_ids == ("new", "65535")
+
+
+def test_files_of_format_2_stay_readable():
+    memory = ItemMemory.load(Path(__file__).parent.parent / "fixtures" / "memory-v2.leafbeam")
+    found = memory.search(["a", "b"])
+    assert found.item_ids == ("c", "d", "b", "a")
+    assert found.scores == pytest.approx((1.222032, 0.58094, 0.556066, 0.425574), abs=1e-6)
+    assert [(reason.channel, reason.item_id) for reason in found.reasons][::3] == [("transition", "b"), ("text", "b")]
+    assert memory.fusion is not None
+    assert (memory.fusion.log_prob, memory.counts("b")) == (0.5, pytest.approx({"a": 0.1, "c": 1, "d": 1}, rel=0.05))
