@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leafbeam.integrations.batch import BatchJob, RequestTemplate, ServingFiles, recommend_users
     from leafbeam.integrations.completions import OpenAIServer
+    from leafbeam.integrations.constraint_processor import ConstraintLogitsProcessor, ItemConstraint
+    from leafbeam.integrations.custom_generate import CUSTOM_GENERATE
     from leafbeam.integrations.http_logprobs import HttpOptions
     from leafbeam.integrations.logprob_search import LogprobBeamSearch, LogprobSearchResult
     from leafbeam.integrations.logprobs import LogprobModel, TokenQuery
@@ -16,10 +18,13 @@ if TYPE_CHECKING:
     from leafbeam.integrations.vllm import VllmModel, VllmServer
 
 __all__ = [
+    "CUSTOM_GENERATE",
     "BatchJob",
     "CodeTokens",
+    "ConstraintLogitsProcessor",
     "DeploymentConfig",
     "HttpOptions",
+    "ItemConstraint",
     "LogprobBeamSearch",
     "LogprobModel",
     "LogprobSearchResult",

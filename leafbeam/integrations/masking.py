@@ -89,7 +89,7 @@ class ScoreMasker:
 
         complete_R may be a view of `out_RW`.
         """
-        ended = _end_score(out_RW.dtype)
+        ended = end_score(out_RW.dtype)
         values_R = torch.as_tensor(complete_R, dtype=out_RW.dtype, device=out_RW.device).clamp(min=ended)
         values_R = torch.where(torch.from_numpy(ended_R).to(out_RW.device), ended, values_R)
         out_RW.fill_(-torch.inf)
@@ -113,10 +113,10 @@ class ScoreMasker:
             out_RW -= _finite(out_RW.logsumexp(1))[:, None]
         best_R = torch.full((len(out_RW),), -torch.inf, dtype=out_RW.dtype, device=out_RW.device)
         best_R.scatter_reduce_(0, row, values_C, "amax")
-        out_RW[:, self._eos] = torch.where(best_R == -torch.inf, _end_score(out_RW.dtype), out_RW[:, self._eos])
+        out_RW[:, self._eos] = torch.where(best_R == -torch.inf, end_score(out_RW.dtype), out_RW[:, self._eos])
 
 
-def _end_score(dtype: torch.dtype) -> float:
+def end_score(dtype: torch.dtype) -> float:
     return max(END_SCORE, torch.finfo(dtype).min)
 
 

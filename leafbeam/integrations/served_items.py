@@ -76,11 +76,14 @@ class ServedItems:
         for name, values in ((RULES, rules), (DENY, deny)):
             if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
                 raise ArgumentError(f"{name} is {str(values)[:80]}: expected a list of names or ids")
+        return check_batch(self.version, 1, self.filter_of(rules), [deny or None])[0]
+
+    def filter_of(self, rules: Sequence[str]) -> Any:
+        """The items that all these filters allow, None for no rules. Raises ArgumentError for an unknown name."""
         missing = [rule for rule in rules if rule not in self.filters]
         if missing:
             raise ArgumentError(f"{RULES} names {missing[0]!r}: expected some of {sorted(self.filters)}")
-        combined: Any = reduce(and_, (self.filters[rule] for rule in rules)) if rules else None
-        return check_batch(self.version, 1, combined, [deny or None])[0]
+        return reduce(and_, (self.filters[rule] for rule in rules)) if rules else None
 
     def legal_tokens(self, request: tuple[RequestFilter, ...]) -> LegalTokens:
         """The legal tokens of one request after each prefix."""

@@ -31,6 +31,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any, *, end: int) -> None:
         self._tokenizer, self.end = tokenizer, end
+        self._tries: dict[int, TokenTrie] = {}
         if not 0 <= end < self.size:
             raise CheckpointError(f"the end token {end} is not one of the tokenizer's {self.size:,} tokens")
 
@@ -58,6 +59,27 @@ class TextTokenizer:
         except Exception as error:  # the package raises Exception itself
             raise CheckpointError(f"{path} cannot be read ({error}): save the tokenizer again") from error
         return cls(tokenizer, end=_end_token(Path(directory)))
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, end: int | None = None) -> "TextTokenizer":
+        """From a fast tokenizer of transformers. end: None: its `eos_token_id`. A TextTokenizer is returned as it is.
+
+        Raises ArgumentError for a tokenizer that the package tokenizers does not run, or that names no end token.
+        """
+        if isinstance(tokenizer, TextTokenizer):
+            if end not in (None, tokenizer.end):
+                raise ArgumentError(f"the end token is {end}, and the tokenizer's {tokenizer.end}: expected one")
+            return tokenizer
+        backend, end = (
+            getattr(tokenizer, "backend_tokenizer", None),
+            getattr(tokenizer, "eos_token_id", None) if end is None else end,
+        )
+        if backend is None or end is None:
+            raise ArgumentError(
+                f"the tokenizer is {type(tokenizer).__name__} with the end token {end}: expected a fast tokenizer of "
+                "transformers (with tokenizer.json) and an end token"
+            )
+        return cls(backend, end=end)
 
     @cached_property
     def size(self) -> int:
@@ -104,13 +126,15 @@ class TextTokenizer:
         return tuple(found)
 
     def trie(self, size: int) -> TokenTrie:
-        """The tokens for automata over a model's `size` logits. Cost: about 0.1 s for 150,000 tokens.
+        """The tokens for automata over a model's `size` logits. Cost: about 0.1 s for 150,000 tokens, once.
 
         Raises CheckpointError where the tokenizer has more tokens than the model has logits.
         """
         if self.size > size:
             raise CheckpointError(f"the tokenizer has {self.size:,} tokens and the model {size:,}: they do not belong together")
-        return TokenTrie.of([*self.token_bytes, *[None] * (size - self.size)])
+        if size not in self._tries:
+            self._tries[size] = TokenTrie.of([*self.token_bytes, *[None] * (size - self.size)])
+        return self._tries[size]
 
 
 def _check_ids(settings: Any, path: Path) -> None:
