@@ -1,5 +1,6 @@
 """Rules: named SQL predicates, how they are written down, and their status."""
 
+import json
 import os
 import re
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 from leafbeam.errors import RuleError
 from leafbeam.files import read_text
 
-# A TOML file, a mapping, or several of them, of which a later one replaces the rules that it names.
+# A TOML or JSON file, a mapping, or several of them, of which a later one replaces the rules that it names.
 _OneSource = str | os.PathLike[str] | Mapping[str, object]
 RuleSource = _OneSource | Sequence[_OneSource] | None
 
@@ -196,14 +197,24 @@ def _definitions(source: RuleSource) -> Mapping[str, object]:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"cannot read the rules of {path}: {error}") from error
-    if max(key.count(".") for key in _KEY.findall(text)) > _MAX_DOTS:  # tomllib takes time and memory quadratic in them
-        raise RuleError(f"{path} has a key of more than {_MAX_DOTS} dots: a rule's name has none")
     try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: TOMLDecodeError, or an integer of thousands of digits
-        raise RuleError(f"{path} is not a TOML file: {error}") from error
+        document = _parsed(path, text)
+    except RuleError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: of TOML or JSON, or an integer of thousands of digits
+        raise RuleError(f"{path} is not a {'JSON' if path.suffix == '.json' else 'TOML'} file: {error}") from error
     rules = document.pop("rules", None)
     if not isinstance(rules, dict) or document:
         found = ", ".join(["rules"] * (rules is not None) + list(document)) or "nothing"
         raise RuleError(f'{path} has to hold one table [rules] with lines such as fresh = "age < 7"; it holds: {found}')
     return rules
+
+
+def _parsed(path: Path, text: str) -> dict[str, object]:
+    """The document of a TOML or JSON file. Raises RuleError, ValueError, RecursionError."""
+    if path.suffix == ".json":
+        document = json.loads(text)
+        return document if isinstance(document, dict) else {"": document}
+    if max(key.count(".") for key in _KEY.findall(text)) > _MAX_DOTS:  # tomllib takes time and memory quadratic in them
+        raise RuleError(f"{path} has a key of more than {_MAX_DOTS} dots: a rule's name has none")
+    return tomllib.loads(text)

@@ -94,6 +94,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     require("`leafbeam build`", "duckdb", "pyarrow")
     from leafbeam.catalog import Catalog, rules_from_text
     from leafbeam.index import Trie
+    from leafbeam.ingest import set_aside
     from leafbeam.semid import SidTable
 
     console = stdout()
@@ -104,6 +105,12 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
 
     began = time.perf_counter()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
+    if (
+        paths.trie.exists()
+        and Trie.load(paths.trie, verify=False).version != trie.version
+        and (aside := set_aside(paths.live)) is not None
+    ):
+        console.print(f"{aside} has the items and rules that came since the last build: import those that are missing again.")
     trie.save(paths.trie)
     built(trie, paths.trie, began)
 

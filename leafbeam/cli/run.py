@@ -3,11 +3,15 @@
 import json
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leafbeam.errors import CheckpointError, DataError
 from leafbeam.files import read_text, write_json
 
+if TYPE_CHECKING:
+    from leafbeam.semid import ItemEncoder, SidTable
+
+_SAMPLE = 1000  # of the items whose codes are compared
 _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": "build", "catalog": "build", "rules": "build"}
 
 
@@ -21,6 +25,7 @@ class RunDirectory:
     index.leafbeam       the index                                          (build)
     catalog.duckdb       items and their attributes                         (build)
     rules.toml           rules as SQL predicates                            (yours)
+    live/                items and rules that came since                    (serve, items)
     report.json          figures of every step, one entry a step            (all)
     """
 
@@ -34,7 +39,37 @@ class RunDirectory:
         self.trie = path / "index.leafbeam"
         self.catalog = path / "catalog.duckdb"
         self.rules = path / "rules.toml"
+        self.live = path / "live"
         self.report = path / "report.json"
+
+    @property
+    def index(self) -> Path:
+        """The index to answer from: that of the changes since `build`, if there are any. Raises ConflictError."""
+        from leafbeam.ingest import INDEX, check_origin
+
+        check_origin(self.live, self.trie)
+        return self.live / INDEX if (self.live / INDEX / "manifest.json").exists() else self.trie
+
+    @property
+    def rule_files(self) -> list[Path]:
+        """rules.toml, and the rules made over HTTP."""
+        from leafbeam.ingest import RULES
+
+        return [path for path in (self.rules, self.live / RULES) if path.exists()]
+
+    def load_encoder(self) -> "ItemEncoder | str":
+        """What gives new items codes from their text; or why this run has nothing that does."""
+        from leafbeam.semid import ItemEncoder, SidTable
+
+        if not self.sids.exists():
+            return f"{self.path} has no {self.sids.name}: its Semantic IDs are from elsewhere"
+        try:
+            sids = SidTable.load(self.sids)
+            encoder = ItemEncoder.load(self.quantiser, sids)
+            check_sids(sids, self.trie)
+        except CheckpointError as error:
+            return str(error)
+        return encoder
 
     @property
     def fitted_memory(self) -> Path | None:
@@ -66,6 +101,18 @@ class RunDirectory:
         if not isinstance(report, dict) or not all(isinstance(figures, dict) for figures in report.values()):
             raise DataError(f"{self.report} holds no JSON object of objects: delete it and run the steps again")
         return report
+
+
+def check_sids(sids: "SidTable", trie: Path) -> None:
+    """Raise CheckpointError unless an index has the codes of a table, of a sample of its items."""
+    from leafbeam.index import Trie
+
+    index = Trie.load(trie, verify=False)
+    rows = slice(None, None, max(1, len(sids) // _SAMPLE))
+    ids = sids.item_ids[rows]
+    same = index.codebook_sizes == sids.codebook_sizes and bool(index.knows(ids).all())
+    if not same or (index.codes_of(ids) != sids.codes[rows]).any():
+        raise CheckpointError(f"{trie} has other Semantic IDs than the run's sids.parquet: run `leafbeam build` again")
 
 
 def _finite(text: str) -> float | None:

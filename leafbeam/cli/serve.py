@@ -88,9 +88,9 @@ def recommend(
         )
         files = ServingFiles(
             model=str(paths.model),
-            index=str(paths.trie),
+            index=str(paths.index),
             catalog=str(paths.catalog),
-            rules=str(paths.rules),
+            rules=tuple(map(str, paths.rule_files)),
             verify=not no_verify,
             memory=None if paths.fitted_memory is None else str(paths.fitted_memory),
         )
@@ -104,9 +104,9 @@ def recommend(
         gc.enable()
 
     catalog_files = CatalogFiles(
-        index=paths.trie,
+        index=paths.index,
         catalog=paths.catalog,
-        rules=paths.rules,
+        rules=paths.rule_files,
         verify=not no_verify,
         memory=paths.fitted_memory,
     )
@@ -133,7 +133,15 @@ def serve(
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
     device: DeviceOption = "cpu",
     no_verify: NoVerifyOption = False,
-    learn: Annotated[bool, option("--learn", "Count interactions sent to POST /v1/events in the item memory.")] = False,
+    learn: Annotated[bool, option("--learn", "Count interactions sent to POST /v1/interactions in the item memory.")] = False,
+    changes: Annotated[
+        Literal["auto", "on", "off"],
+        option(
+            "--changes",
+            "Take changes of items and rules: auto, from this machine alone; on, from everyone; off.",
+            metavar="NAME",
+        ),
+    ] = "auto",
     workers: Annotated[int, option("--workers", "Threads that run batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
@@ -156,6 +164,7 @@ def serve(
     max_beams: Annotated[int, option("--max-beams", "Maximum beams, and items, of a request.", LIMITS)] = 512,
     max_queue: Annotated[int, option("--max-queue", "Maximum queued requests; more get 429.", LIMITS)] = 256,
     max_body_kb: Annotated[int, option("--max-body-kb", "Maximum length of a request's body.", LIMITS)] = 1024,
+    max_batch_kb: Annotated[int, option("--max-batch-kb", "Maximum length of a batch of items.", LIMITS)] = 8192,
     max_connections: Annotated[
         int | None, option("--max-connections", "Maximum open connections.", LIMITS, default="free descriptors")
     ] = None,
@@ -195,7 +204,7 @@ def serve(
 
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
-    from leafbeam.serve import ConnectionLimits
+    from leafbeam.serve import ChangeFiles, ConnectionLimits
     from leafbeam.serve import serve as run_server
     from leafbeam.text import TextService, TextSettings
 
@@ -249,12 +258,14 @@ def serve(
         None if paths is None else paths.model,
         catalog,
         text=text,
+        changes=None if paths is None else ChangeFiles(directory=paths.live, encoder=paths.load_encoder(), changes=changes),
         host=host,
         port=port,
         device=device,
         limits=Limits(max_beams=max_beams, max_items=min(max_beams, Limits().max_items)),
         settings=settings,
         max_body_bytes=max_body_kb * 1024,
+        max_batch_bytes=max_batch_kb * 1024,
         connections=ConnectionLimits(idle_s=idle_timeout, **bounds),
         grace_s=grace,
         on_ready=on_ready,

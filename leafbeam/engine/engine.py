@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import overload
 
 from leafbeam.catalog import Catalog, RuleSource
@@ -32,6 +33,7 @@ from leafbeam.errors import (
     UnknownRuleError,
 )
 from leafbeam.index import Trie, Version
+from leafbeam.live import LiveIndex, RequestKey
 from leafbeam.model import PromptStore, Transformer, load_model
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
@@ -40,15 +42,16 @@ _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatalogFiles:
-    """What `Engine.load` opens, and closes again: an index file, and for rules the DuckDB file of the items.
+    """What `Engine.load` opens, and closes again: an index, and for rules the DuckDB file of the items.
 
+    index: a file, the directory of a live index, which is read as it is now, or a live index, which is not closed.
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
     of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. verify: whether the index
     is checked and read into memory (`Trie.load`). memory: the file of an item memory. learn: whether it
     counts interactions (`Engine.observe`), which no other process may do then.
     """
 
-    index: str | os.PathLike[str]
+    index: str | os.PathLike[str] | LiveIndex
     catalog: str | os.PathLike[str] | None = None
     rules: RuleSource = None
     refresh: str | None = None
@@ -63,12 +66,31 @@ class CatalogFiles:
         if (self.rules is not None or self.refresh is not None) and self.catalog is None:
             raise ArgumentError("rules need a catalog to evaluate them over: pass its DuckDB file as catalog=")
 
-    def open(self) -> Catalog | Trie:
-        """The catalog, or the index alone without `catalog`. Raises IndexFileError, DataError, RuleError."""
-        trie = Trie.load(os.fspath(self.index), verify=self.verify)
+    def open(self, opened: ExitStack) -> Catalog | Trie:
+        """The catalog, or the index alone without `catalog`, to be closed by `opened`.
+
+        Raises IndexFileError, LogError, DataError, RuleError.
+        """
+        index = self.index
+        if not isinstance(index, LiveIndex):
+            if Path(index).is_dir():
+                index = opened.enter_context(LiveIndex.open(index, read_only=True))
+            else:
+                index = Trie.load(os.fspath(index), verify=self.verify)
         if self.catalog is None:
-            return trie
-        return Catalog.open(self.catalog, trie, self.rules, refresh=self.refresh, rule_timeout_s=self.rule_timeout_s)
+            return index if isinstance(index, Trie) else index.merge()
+        timeout_s = self.rule_timeout_s
+        catalog = Catalog.open(self.catalog, index, self.rules, refresh=self.refresh, rule_timeout_s=timeout_s)
+        opened.callback(catalog.close)
+        return catalog
+
+    def open_memory(self, opened: ExitStack) -> ItemMemory | LiveMemory | None:
+        """The item memory, if there is one, to be closed by `opened`. Raises IndexFileError, LogError."""
+        if self.memory is None:
+            return None
+        if self.learn:
+            return opened.enter_context(LiveMemory.open(self.memory))
+        return ItemMemory.load(self.memory, verify=self.verify)
 
 
 class Engine:
@@ -165,14 +187,11 @@ class Engine:
         """
         model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
         catalog = CatalogFiles(index=catalog) if isinstance(catalog, str | os.PathLike) else catalog
-        source = catalog.open() if isinstance(catalog, CatalogFiles) else catalog
         with ExitStack() as opened:
-            if source is not catalog and isinstance(source, Catalog):
-                opened.callback(source.close)
             memory = None
-            if isinstance(catalog, CatalogFiles) and catalog.memory is not None:
-                live = opened.enter_context(LiveMemory.open(catalog.memory)) if catalog.learn else None
-                memory = live or ItemMemory.load(catalog.memory, verify=catalog.verify)
+            source = catalog
+            if isinstance(source, CatalogFiles):
+                memory, source = source.open_memory(opened), source.open(opened)
             engine = cls(model, source, memory=memory, limits=limits, settings=settings)
             engine._opened = opened.pop_all()
         return engine
@@ -290,14 +309,14 @@ class Engine:
             raise
         return pending.future
 
-    def observe(self, events: Sequence[Event]) -> int:
+    def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
         """Count interactions in the item memory (see `LiveMemory.observe`); the next request sees them.
 
-        Raises RequestError if the engine was not given a LiveMemory, ItemIdError, LogError.
+        Raises RequestError if the engine was not given a LiveMemory, ItemIdError, ConflictError, LogError.
         """
         if self._live_memory is None:
             raise RequestError("this engine counts no interactions: give it a LiveMemory, or start the server with --learn")
-        return self._live_memory.observe(events)
+        return self._live_memory.observe(events, request)
 
     @overload
     def recommend(self, requests: Request) -> Result: ...

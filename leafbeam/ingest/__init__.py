@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
     from leafbeam.ingest.changes import ChangeCounts
     from leafbeam.ingest.lines import MAX_LINES, ItemLine, Lines
-    from leafbeam.ingest.live_directory import LiveDirectory, check_origin, set_aside
+    from leafbeam.ingest.live_directory import INDEX, RULES, LiveDirectory, check_origin, set_aside
     from leafbeam.ingest.snapshots import SnapshotInfo
     from leafbeam.ingest.writer import CatalogWriter
 
 __all__ = [
+    "INDEX",
     "MAX_LINES",
+    "RULES",
     "CatalogWriter",
     "ChangeCounts",
     "ItemLine",

@@ -25,25 +25,27 @@ from leafbeam.live import CompactionPolicy, LiveIndex, disk
 from leafbeam.live.manifest import take_lock
 
 _FORMAT = 1
-INDEX = "index"
+INDEX, RULES = "index", "rules.json"
 
 
 class LiveDirectory:
     """The directory of one run's changes, open for writing by this process alone.
 
-    index: the live index; in memory until `persist`. requests: None until then. rules: made over HTTP, read by `Catalog` at
-    every load. sync: whether changes survive a power cut, not only a killed process.
+    index: the live index; in memory until `persist`. requests: None until then. rules: made over HTTP; `rules_file` is a source
+    of rules for a `Catalog`. sync: whether changes survive a power cut, not only a killed process.
     """
 
     def __init__(self, path: Path, trie: Path, *, verify: bool, sync: bool, compaction: CompactionPolicy | None) -> None:
         self.path, self._trie, self._sync = path, trie, sync
+        self.rules_file = path / RULES
         self.requests: RequestLog | None = None
-        self.rules: dict[str, dict[str, Any]] = {}
         with ExitStack() as opened:
             path.mkdir(parents=True, exist_ok=True)
             opened.callback(disk.close, take_lock(path))
             check_origin(path, trie)
-            self.rules |= _read_rules(path / "rules.json")
+            self.rules = _read_rules(self.rules_file)
+            if not self.rules_file.exists():
+                write_json(self.rules_file, {"rules": {}})
             if (path / INDEX / "manifest.json").exists():
                 self.index = opened.enter_context(LiveIndex.open(path / INDEX, sync=sync, compaction=compaction))
                 self.requests = opened.enter_context(RequestLog.open(path, sync=sync))
@@ -86,9 +88,8 @@ class LiveDirectory:
 
     def save_rules(self, rules: Mapping[str, dict[str, Any]]) -> None:
         """Replace the rules, on disk first. Raises OSError."""
-        write_durably(self.path / "rules.json", {"format": _FORMAT, "rules": rules})
-        self.rules.clear()
-        self.rules.update(rules)
+        write_durably(self.rules_file, {"rules": rules})
+        self.rules = dict(rules)
 
     def close(self) -> None:
         """Close the files and release the lock. Raises LogError, OSError."""

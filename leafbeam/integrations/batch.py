@@ -20,6 +20,7 @@ from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Limits, Reque
 from leafbeam.errors import ArgumentError, DataError, ItemIdError, RequestError
 from leafbeam.files import replacing
 from leafbeam.index import Trie
+from leafbeam.live import LiveIndex
 
 MANIFEST = "_manifest.json"
 _FORMAT = 1
@@ -29,20 +30,22 @@ Progress = Callable[["PartitionResult", int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingFiles:
-    """The files of an engine, made absolute: a model's directory, an index, an item memory, for rules a catalog and TOML.
+    """The files of an engine, made absolute: a model's directory, an index, an item memory, a catalog and files of rules.
 
-    verify: see `CatalogFiles`.
+    index, verify: see `CatalogFiles`.
     """
 
     model: str
     index: str
     catalog: str | None = None
-    rules: str | None = None
+    rules: str | tuple[str, ...] | None = None
     verify: bool = True
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "index", "catalog", "rules", "memory"):
+        rules = (self.rules,) if isinstance(self.rules, str) else self.rules
+        object.__setattr__(self, "rules", None if rules is None else tuple(map(os.path.abspath, rules)))
+        for name in ("model", "index", "catalog", "memory"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.abspath(path))
         _ = self.catalog_files  # raises ArgumentError
@@ -215,8 +218,8 @@ class BatchJob:
         return {
             "format": _FORMAT,
             "model": _digest(sorted(path for path in model.iterdir() if path.suffix in (".json", ".safetensors"))),
-            "index": Trie.load(self.files.index, verify=False).version,
-            "rules_text": None if self.files.rules is None else _digest([Path(self.files.rules)]),
+            "index": _version_of(Path(self.files.index)),
+            "rules_text": None if self.files.rules is None else _digest([Path(path) for path in self.files.rules]),
             "memory": None if self.files.memory is None else _digest([Path(self.files.memory)]),
             "request": asdict(self.request) | {"rules": list(self.request.rules)},
             "partition_rows": self.partition_rows,
@@ -301,6 +304,13 @@ def recommend_users(job: BatchJob, *, progress: Progress | None = None) -> list[
         if progress is not None:
             progress(results[-1], finished + len(results), len(plan.partitions))
     return results
+
+
+def _version_of(index: Path) -> str:
+    if not index.is_dir():
+        return Trie.load(index, verify=False).version
+    with LiveIndex.open(index, read_only=True) as live:
+        return live.version().name
 
 
 def _compare(path: Path, manifest: dict[str, Any]) -> None:

@@ -3,17 +3,22 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
+from leafbeam.ingest import CatalogWriter
+from leafbeam.serve.access import Access, AccessMiddleware
+from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.errors import http_error, unexpected_error
 from leafbeam.serve.exchange import Bounds, json_response
@@ -23,25 +28,33 @@ from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.schema import Health, Readiness
 from leafbeam.text import TextService
 
+NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
+
 
 def create_app(
     engine: Engine | None,
     metrics: Metrics | None = None,
     *,
     text: TextService | None = None,
+    writer: CatalogWriter | str = NO_WRITER,
+    access: Access | None = None,
     max_body_bytes: int = 1 << 20,
+    max_batch_bytes: int = 8 << 20,
     max_body_s: float = 10.0,
     answer_s: float = 60.0,
     grace_s: float = 30.0,
 ) -> Starlette:
     """The ASGI application of an engine, a language model, or both, which start and stop with it.
 
-    max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there. answer_s: a request without an answer
+    writer: changes the engine's catalog for clients; or why it cannot be changed. access: who may do what; by default, programs
+    on this machine may change the catalog. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there.
+    max_batch_bytes: of a batch of items. answer_s: a request without an answer
     by then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
     bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
+    catalog = None if engine is None else CatalogRoutes(engine, writer, replace(bounds, max_body_bytes=max_batch_bytes))
     metrics = metrics or Metrics(engine, text)
     document = document_of(None if engine is None else engine.limits, text is not None)
     page = page_of(document)
@@ -55,6 +68,8 @@ def create_app(
         yield
         stops = [part.stop for part in (engine, text) if part is not None]
         await asyncio.gather(*(asyncio.to_thread(stop, grace_s) for stop in stops))
+        if catalog is not None:
+            await asyncio.to_thread(catalog.close)
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
@@ -75,6 +90,7 @@ def create_app(
     app = Starlette(
         routes=[
             *([] if engine is None else item_routes(engine, metrics, bounds)),
+            *([] if catalog is None else catalog.routes),
             *CompletionRoutes(engine, text, metrics, bounds).routes,
             Route("/healthz", healthz),
             Route("/readyz", readyz),
@@ -83,6 +99,7 @@ def create_app(
             Route("/docs", docs),
         ],
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
+        middleware=[Middleware(AccessMiddleware, access=access or Access())],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirect would go where the client's Host header says

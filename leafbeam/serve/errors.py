@@ -14,12 +14,15 @@ from starlette.responses import Response
 from leafbeam.errors import (
     ArgumentError,
     AutomatonError,
+    BatchError,
+    ConflictError,
     ItemIdError,
     LeafbeamError,
+    LockedError,
     OverloadedError,
     RequestError,
+    RuleError,
     UnavailableError,
-    UnknownRuleError,
     short_repr,
 )
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
@@ -50,7 +53,8 @@ def _status_of(error: Exception) -> int:
     kinds = {
         UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
         OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
-        (RequestError, UnknownRuleError, ItemIdError, ArgumentError): HTTPStatus.UNPROCESSABLE_ENTITY,
+        (ConflictError, LockedError): HTTPStatus.CONFLICT,
+        (RequestError, RuleError, ItemIdError, ArgumentError, BatchError): HTTPStatus.UNPROCESSABLE_ENTITY,
     }
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -60,6 +64,8 @@ def error_response(request: Request, error: LeafbeamError) -> Response:
     status, details = _status_of(error), dict[str, Any]()
     if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
         details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
+    if isinstance(error, BatchError):
+        details = {"lines": {str(number): _encodable(problem) for number, problem in error.lines.items()}}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
     return _answer(status, name, str(error), _headers(request, error, status), details)
 

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -14,9 +15,11 @@ from starlette.responses import Response
 
 from leafbeam.engine import Engine, Request, Result
 from leafbeam.errors import ArgumentError, UnavailableError
+from leafbeam.live import RequestKey
 from leafbeam.serve.errors import BodyError, describe
 
 _INLINE_IDS = 512  # more ids are looked up in a thread; for fewer, changing threads takes longer
+_MAX_KEY = 255
 S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T")
 
@@ -79,6 +82,20 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
         raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+
+
+def key_of(http: HttpRequest, body: bytes) -> RequestKey | None:
+    """The header Idempotency-Key, if it is there, with a digest of the whole request."""
+    key = http.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= _MAX_KEY or not key.isprintable():
+        raise BodyError(f"Idempotency-Key must have 1 to {_MAX_KEY} characters that can be printed")
+    digest = blake2b(digest_size=16)
+    for part in (http.method, http.url.path, http.url.query, http.headers.get("content-type", "")):
+        digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+    digest.update(body)
+    return RequestKey(key=key, digest=digest.hexdigest())
 
 
 async def disconnected(http: HttpRequest) -> None:

@@ -1,4 +1,4 @@
-"""`POST /v1/recommend` and `POST /v1/events`: the routes of an engine."""
+"""`POST /v1/recommend` and `POST /v1/interactions`: the routes of an engine."""
 
 import asyncio
 import time
@@ -14,12 +14,12 @@ from leafbeam.engine import Engine, Limits, Request
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
 from leafbeam.serve.errors import error_response
-from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body
+from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-from leafbeam.serve.schema import EventsAnswer, EventsBody, RecommendAnswer, RecommendBody
+from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, RecommendAnswer, RecommendBody
 
 _DECODER = msgspec.json.Decoder(RecommendBody)
-_EVENTS_DECODER = msgspec.json.Decoder(EventsBody)
+_INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
 def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]:
@@ -57,19 +57,22 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
             metrics.observe(status, time.perf_counter() - began)
         return response
 
-    async def events(http: HttpRequest) -> Response:
+    async def interactions(http: HttpRequest) -> Response:
         """Count interactions; the write to disk waits in a thread."""
         try:
-            body = await read_body(http, bounds)
-            content = decode_body(body, http.headers.get("content-type", ""), _EVENTS_DECODER, _max_values(engine.limits))
-            observed = [(event.history, event.item_id) for event in content.events]
-            return json_response(EventsAnswer(pairs=await asyncio.to_thread(engine.observe, observed)))
+            body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
+            content = decode_body(body, kind, _INTERACTIONS_DECODER, _max_values(engine.limits))
+            events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
+            return json_response(InteractionsAnswer(pairs=await asyncio.to_thread(engine.observe, events, request)))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except LeafbeamError as error:
             return error_response(http, error)
 
-    return [Route("/v1/recommend", recommend, methods=["POST"]), Route("/v1/events", events, methods=["POST"])]
+    return [
+        Route("/v1/recommend", recommend, methods=["POST"]),
+        Route("/v1/interactions", interactions, methods=["POST"]),
+    ]
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:

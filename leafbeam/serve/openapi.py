@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from leafbeam.engine import Limits
+from leafbeam.serve import catalog_schema
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
     ChatBody,
@@ -13,7 +14,7 @@ from leafbeam.serve.completion_schema import (
     ItemCompletionBody,
     ModelsAnswer,
 )
-from leafbeam.serve.schema import EventsAnswer, EventsBody, OpenAIError, RecommendAnswer, RecommendBody, components
+from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, OpenAIError, RecommendAnswer, RecommendBody, components
 
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
 request names. If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
@@ -30,6 +31,15 @@ _FAILURES = {
     "500": "The server failed, such as a model with NaN logits",
     "503": "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
 }
+_CHANGE_FAILURES = _FAILURES | {
+    "403": "Changes are not taken from there",
+    "404": "There is no such item, rule or snapshot",
+    "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
+    "415": "The body is of another type than items can be sent in",
+    "422": "Lines are wrong, and `lines` says which and why; or the rule cannot be evaluated. Nothing was changed",
+    "429": "Too many changes wait",
+    "503": "The table of items or the disk cannot be written now",
+}
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem .6rem;text-align:left;
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
@@ -41,8 +51,11 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
     if limits is not None:
         paths["/v1/recommend"] = _post("Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
-        paths["/v1/events"] = _post("Count interactions in the item memory (with --learn)", ["EventsBody"], "EventsAnswer")
-        types += [RecommendBody, RecommendAnswer, EventsBody, EventsAnswer, ItemCompletionBody]
+        summary = "Count interactions in the item memory (with --learn)"
+        paths["/v1/interactions"] = _post(summary, ["InteractionsBody"], "InteractionsAnswer")
+        paths |= _catalog_paths()
+        types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody]
+        types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
     paths["/v1/completions"] = _post("Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", "OpenAIError")
     if has_text:
@@ -63,6 +76,65 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
     }
 
 
+def _catalog_paths() -> dict[str, Any]:
+    """The routes that show and change the catalog."""
+    lines = {
+        kind: {"schema": {"$ref": "#/components/schemas/ItemBody"}} for kind in ("application/x-ndjson", "application/json")
+    }
+    lines["application/vnd.apache.arrow.stream"] = {"schema": {"type": "string", "format": "binary"}}
+    snapshot = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    item = [{"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    missing = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}
+    return {
+        "/v1/items": {
+            "put": _change("Insert or replace items: all lines or none", "ChangeAnswer", lines, [_KEY]),
+            "patch": _change("Change the attributes or codes that each line names", "ChangeAnswer", lines, [_KEY]),
+            "delete": _change("Remove the items of the lines", "ChangeAnswer", lines, [_KEY, missing]),
+        },
+        "/v1/items/{item_id}": {
+            "get": _change("An item, its codes and attributes", "ItemAnswer", None, item),
+            "delete": _change("Remove an item", "ChangeAnswer", None, [*item, _KEY]),
+        },
+        "/v1/catalog": {"get": _change("The catalog: its size, columns, snapshots", "CatalogAnswer", None, [])},
+        "/v1/catalog/compact": {"post": _change("Merge all changes in the background", "CatalogAnswer", None, [])},
+        "/v1/catalog/snapshot": {
+            "post": _change("Save all items under a name", "SnapshotAnswer", _content("SnapshotBody"), [])
+        },
+        "/v1/catalog/rollback": {
+            "post": _change("Go back to a snapshot", "ChangeAnswer", _content("RollbackBody"), [_KEY]),
+        },
+        "/v1/catalog/snapshots/{name}": {"delete": _change("Remove a snapshot", "CatalogAnswer", None, snapshot)},
+        "/v1/rules": {"get": _change("All rules", "RulesAnswer", None, [])},
+        "/v1/rules/{name}": {
+            "get": _change("A rule", "RuleAnswer", None, snapshot),
+            "put": _change("Add or replace a rule, once it can be evaluated", "RuleAnswer", _content("RuleBody"), snapshot),
+            "delete": _change("Remove a rule made by PUT", "RuleAnswer", None, snapshot),
+        },
+    }
+
+
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Of your choice: the same request with the same key is made once, also after a restart.",
+    "schema": {"type": "string", "maxLength": 255},
+}
+
+
+def _change(summary: str, answer: str, body: dict[str, Any] | None, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """A method of a route of the catalog."""
+    return {
+        "summary": summary,
+        **({"parameters": parameters} if parameters else {}),
+        **({} if body is None else {"requestBody": {"required": True, "content": body}}),
+        "responses": {"200": {"description": "Done", "content": _content(answer)}, **_failed("ErrorAnswer", _CHANGE_FAILURES)},
+    }
+
+
+def _failed(schema: str, failures: dict[str, str]) -> dict[str, Any]:
+    return {status: {"description": text, "content": _content(schema)} for status, text in failures.items()}
+
+
 def _post(summary: str, bodies: list[str], answer: str, failure: str = "ErrorAnswer") -> dict[str, Any]:
     return {
         "post": {
@@ -70,7 +142,7 @@ def _post(summary: str, bodies: list[str], answer: str, failure: str = "ErrorAns
             "requestBody": {"required": True, "content": _content(*bodies)},
             "responses": {
                 "200": {"description": "Answered", "content": _content(answer)},
-                **{status: {"description": text, "content": _content(failure)} for status, text in _FAILURES.items()},
+                **_failed(failure, _FAILURES),
             },
         }
     }
@@ -101,7 +173,8 @@ def page_of(document: dict[str, Any]) -> str:
     for name, schema in schemas.items():
         parts.append(f"<h2 id={name}>{name}</h2><p>{_text(schema.get('description', ''))}</p><table>")
         for field, of in schema.get("properties", {}).items():
-            parts.append(f"<tr><td><code>{field}</code><td>{_type(of)}<td>{_text(of.get('description', ''))}")
+            kind = type_of(of, "<a href=#{0}>{0}</a>")
+            parts.append(f"<tr><td><code>{field}</code><td>{kind}<td>{_text(of.get('description', ''))}")
         parts.append("</table>")
     parts.append("<h2>Failures</h2><table>")
     parts += [f"<tr><td>{status}<td>{_text(text)}" for status, text in _FAILURES.items()]
@@ -122,12 +195,13 @@ def _kinds(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: value for key, value in one.items() if key not in ("minimum", "maximum")} for one in alternatives]
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """A field's type, bounds and default in one line."""
+def type_of(schema: dict[str, Any], link: str = "{0}") -> str:
+    """A field's type, bounds and default in one line. link: how the name of another schema is written."""
     if "$ref" in schema:
-        name = schema["$ref"].rsplit("/", 1)[1]
-        return f"<a href=#{name}>{name}</a>"
-    kinds = [f"list of {_type(one['items'])}" if "items" in one else one.get("type", "object") for one in _kinds(schema)]
+        return link.format(schema["$ref"].rsplit("/", 1)[1])
+    kinds = [
+        f"list of {type_of(one['items'], link)}" if "items" in one else one.get("type", "object") for one in _kinds(schema)
+    ]
     kind = " or ".join(dict.fromkeys(kinds))
     bounds = [f"{word} {schema[key]:,}" for key, word in _BOUNDS.items() if key in schema]
     default = [f"default {json.dumps(schema['default'])}"] if "default" in schema else []

@@ -81,20 +81,20 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Request(**values, deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3)
 
 
-class EventBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An interaction: what a user took, and the newest items that the user had before."""
+class InteractionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user took, and the newest items that the user had before."""
 
     history: Annotated[list[Id], Meta(description="Item ids, oldest first; the last few count.")] = []
     item_id: Id
 
 
-class EventsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InteractionsBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Interactions to count in the item memory."""
 
-    events: Annotated[list[EventBody], Meta(max_length=1000)]
+    interactions: Annotated[list[InteractionBody], Meta(max_length=1000)]
 
 
-class EventsAnswer(Struct, frozen=True, kw_only=True):
+class InteractionsAnswer(Struct, frozen=True, kw_only=True):
     """What was counted, durably."""
 
     pairs: Annotated[int, Meta(description="Pairs of items of the memory that were counted.")]
@@ -162,6 +162,9 @@ class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
     retry_after_ms: Annotated[
         int | None, Meta(description="With 429 and 503: when to try again; `Retry-After` in whole seconds.")
+    ] = None
+    lines: Annotated[
+        dict[str, str] | None, Meta(description="Of a batch of items: what is wrong with each line, by its number.")
     ] = None
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import ipaddress
 import logging
 import math
 import os
@@ -22,7 +21,11 @@ from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.serve.app import create_app
+from leafbeam.ingest import CatalogWriter, LiveDirectory
+from leafbeam.model import load_model
+from leafbeam.serve.access import Access, is_loopback
+from leafbeam.serve.app import NO_WRITER, create_app
+from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.metrics import Metrics
 from leafbeam.text import TextService
@@ -108,9 +111,12 @@ class Server:
         engine: Engine | None,
         *,
         text: TextService | None = None,
+        writer: CatalogWriter | str = NO_WRITER,
+        access: Access | None = None,
         host: str = "127.0.0.1",
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
+        max_batch_bytes: int = 8 << 20,
         grace_s: float = 30.0,
         connections: ConnectionLimits | None = None,
         on_ready: Callable[[str], None] = _print_line,
@@ -123,8 +129,10 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         connections = connections or ConnectionLimits()
+        access = access or Access(changes="local" if is_loopback(host) else "off", reason=NOT_LOCAL)
+        bodies = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes}
         config = uvicorn.Config(
-            create_app(engine, self.metrics, text=text, max_body_bytes=max_body_bytes, grace_s=grace_s),
+            create_app(engine, self.metrics, text=text, writer=writer, access=access, grace_s=grace_s, **bodies),
             log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
@@ -186,10 +194,10 @@ class Server:
             thread.join()
 
     def _started(self) -> None:
-        if not _is_loopback(self._host):
+        if not is_loopback(self._host):
             log.warning(
-                "anyone who can reach %s can ask for recommendations, read /metrics and, with --learn, send events: there are "
-                "no keys and no TLS, so put a proxy in front (docs/how-to/deploy.md)",
+                "anyone who can reach %s can ask for recommendations, read /metrics and, with --learn, send interactions: "
+                "there are no keys and no TLS, so put a proxy in front (docs/how-to/deploy.md)",
                 self.url,
             )
         served: list[str] = []
@@ -242,43 +250,52 @@ def serve(
     catalog: Catalog | Trie | CatalogFiles | str | os.PathLike[str] | None,
     *,
     text: TextService | None = None,
+    changes: ChangeFiles | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "cpu",
     limits: Limits | None = None,
     settings: Settings | None = None,
     max_body_bytes: int = 1 << 20,
+    max_batch_bytes: int = 8 << 20,
     connections: ConnectionLimits | None = None,
     grace_s: float = 30.0,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
-    text: a language model to serve too; alone, where model and catalog are None. A SIGHUP during loading takes effect once
-    requests are answered. Raises what Engine.load and Server raise, before anything is served.
+    text: a language model to serve too; alone, where model and catalog are None. changes: where clients' changes of the catalog
+    are kept; it goes with CatalogFiles. A SIGHUP during loading takes effect once requests are answered. Raises what
+    Engine.load, LiveDirectory.open and Server raise, before anything is served.
     """
     if (model is None) != (catalog is None):
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
+    if changes is not None and not isinstance(catalog, CatalogFiles):
+        raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
     with SighupReloader().installed() as reloader, ExitStack() as opened:
         opened.callback(reloader.join, 5.0)
-        engine = None
-        if model is not None and catalog is not None:
+        engine, writer, access = None, NO_WRITER, None
+        if model is not None and changes is not None and isinstance(catalog, CatalogFiles):
+            access = changes.access(host)
+            files, live = changes.open(catalog, opened)
+            memory = files.open_memory(opened)
+            source = files.open(opened)
+            writer = live
+            if isinstance(live, LiveDirectory) and isinstance(source, Catalog):
+                writer = CatalogWriter(source, live, encoder=changes.encoder, memory=memory)
+            model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
+            engine = Engine(model, source, memory=memory, limits=limits, settings=settings)
+        elif model is not None and catalog is not None:
             engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
+        if engine is not None:
             opened.callback(engine.close)
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
-        bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "connections": connections, "grace_s": grace_s}
+        bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
+        bounds |= {"connections": connections, "writer": writer, "access": access}
         Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -165,6 +166,23 @@ def test_the_demos_tour_checks_its_answers_on_the_real_server(run: Path, server:
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(line) for line in shown.splitlines()) <= 120
     assert shown.count("✓") >= 6
+
+
+def test_a_new_item_gets_its_codes_from_its_text_and_outlives_a_restart(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("live"))
+    words = {name: value for name, value in items_of(run)["P001"].items() if isinstance(value, str)}
+    lines = [{**words, "item_id": "P900", "price": 1.5}, {"item_id": "P901", "price": "dear"}]
+    for _ in range(2):
+        with running_server(tmp_path / "run") as server, httpx.Client(base_url=server.address) as client:
+            wrong = client.put("/v1/items", json=lines)
+            assert (wrong.status_code, list(wrong.json()["error"]["lines"])) == (422, ["2"])
+            if client.get("/v1/items/P900").status_code == 404:
+                assert client.put("/v1/items", json=lines[:1]).json()["inserted"] == 1
+            assert client.get("/v1/items/P900").json()["attributes"]["price"] == 1.5
+            request = {"history": ["P900"], "num_items": 256, "num_beams": 512, "rules": ["under_20"]}
+            assert "P900" in client.post("/v1/recommend", json=request | {"channel": "model"}).json()["item_ids"]
+    answer = " ".join(call("recommend", "--run", tmp_path / "run", "--history", "P900,P001").split())
+    assert "not in the index" not in answer
 
 
 @pytest.mark.slow

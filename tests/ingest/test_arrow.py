@@ -49,7 +49,7 @@ def test_rows_have_the_fields_that_are_not_null():
         (stream(pa.table({"item_id": ["a" * 10_000]}), compression="lz4"), "is compressed"),
         (
             stream(pa.table({"item_id": pa.array(["a", "a"]).dictionary_encode()})),
-            "column 'item_id' of the Arrow stream is dict",
+            "'item_id' of the Arrow stream is dict",
         ),
         (stream(pa.table({"x": pa.array(["a"], pa.string_view())})), "is string_view"),
         (stream(pa.table({"x": pa.array([{"a": 1}])})), "is struct"),

@@ -41,7 +41,7 @@ class Shop:
     @contextmanager
     def writer(self, **options: Any) -> Iterator[CatalogWriter]:
         with LiveDirectory.open(self.folder / "live", self.folder / "index.leafbeam") as live:
-            rules = [{"cheap": "price < 20", "tea": "title LIKE '%tea%'"}, live.rules]
+            rules = [{"cheap": "price < 20", "tea": "title LIKE '%tea%'"}, live.rules_file]
             with Catalog.open(self.folder / "items.duckdb", live.index, rules) as catalog:
                 yield CatalogWriter(catalog, live, **{"encoder": self.encoder, "memory": self.memory} | options)
 

@@ -109,7 +109,7 @@ def test_a_large_fit_keeps_a_sample_of_its_vectors(monkeypatch):
 def test_a_missing_damaged_or_foreign_file_is_named(tmp_path):
     fit = fit_sids(items(), None, quantiser=QuantiserConfig(codebook_sizes=(4,)))
     fit.quantiser.save(tmp_path)
-    with pytest.raises(CheckpointError, match="run `leafbeam fit-sids` again, which writes it and gives the same codes"):
+    with pytest.raises(CheckpointError, match="run `leafbeam fit-sids` again, which writes it and"):
         ItemEncoder.load(tmp_path, fit.table)
     fit.encoder.save(tmp_path, fit.table)
     other = fit_sids(items(30), None, quantiser=QuantiserConfig(codebook_sizes=(4,)))

@@ -7,27 +7,34 @@ from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.retrieve import ItemMemory, MemoryConfig
 from leafbeam.serve import create_app
 
+LOCAL = "http://127.0.0.1"
 
-def test_events_are_counted_and_their_mistakes_are_named(first_shop, tmp_path):
+
+def test_interactions_are_counted_and_their_mistakes_are_named(first_shop, tmp_path):
     ids = list(first_shop.item_ids)
     plain = MemoryConfig(shrinkage=0.0)
     ItemMemory.fit(ids, np.array([0, 2]), np.array([0, 1]), config=plain).save(tmp_path / "memory.leafbeam")
     model, index, catalog, rules = first_shop.files
     files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=tmp_path / "memory.leafbeam", learn=True)
     with Engine.load(model, files) as engine:
-        client = TestClient(create_app(engine))
+        client = TestClient(create_app(engine), base_url=LOCAL)
         wanted = {"history": [1005], "channel": "memory", "rules": ["cheap"]}
         assert client.post("/v1/recommend", json=wanted).json()["item_ids"] == []
         events = [{"history": [1005], "item_id": 1042}, {"history": [1005], "item_id": 1030}, {"item_id": 7}]
-        assert client.post("/v1/events", json={"events": events}).json() == {"pairs": 2}
+        assert client.post("/v1/interactions", json={"interactions": events}).json() == {"pairs": 2}
         answer = client.post("/v1/recommend", json=wanted).json()
         assert answer["item_ids"] == [1042]  # 1030 is not cheap
         assert answer["reasons"] == [{"channel": "transition", "item_id": 1005, "score": 1.0}]
-        for body in ({}, {"events": [{"history": [1]}]}, {"events": [{"item_id": "x", "history": [1]}]}, {"events": 3}):
-            response = client.post("/v1/events", json=body)
+        for body in (
+            {},
+            {"interactions": [{"history": [1]}]},
+            {"interactions": [{"item_id": "x", "history": [1]}]},
+            {"interactions": 3},
+        ):
+            response = client.post("/v1/interactions", json=body)
             assert response.status_code == 422, body
             assert response.json()["error"]["message"]
     with first_shop.engine() as engine:
-        response = TestClient(create_app(engine)).post("/v1/events", json={"events": []})
+        response = TestClient(create_app(engine), base_url=LOCAL).post("/v1/interactions", json={"interactions": []})
         assert response.status_code == 422
         assert "--learn" in response.json()["error"]["message"]

@@ -1,0 +1,272 @@
+"""Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from leafbeam.catalog import Catalog
+from leafbeam.engine import Engine
+from leafbeam.errors import (
+    DataError,
+    LeafbeamError,
+    LockedError,
+    LogError,
+    OverloadedError,
+    UnavailableError,
+    UnknownRuleError,
+)
+from leafbeam.index.items import is_possible
+from leafbeam.ingest import CatalogWriter, Lines
+from leafbeam.live.transaction import id_kind_of
+from leafbeam.serve.catalog_schema import (
+    CatalogAnswer,
+    ChangeAnswer,
+    ItemAnswer,
+    RollbackBody,
+    RuleAnswer,
+    RuleBody,
+    RulesAnswer,
+    SnapshotAnswer,
+    SnapshotBody,
+)
+from leafbeam.serve.errors import BodyError, error_response
+from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
+from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST
+
+log = logging.getLogger("leafbeam.serve")
+
+MAX_PENDING = 16  # changes that wait for their turn, and look-ups; more get 429
+_READERS: dict[str, Callable[[bytes], Lines]] = {
+    "application/x-ndjson": Lines.of_json_lines,
+    "application/jsonl": Lines.of_json_lines,
+    "application/json": Lines.of_json,
+    "application/vnd.apache.arrow.stream": Lines.of_arrow,
+}
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class CatalogRoutes:
+    """The routes of an engine's catalog. writer: or why the catalog cannot be changed. bounds: of a batch."""
+
+    def __init__(self, engine: Engine, writer: CatalogWriter | str, bounds: Bounds) -> None:
+        self._engine, self._writer, self._bounds = engine, writer, bounds
+        self._writes = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-writes")
+        self._reads = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-reads")
+        self._pending = {self._writes: 0, self._reads: 0}
+
+    @property
+    def routes(self) -> list[Route]:
+        routes = {
+            ("PUT", "/v1/items"): self._put,
+            ("PATCH", "/v1/items"): self._patch,
+            ("DELETE", "/v1/items"): self._delete,
+            ("DELETE", "/v1/items/{item_id:path}"): self._delete_one,
+            ("GET", "/v1/items/{item_id:path}"): self._item,
+            ("GET", "/v1/catalog"): self._catalog,
+            ("POST", "/v1/catalog/compact"): self._compact,
+            ("POST", "/v1/catalog/snapshot"): self._snapshot,
+            ("POST", "/v1/catalog/rollback"): self._rollback,
+            ("DELETE", "/v1/catalog/snapshots/{name}"): self._delete_snapshot,
+            ("GET", "/v1/rules"): self._rules,
+            ("GET", "/v1/rules/{name}"): self._rule,
+            ("PUT", "/v1/rules/{name}"): self._put_rule,
+            ("DELETE", "/v1/rules/{name}"): self._delete_rule,
+        }
+        return [Route(path, _answered(answer), methods=[method]) for (method, path), answer in routes.items()]
+
+    def close(self) -> None:
+        """Wait for changes that are under way."""
+        self._writes.shutdown()
+        self._reads.shutdown()
+
+    async def _put(self, http: HttpRequest) -> Response:
+        return await self._change(http, lambda writer: writer.put)
+
+    async def _patch(self, http: HttpRequest) -> Response:
+        return await self._change(http, lambda writer: writer.patch)
+
+    async def _delete(self, http: HttpRequest) -> Response:
+        missing = http.query_params.get("missing", "error")
+        if missing not in ("error", "ignore"):
+            raise BodyError(f"missing must be 'error' or 'ignore', not {missing[:40]!r}")
+        return await self._change(http, lambda writer: partial(writer.delete, missing_ok=missing == "ignore"))
+
+    async def _change(self, http: HttpRequest, method: Callable[[CatalogWriter], Callable[..., Any]]) -> Response:
+        """Read the lines of a body, and make one change of them."""
+        change = method(self._writable())
+        kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        reader = _READERS.get(kind)
+        if reader is None:
+            raise BodyError(
+                f"the body: expected items with Content-Type: {', '.join(_READERS)}", status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+            )
+        body = await read_body(http, self._bounds)
+        request = key_of(http, body)
+
+        def make() -> Any:
+            try:
+                lines = reader(body)
+            except DataError as error:  # of the client's body, not of the server's files
+                raise BodyError(str(error)) from None
+            return change(lines, request)
+
+        return json_response(ChangeAnswer(**asdict(await self._run(self._writes, make))))
+
+    async def _delete_one(self, http: HttpRequest) -> Response:
+        writer, item_id, request = self._writable(), self._id_of(http), key_of(http, b"")
+        counts = await self._run(self._writes, lambda: writer.delete(Lines.of_rows([{"item_id": item_id}]), request))
+        return json_response(ChangeAnswer(**asdict(counts)))
+
+    async def _item(self, http: HttpRequest) -> Response:
+        catalog, item_id = self._served(), self._id_of(http)
+        rules = catalog.rules
+        if not rules.version.knows([item_id])[0]:
+            raise BodyError(f"the index has no item {str(item_id)[:80]!r}", status=HTTPStatus.NOT_FOUND)
+        (row,) = (await self._run(self._reads, lambda: catalog.lookup([item_id]))).to_pylist()
+        answer = ItemAnswer(
+            item_id=row.pop("item_id"),
+            sid=tuple(rules.version.codes_of([item_id])[0].tolist()),
+            attributes=row,
+            rules=tuple(name for name, allowed in rules.filters.items() if item_id in allowed),
+            index_version=rules.version.name,
+        )
+        return json_response(answer)
+
+    async def _catalog(self, http: HttpRequest) -> Response:
+        catalog, writer = self._served(), self._writer
+        schema, status, version = await self._run(self._reads, catalog.schema), catalog.index.status, catalog.version()
+        encoder = writer if isinstance(writer, str) else writer.encoder
+        answer = CatalogAnswer(
+            index_version=version.name,
+            num_items=version.num_items,
+            num_changed=status.num_deleted + status.num_delta,
+            is_compacting=status.is_compacting,
+            codebook_sizes=version.codebook_sizes,
+            columns={field.name: str(field.type) for field in schema if field.name != "item_id"},
+            text_columns=() if isinstance(encoder, str) else encoder.columns,
+            writable=not isinstance(writer, str),
+            reason=encoder if isinstance(encoder, str) else None,
+            snapshots=() if isinstance(writer, str) else tuple(SnapshotAnswer(**asdict(info)) for info in writer.snapshots),
+        )
+        return json_response(answer)
+
+    async def _compact(self, http: HttpRequest) -> Response:
+        await self._run(self._writes, self._writable().compact)
+        return await self._catalog(http)
+
+    async def _snapshot(self, http: HttpRequest) -> Response:
+        writer, body = self._writable(), await self._body(http, SnapshotBody)
+        return json_response(SnapshotAnswer(**asdict(await self._run(self._writes, lambda: writer.snapshot(body.name)))))
+
+    async def _rollback(self, http: HttpRequest) -> Response:
+        writer, body = self._writable(), await self._body(http, RollbackBody)
+        request = key_of(http, msgspec.json.encode(body))
+        counts = await self._run(self._writes, lambda: writer.rollback(body.snapshot, request))
+        return json_response(ChangeAnswer(**asdict(counts)))
+
+    async def _delete_snapshot(self, http: HttpRequest) -> Response:
+        writer, name = self._writable(), http.path_params["name"]
+        await self._run(self._writes, lambda: writer.delete_snapshot(name))
+        return await self._catalog(http)
+
+    async def _rules(self, http: HttpRequest) -> Response:
+        catalog = self._served()
+        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in catalog.rules.filters)))
+
+    async def _rule(self, http: HttpRequest) -> Response:
+        return json_response(_rule_answer(self._served(), http.path_params["name"]))
+
+    async def _put_rule(self, http: HttpRequest) -> Response:
+        writer, name, body = self._writable(), http.path_params["name"], await self._body(http, RuleBody)
+        await self._run(self._writes, lambda: writer.put_rule(name, body.where, body.refresh))
+        return json_response(_rule_answer(writer.catalog, name))
+
+    async def _delete_rule(self, http: HttpRequest) -> Response:
+        writer, name = self._writable(), http.path_params["name"]
+        answer = _rule_answer(writer.catalog, name)
+        await self._run(self._writes, lambda: writer.delete_rule(name))
+        return json_response(answer)
+
+    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Do work in a thread of its own.
+
+        Raises OverloadedError if too much waits, UnavailableError for a table in use, or a disk that takes no more.
+        """
+        if self._pending[executor] >= MAX_PENDING:
+            raise OverloadedError(f"{MAX_PENDING} changes or look-ups wait already: try again", reason="changes_queued")
+        self._pending[executor] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work)
+        except LockedError:
+            raise
+        except (DataError, LogError, OSError) as error:
+            log.error("a change or look-up of the catalog failed: %s", error)
+            raise UnavailableError(str(error), reason="catalog") from error
+        finally:
+            self._pending[executor] -= 1
+
+    async def _body(self, http: HttpRequest, kind: type[S]) -> S:
+        body = await read_body(http, self._bounds)
+        return decode_body(body, http.headers.get("content-type", ""), msgspec.json.Decoder(kind))
+
+    def _served(self) -> Catalog:
+        if self._engine.catalog is None:
+            raise BodyError("this server has an index without a catalog", status=HTTPStatus.NOT_FOUND)
+        return self._engine.catalog
+
+    def _writable(self) -> CatalogWriter:
+        if isinstance(self._writer, str):
+            raise BodyError(self._writer, status=HTTPStatus.CONFLICT, reason="read_only")
+        return self._writer
+
+    def _id_of(self, http: HttpRequest) -> int | str:
+        """The item id of a path, in the index's own type."""
+        text: str = http.path_params["item_id"]
+        kind = id_kind_of(self._engine.version)
+        if kind == "i" and _WHOLE.fullmatch(text) and is_possible(int(text), 0):
+            return int(text)
+        if kind == "i" or not is_possible(text, 1 << 10):
+            raise BodyError(f"the index has no item {text[:80]!r}", status=HTTPStatus.NOT_FOUND)
+        return text
+
+
+def _rule_answer(catalog: Catalog, name: str) -> RuleAnswer:
+    """The state of a rule. Raises BodyError, 404, for one that is not there."""
+    rules = catalog.rules
+    status = next((status for status in catalog.status if status.name == name), None)
+    definition = rules.definitions.get(name)
+    if status is None or definition is None:
+        names = ", ".join(sorted(rules.filters)) or "none"
+        raise BodyError(f"there is no rule {name[:80]!r}; the rules are: {names}", status=HTTPStatus.NOT_FOUND)
+    fields = {field: getattr(status, field) for field in ("name", "num_items", "error", "age_s")}
+    return RuleAnswer(**fields, where=definition.where, refresh_s=status.refresh)
+
+
+def _answered(answer: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """A route whose errors are answers."""
+
+    async def route(http: HttpRequest) -> Response:
+        try:
+            return await answer(http)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except UnknownRuleError as error:
+            return error_response(http, BodyError(str(error), status=HTTPStatus.NOT_FOUND))
+        except LeafbeamError as error:
+            return error_response(http, error)
+
+    return route

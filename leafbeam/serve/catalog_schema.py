@@ -1,0 +1,121 @@
+"""The JSON of the routes that change a catalog."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from leafbeam.serve.schema import Id
+
+_EXAMPLE = {"item_id": "P900", "title": "Red silk shoe", "price": 49.5}
+
+
+class ItemBody(Struct, frozen=True, kw_only=True):
+    """One item of a batch: a line of `application/x-ndjson`, or an object of a JSON list. Its attributes are further fields."""
+
+    item_id: Id
+    codes: Annotated[list[int] | None, Meta(description="Its Semantic ID, one code a level. Default: made from its text.")] = (
+        None
+    )
+    vector: Annotated[
+        list[float] | None, Meta(description="In place of text, where the Semantic IDs were fitted on vectors of your own.")
+    ] = None
+
+
+class ChangeAnswer(Struct, frozen=True, kw_only=True):
+    """What a batch did. It is on disk, and the next request sees it."""
+
+    inserted: Annotated[int, Meta(description="Items that were not there.")]
+    updated: Annotated[int, Meta(description="Items that were.")]
+    deleted: int
+    ignored: Annotated[int, Meta(description="Lines of items to delete that were not there, with `?missing=ignore`.")]
+    number: Annotated[
+        int, Meta(description="Of the version that has the change: `index_version` ends in `+number` or a later one.")
+    ]
+
+
+class ItemAnswer(Struct, frozen=True, kw_only=True):
+    """An item that may be recommended."""
+
+    item_id: Id
+    sid: Annotated[tuple[int, ...], Meta(description="Its Semantic ID.")]
+    attributes: dict[str, Any]
+    rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
+    index_version: str
+
+
+class SnapshotAnswer(Struct, frozen=True, kw_only=True):
+    """A saved state of all items and attributes."""
+
+    name: str
+    num_items: int
+    index_version: str
+    created: Annotated[str, Meta(description="When, in UTC.")]
+
+
+class CatalogAnswer(Struct, frozen=True, kw_only=True):
+    """The catalog now."""
+
+    index_version: str
+    num_items: int
+    num_changed: Annotated[int, Meta(description="Items inserted or deleted since the last compaction.")]
+    is_compacting: bool
+    codebook_sizes: tuple[int, ...]
+    columns: Annotated[dict[str, str], Meta(description="The attributes and their types.")]
+    text_columns: Annotated[tuple[str, ...], Meta(description="Those from which a new item gets its codes; may be empty.")]
+    writable: bool
+    reason: Annotated[str | None, Meta(description="Why it is not writable, or why new items need codes of their own.")]
+    snapshots: tuple[SnapshotAnswer, ...]
+
+
+class SnapshotBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot to make."""
+
+    name: Annotated[str, Meta(description="A letter or digit, and up to 63 letters, digits, `-`, `_` or `.`.")]
+
+
+class RollbackBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot to go back to."""
+
+    snapshot: Annotated[str | None, Meta(description="Its name. Default: the newest.")] = None
+
+
+class RuleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule."""
+
+    where: Annotated[str, Meta(description="An SQL predicate over the columns, such as `price < 20`.")]
+    refresh: Annotated[
+        str | None,
+        Meta(description="How often it is evaluated again, such as `60s`. Default: when items change or rules are reloaded."),
+    ] = None
+
+
+class RuleAnswer(Struct, frozen=True, kw_only=True):
+    """A rule in force."""
+
+    name: str
+    where: str
+    refresh_s: float | None
+    num_items: Annotated[int, Meta(description="Items that it allows.")]
+    error: Annotated[str | None, Meta(description="Why its last evaluation failed; its filter before that stays in use.")]
+    age_s: Annotated[float | None, Meta(description="Seconds since it was last evaluated over all items.")]
+
+
+class RulesAnswer(Struct, frozen=True, kw_only=True):
+    """All rules in force."""
+
+    rules: tuple[RuleAnswer, ...]
+
+
+TYPES = [
+    ItemBody,
+    ChangeAnswer,
+    ItemAnswer,
+    CatalogAnswer,
+    SnapshotBody,
+    SnapshotAnswer,
+    RollbackBody,
+    RuleBody,
+    RuleAnswer,
+    RulesAnswer,
+]
+EXAMPLES = {"ItemBody": _EXAMPLE}

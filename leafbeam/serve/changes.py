@@ -1,0 +1,81 @@
+"""ChangeFiles: where a server keeps the changes that its clients make."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from leafbeam.catalog import RuleSource
+from leafbeam.engine import CatalogFiles
+from leafbeam.errors import ArgumentError, LockedError
+from leafbeam.ingest import INDEX, RULES, LiveDirectory, check_origin
+from leafbeam.semid import ItemEncoder
+from leafbeam.serve.access import Access, is_loopback
+
+log = logging.getLogger("leafbeam.serve")
+
+NOT_LOCAL = (
+    "this server is bound to an address that other machines reach and has no keys, so it takes no changes: bind it to "
+    "127.0.0.1, or start it with --changes on"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFiles:
+    """A directory of changes (see LiveDirectory), and who may make them.
+
+    encoder: gives new items codes; or why there is none. changes: "on" takes them from everyone who reaches the server; "auto"
+    from this machine alone, and serves what the directory holds where another process writes it or this one may not; "off"
+    takes none.
+    """
+
+    directory: Path
+    encoder: ItemEncoder | str
+    changes: Literal["auto", "on", "off"] = "auto"
+
+    def access(self, host: str) -> Access:
+        """Who may change the catalog of a server that is bound to this address."""
+        if self.changes == "off":
+            return Access(changes="off", reason="this server was started with --changes off")
+        if self.changes == "on":
+            return Access(changes="open")
+        return Access(changes="local") if is_loopback(host) else Access(changes="off", reason=NOT_LOCAL)
+
+    def open(self, files: CatalogFiles, opened: ExitStack) -> tuple[CatalogFiles, LiveDirectory | str]:
+        """The files with the changes so far, and the directory to be closed by `opened`, or why it takes none.
+
+        Raises LockedError ("on"), ConflictError if the index was built again since, LogError, IndexFileError.
+        """
+        if not isinstance(files.index, str | os.PathLike):
+            raise ArgumentError("changes are those of an index file: pass its path as index=")
+        rules, index = self.directory / RULES, self.directory / INDEX
+        reason = "this server was started with --changes off" if self.changes == "off" else None
+        if reason is None and self.changes == "auto" and not _is_writable(self.directory):
+            reason = f"this user may not write {self.directory}"
+        if reason is None:
+            try:
+                live = opened.enter_context(LiveDirectory.open(self.directory, files.index, verify=files.verify))
+                return replace(files, index=live.index, rules=_joined(files.rules, live.rules_file)), live
+            except LockedError as error:
+                if self.changes == "on":
+                    raise
+                reason = str(error)
+        if self.changes == "auto":
+            log.warning("changes are not taken: %s", reason)
+        check_origin(self.directory, Path(files.index))
+        if rules.exists():
+            files = replace(files, rules=_joined(files.rules, rules))
+        return (replace(files, index=index) if (index / "manifest.json").exists() else files), reason
+
+
+def _joined(rules: RuleSource, more: Path) -> RuleSource:
+    if rules is None:
+        return more
+    return [*rules, more] if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules, more]
+
+
+def _is_writable(directory: Path) -> bool:
+    return os.access(directory if directory.exists() else directory.parent, os.W_OK)

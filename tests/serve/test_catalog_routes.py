@@ -1,0 +1,323 @@
+"""A catalog over HTTP: a change is visible in the next request and after a restart, or an error that says why it is not."""
+
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import duckdb
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+from leafbeam.catalog import Catalog
+from leafbeam.catalog.items_table import ItemsTable
+from leafbeam.engine import CatalogFiles, Engine
+from leafbeam.errors import ConflictError, LockedError
+from leafbeam.index import Trie
+from leafbeam.ingest import CatalogWriter, LiveDirectory
+from leafbeam.live import disk
+from leafbeam.model import load_model
+from leafbeam.serve import Access, ChangeFiles, create_app
+from tests.serve.test_server import thread
+
+LOCAL = "http://127.0.0.1:8000"
+NDJSON = {"content-type": "application/x-ndjson"}
+RECOMMEND = "/v1/recommend"
+
+
+@contextmanager
+def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWriter | str]]:
+    """The engine and the writer of a shop, as `serve` puts them together."""
+    model, index, catalog, rules = shop.files
+    with ExitStack() as stack:
+        place = ChangeFiles(directory=shop.directory / "live", encoder="there is no encoder here", changes=changes)
+        files, live = place.open(CatalogFiles(index=index, catalog=catalog, rules=rules), stack)
+        source = files.open(stack)
+        assert isinstance(source, Catalog)
+        writer = CatalogWriter(source, live, encoder=place.encoder) if isinstance(live, LiveDirectory) else live
+        yield Engine(load_model(model), source), writer
+
+
+@contextmanager
+def served(shop: Any, *, access: Access | None = None, changes: Any = "auto", **options: Any) -> Iterator[TestClient]:
+    """A client of a shop that takes changes."""
+    with opened(shop, changes) as (engine, writer):
+        app = create_app(engine, writer=writer, access=access, **options)
+        with TestClient(app, base_url=LOCAL, raise_server_exceptions=False) as client:
+            yield client
+
+
+def lines(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"content": "\n".join(map(json.dumps, rows)), "headers": NDJSON}
+
+
+def answered(client: TestClient, **body: Any) -> set[int]:
+    answer = client.post(RECOMMEND, json={"num_items": 200, "num_beams": 200, **body})
+    assert answer.status_code == 200, answer.text
+    return set(answer.json()["item_ids"])
+
+
+def test_a_change_is_visible_in_the_next_request_and_after_a_restart(shop):
+    every = set(shop.item_ids)
+    with served(shop) as client:
+        answer = client.put("/v1/items", **lines({"item_id": 7, "codes": [1, 2], "title": "new", "price": 3, "stock": 1}))
+        assert answer.json() == {"inserted": 1, "updated": 0, "deleted": 0, "ignored": 0, "number": 1}
+        assert answered(client) == every | {7}
+        assert 7 in answered(client, rules=["cheap", "in_stock"])
+        assert client.patch("/v1/items", **lines({"item_id": 7, "price": 30})).json()["updated"] == 1
+        assert 7 not in answered(client, rules=["cheap"])
+        assert client.delete("/v1/items/1000").json()["deleted"] == 1
+        found = client.get("/v1/items/7").json()
+        assert found["attributes"] == {"title": "new", "price": 30, "stock": 1}
+        assert (found["sid"], found["rules"], found["index_version"][-2:]) == ([1, 2], ["in_stock"], "+2")
+    with served(shop) as client:
+        assert answered(client) == every - {1000} | {7}
+        info = client.get("/v1/catalog").json()
+        assert (info["num_items"], info["num_changed"], info["writable"]) == (100, 2, True)
+        assert info["columns"] == {"title": "string", "price": "int64", "stock": "int64"}
+        assert info["reason"] == "there is no encoder here"
+        client.put("/v1/items", json=[{"item_id": 8, "codes": [0, 0]}, {"item_id": 9, "codes": [0, 1]}])
+        assert {8, 9} <= answered(client)
+        body = client.request("DELETE", "/v1/items?missing=ignore", **lines({"item_id": 8}, {"item_id": 55}))
+        assert (body.json()["deleted"], body.json()["ignored"]) == (1, 1)
+        assert client.post("/v1/catalog/compact").status_code == 200
+
+
+def test_items_arrive_as_arrow_too(shop):
+    table = pa.table({"item_id": [1, 2], "codes": [[0, 1], [0, 2]], "price": [1.0, 2.0]})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with served(shop) as client:
+        headers = {"content-type": "application/vnd.apache.arrow.stream"}
+        assert client.put("/v1/items", content=sink.getvalue(), headers=headers).json()["inserted"] == 2
+        assert client.get("/v1/items/2").json()["attributes"]["price"] == 2
+        wrong = client.put("/v1/items", content=sink.getvalue()[:-30], headers=headers)
+        assert (wrong.status_code, "Arrow" in wrong.json()["error"]["message"]) == (422, True)
+
+
+def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop):
+    with served(shop) as client:
+        content = '{"item_id": 1, "codes": [0, 0]}\n{"item_id": 2}\n{"item_id": 3, "codes": [9, 9]}\nnonsense\n'
+        answer = client.put("/v1/items", content=content, headers=NDJSON)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], list(error["lines"])) == (422, "BatchError", ["2", "3", "4"])
+        assert "there is no encoder here" in error["lines"]["2"]
+        assert "3 of 4 lines are wrong, so nothing was changed" in error["message"]
+        assert client.get("/v1/items/1").status_code == 404
+        assert answered(client) == set(shop.item_ids)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "options"),
+    [
+        ("PUT", "/v1/items", 415, {"content": b"{}", "headers": {"content-type": "text/plain"}}),
+        ("PUT", "/v1/items", 415, {"content": b"{}"}),
+        ("PUT", "/v1/items", 422, {"content": b"", "headers": NDJSON}),
+        ("PUT", "/v1/items", 422, {"content": b"[", "headers": {"content-type": "application/json"}}),
+        ("PUT", "/v1/items", 413, {"content": b" " * (9 << 20), "headers": NDJSON}),
+        (
+            "PUT",
+            "/v1/items",
+            422,
+            {**lines({"item_id": 1, "codes": [0, 0]}), "headers": {**NDJSON, "idempotency-key": "x" * 256}},
+        ),
+        ("DELETE", "/v1/items?missing=maybe", 422, lines({"item_id": 1})),
+        ("DELETE", "/v1/items/77", 422, {}),
+        ("DELETE", "/v1/items/seven", 404, {}),
+        ("GET", "/v1/items/77", 404, {}),
+        ("GET", "/v1/items/" + "9" * 400, 404, {}),
+        ("GET", "/v1/items/--5", 404, {}),
+        ("GET", "/v1/items/-" + "9" * 30, 404, {}),
+        ("GET", "/v1/items/%D9%A3", 404, {}),
+        ("GET", "/v1/rules/none-such", 404, {}),
+        ("DELETE", "/v1/rules/none-such", 404, {}),
+        ("DELETE", "/v1/rules/cheap", 409, {}),
+        ("PUT", "/v1/rules/cheap", 422, {"json": {"where": "no_such_column > 1"}}),
+        ("PUT", "/v1/rules/9x", 422, {"json": {"where": "true"}}),
+        ("PUT", "/v1/rules/x", 422, {"json": {"where": 3}}),
+        ("PUT", "/v1/rules/x", 422, {"json": {"where": "true", "refresh": "soon"}}),
+        ("POST", "/v1/catalog/rollback", 422, {"json": {}}),
+        ("POST", "/v1/catalog/rollback", 422, {"json": {"snapshot": "../../etc"}}),
+        ("POST", "/v1/catalog/snapshot", 422, {"json": {"name": "a/b"}}),
+        ("DELETE", "/v1/catalog/snapshots/none", 422, {}),
+        ("POST", "/v1/items", 405, {}),
+    ],
+)
+def test_a_wrong_request_is_a_named_error(first_changes, method, path, status, options):
+    answer = first_changes.request(method, path, **options)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def first_changes(first_shop, tmp_path_factory):
+    import shutil
+
+    from tests.serve.conftest import Shop
+
+    folder = tmp_path_factory.mktemp("changes")
+    shutil.copytree(first_shop.directory, folder / "shop")
+    with served(Shop(directory=folder / "shop")) as client:
+        yield client
+
+
+def test_a_retry_with_the_same_key_changes_nothing_also_after_a_restart(shop):
+    put = lines({"item_id": 1, "codes": [0, 0], "price": 5})
+    put["headers"] = {**NDJSON, "Idempotency-Key": "first"}
+    with served(shop) as client:
+        first = client.put("/v1/items", **put).json()
+        client.delete("/v1/items/1")
+        assert client.put("/v1/items", **put).json() == first
+        assert client.get("/v1/items/1").status_code == 404
+        other = client.put("/v1/items", **{**put, "content": '{"item_id": 2, "codes": [0, 0]}'})
+        assert (other.status_code, other.json()["error"]["type"]) == (409, "ConflictError")
+    with served(shop) as client:
+        assert client.put("/v1/items", **put).json() == first
+        assert client.get("/v1/items/1").status_code == 404
+
+
+def test_snapshots_and_rules_over_http(shop):
+    with served(shop) as client:
+        made = client.post("/v1/catalog/snapshot", json={"name": "good"}).json()
+        assert (made["name"], made["num_items"]) == ("good", 100)
+        assert client.post("/v1/catalog/snapshot", json={"name": "good"}).status_code == 409
+        client.delete("/v1/items/1001")
+        client.patch("/v1/items", **lines({"item_id": 1002, "price": 1000}))
+        back = client.post("/v1/catalog/rollback", json={"snapshot": "good"})
+        assert (back.json()["inserted"], back.json()["updated"]) == (1, 99)
+        assert answered(client, rules=["cheap"]) == shop.allowed(["cheap"], [])
+        assert [one["name"] for one in client.get("/v1/catalog").json()["snapshots"]] == ["good"]
+        assert client.delete("/v1/catalog/snapshots/good").json()["snapshots"] == []
+
+        assert client.put("/v1/rules/dear", json={"where": "price >= 20"}).json()["num_items"] == 40
+        assert answered(client, rules=["dear"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
+        client.put("/v1/rules/cheap", json={"where": "price < 5", "refresh": "60s"})
+        assert client.get("/v1/rules/cheap").json()["refresh_s"] == 60.0
+        names = {rule["name"]: rule["where"] for rule in client.get("/v1/rules").json()["rules"]}
+        assert (names["cheap"], names["dear"]) == ("price < 5", "price >= 20")
+    with served(shop) as client:
+        assert answered(client, rules=["cheap"]) == {one for one in shop.item_ids if one % 40 < 5}
+        assert client.delete("/v1/rules/cheap").json()["where"] == "price < 5"
+        assert answered(client, rules=["cheap"]) == shop.allowed(["cheap"], [])
+        assert client.delete("/v1/rules/dear").status_code == 200
+        assert client.post(RECOMMEND, json={"rules": ["dear"]}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, 200),
+        ({"host": "shop.example.com"}, 403),
+        ({"host": "10.0.0.7"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "127.0.0.1:8000", "origin": "http://shop.example.com"}, 403),
+        ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:9000"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_without_keys_changes_come_from_this_machine_alone(first_changes, headers, status):
+    before = first_changes.get("/v1/catalog").json()["num_items"]
+    answer = first_changes.put("/v1/items", content='{"item_id": 1000, "stock": 1}', headers={**NDJSON, **headers})
+    assert answer.status_code == status
+    for method, path in (("POST", "/v1/catalog/compact"), ("GET", "/v1/rules"), ("DELETE", "/v1/items/1000")):
+        if status == 403:
+            assert first_changes.request(method, path, headers=headers).status_code == 403
+    assert first_changes.post(RECOMMEND, json={}, headers=headers).status_code == 200
+    assert first_changes.get("/v1/catalog").json()["num_items"] == before
+
+
+def test_changes_can_be_off_or_open(shop):
+    with served(shop, changes="off", access=Access(changes="off", reason="not here")) as client:
+        answer = client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0]}))
+        assert (answer.status_code, answer.json()["error"]["message"]) == (403, "not here")
+        assert client.get("/v1/catalog").json()["writable"] is False
+        assert answered(client) == set(shop.item_ids)
+    assert not (shop.directory / "live").exists()
+    with served(shop, changes="on", access=Access(changes="open")) as client:
+        put = lines({"item_id": 1, "codes": [0, 0]})
+        put["headers"] = {**NDJSON, "host": "shop.example.com"}
+        assert client.put("/v1/items", **put).status_code == 200
+
+
+def test_a_second_server_of_a_run_reads_and_says_so(shop):
+    with served(shop) as first:
+        first.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0], "price": 1}))
+        first.put("/v1/rules/dear", json={"where": "price >= 20"})
+        with served(shop) as second:
+            assert answered(second) == set(shop.item_ids) | {1}
+            assert len(answered(second, rules=["dear"])) == 40
+            answer = second.delete("/v1/items/1")
+            assert (answer.status_code, "one writer at a time" in answer.json()["error"]["message"]) == (409, True)
+        with pytest.raises(LockedError), served(shop, changes="on"):
+            pass
+    Trie.build(np.zeros((1, 2), np.int64), (8, 16), item_ids=[5]).save(shop.files[1])
+    with pytest.raises(ConflictError, match="it was built again since"), served(shop):
+        pass
+
+
+def test_a_table_in_use_or_a_full_disk_is_a_503_and_nothing_changes(shop, monkeypatch):
+    with served(shop) as client:
+        client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0]}))
+        with monkeypatch.context() as patch:
+            patch.setattr(ItemsTable, "_connect", _raising(duckdb.IOException("in use")))
+            answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "catalog")
+        assert answer.headers["retry-after"] == "1"
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "write", _raising(OSError(28, "No space left on device")))
+            answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
+        assert (answer.status_code, "No space left" in answer.json()["error"]["message"]) == (503, True)
+        assert answered(client) == set(shop.item_ids) | {1}
+        assert client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]})).json()["inserted"] == 1
+
+
+def _raising(error: Exception) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_changes_that_wait_are_bounded(shop, monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr("leafbeam.serve.catalog_routes.MAX_PENDING", 2)
+    with served(shop) as client:
+        patch = CatalogWriter.patch
+        monkeypatch.setattr(CatalogWriter, "patch", lambda self, *rest: (go.wait(20), patch(self, *rest))[1])
+        statuses: list[int] = []
+
+        def send() -> None:
+            statuses.append(client.patch("/v1/items", **lines({"item_id": 1000, "stock": 1})).status_code)
+
+        threads = [threading.Thread(target=send) for _ in range(4)]
+        for one in threads:
+            one.start()
+        while statuses.count(429) < 2:
+            assert len(statuses) <= 2
+        assert answered(client) == set(shop.item_ids)  # recommendations do not wait
+        go.set()
+        for one in threads:
+            one.join(20)
+        assert sorted(statuses) == [200, 200, 429, 429]
+
+
+def test_half_a_batch_and_a_batch_that_is_too_long_change_nothing(shop):
+    head = b"PUT /v1/items HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    with opened(shop) as (engine, writer), thread(engine, writer=writer) as server:
+        for length, answer in ((1000, b""), (10**9, b"HTTP/1.1 413 ")):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+                connection.sendall(head % length + b'{"item_id": 1, "codes": [0, 0]}\n')
+                if answer:
+                    assert connection.recv(13) == answer  # before its body is there
+        assert httpx.get(f"{server.url}/v1/items/1").status_code == 404
+        assert httpx.get(f"{server.url}/v1/catalog").json()["num_items"] == len(shop.item_ids)
