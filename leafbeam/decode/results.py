@@ -18,6 +18,7 @@ from leafbeam.ops.constrain import RequestFilter, request_filters
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None
 DenyLists = Sequence[ItemIds | None] | None
+_Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,12 +75,12 @@ def collect_items(
         _allowed_items(segment.trie, [parts[s] for parts in requests], live_BK & (hi_SBK[s] > lo_SBK[s]), lo_SBK[s])
         for s, segment in enumerate(version.segments)
     ]
-    segment_n = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
-    found_4n = np.stack([*(np.concatenate(parts) for parts in zip(*found, strict=True)), segment_n])
-    found_4n = found_4n[:, np.lexsort((found_4n[3], found_4n[1], found_4n[0]))]  # by request, beam, segment
-    num_valid = np.bincount(found_4n[0], minlength=batch_size)
-    rank_n = np.arange(found_4n.shape[1]) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
-    (row_n, slot_n, ordinal_n, segment_n), rank_n = found_4n[:, rank_n < width], rank_n[rank_n < width]
+    row_n, slot_n, ordinal_n, segment_n = _in_order(found)
+    num_valid = np.bincount(row_n, minlength=batch_size)
+    rank_n = np.arange(len(row_n)) - np.repeat(np.cumsum(num_valid) - num_valid, num_valid)
+    if num_valid.max(initial=0) > width:
+        kept = rank_n < width
+        row_n, slot_n, ordinal_n, segment_n, rank_n = (array[kept] for array in (row_n, slot_n, ordinal_n, segment_n, rank_n))
     num_valid = np.minimum(num_valid, width).astype(np.int64)
     scores = np.full((batch_size, width), -np.inf, np.float32)
     codes = np.zeros((batch_size, width, version.num_levels), np.int64)
@@ -93,21 +94,34 @@ def collect_items(
             ids.append(segment.trie.items.ids_of(segment.trie.items.order_N[ordinal_n[items]]))
     ids = [array for array in ids if len(array)] or ids[:1]
     item_ids = np.concatenate(ids)[np.argsort(np.concatenate(of_segment))] if len(ids) > 1 else ids[0]
-    lists = np.split(item_ids, np.cumsum(num_valid)[:-1])
+    lists = np.split(item_ids, np.cumsum(num_valid)[:-1]) if batch_size > 1 else [item_ids]
     return SearchResult(item_ids=lists, scores=scores, codes=codes, num_valid=num_valid, rounds_saved=rounds_saved)
+
+
+def _in_order(found: Sequence[_Found]) -> tuple[NDArray[np.int64], ...]:
+    """(request, beam, ordinal, segment) of the items found in each segment, by request, then beam, then segment."""
+    if len(found) == 1:
+        return *found[0], np.zeros(len(found[0][0]), np.int64)
+    segment_n = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
+    found_4n = np.stack([*(np.concatenate(parts) for parts in zip(*found, strict=True)), segment_n])
+    return tuple(found_4n[:, np.lexsort((found_4n[3], found_4n[1], found_4n[0]))])
 
 
 def _allowed_items(
     trie: Trie, filters: Sequence[RequestFilter], live_BK: NDArray[np.bool_], leaves_BK: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(request, beam, ordinal) of every allowed item on the live leaves of one segment."""
-    rows, slots = np.nonzero(live_BK)
-    if trie.items.leaf_indptr is None:  # a leaf is an item, and a legal leaf is an allowed one
-        return rows, slots, leaves_BK[live_BK]
-    lists = [
-        filters[row].allowed_ordinals(*trie.items.ordinals_of_leaf(leaf))
-        for row, leaf in zip(rows.tolist(), leaves_BK[live_BK].tolist(), strict=True)
-    ]
-    sizes = [len(ordinals) for ordinals in lists]
-    ordinals = np.array([ordinal for ordinals in lists for ordinal in ordinals], np.int64)
-    return np.repeat(rows, sizes), np.repeat(slots, sizes), ordinals
+) -> _Found:
+    """(request, beam, ordinal) of every allowed item on the live leaves of one segment, in this order."""
+    row_n, slot_n = np.nonzero(live_BK)
+    indptr, leaf_n = trie.items.leaf_indptr, leaves_BK[live_BK]
+    if indptr is None:  # a leaf is an item, and a legal leaf is an allowed one
+        return row_n, slot_n, leaf_n
+    begin_n = indptr[leaf_n].astype(np.int64)
+    size_n = indptr[leaf_n + 1] - begin_n
+    row_i, slot_i = np.repeat(row_n, size_n), np.repeat(slot_n, size_n)
+    ordinal_i = np.arange(len(row_i)) + np.repeat(begin_n - (np.cumsum(size_n) - size_n), size_n)
+    allowed_i = np.ones(len(row_i), np.bool_)
+    for row, one in enumerate(filters):
+        if one.filter is not None or len(one.denied_ordinals):
+            of_row = slice(*np.searchsorted(row_i, (row, row + 1)).tolist())
+            allowed_i[of_row] = one.allows(ordinal_i[of_row])
+    return (row_i, slot_i, ordinal_i) if allowed_i.all() else (row_i[allowed_i], slot_i[allowed_i], ordinal_i[allowed_i])

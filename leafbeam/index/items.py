@@ -222,10 +222,10 @@ class ItemTable:
 
     def leaves_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The leaf of each row. Cost: one read an item, or a binary search where items share leaves."""
-        ordinals = self.ordinal_N[rows].astype(np.int64)
-        if self.leaf_indptr is None:
-            return ordinals
-        return np.searchsorted(self.leaf_indptr, ordinals, side="right").astype(np.int64) - 1
+        ordinals, indptr = self.ordinal_N[rows], self.leaf_indptr
+        if indptr is None:
+            return ordinals.astype(np.int64)
+        return np.searchsorted(indptr, ordinals.astype(indptr.dtype), side="right").astype(np.int64) - 1
 
     def ordinals_of_leaf(self, leaf: int) -> tuple[int, int]:
         """The ordinals [begin, end) of a leaf's items."""

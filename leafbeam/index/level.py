@@ -121,7 +121,9 @@ class Level:
 
     def codes_at(self, leaves: NDArray[np.int64]) -> NDArray[np.int64]:
         """The code of this level on the path to each leaf. Cost: one or two reads a leaf."""
-        entries = leaves if self.firsts is None else np.searchsorted(self.firsts, leaves, side="right") - 1
+        # Leaves of another type would make numpy copy all of `firsts`.
+        firsts = self.firsts
+        entries = leaves if firsts is None else np.searchsorted(firsts, leaves.astype(firsts.dtype), side="right") - 1
         return self._entries(entries).astype(np.int64)
 
     def find(self, lo: int, hi: int, code: int) -> tuple[int, int]:

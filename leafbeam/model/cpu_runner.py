@@ -176,7 +176,7 @@ class CpuRunner:
         for first_beam, last_beam in _even_parts(requests * beams, max(1, self._space.rows // num_codes)):
             begin, end = first_beam * num_codes, last_beam * num_codes
             beam_N, code_N = np.divmod(np.arange(begin, end), num_codes)
-            chunk = Chunk(self._space, config, end - begin)
+            chunk = self._space.chunk(config, end - begin)
             chunk.load(self._embedding, tokens_N[begin:end], self._lengths_B[beam_N // beams] + level + code_N)
             slot_N, visible_N = slots.new[code_N] + beam_N * slots.width, level + 1 + code_N
             tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
@@ -215,7 +215,7 @@ class CpuRunner:
         slot_N = (position_N + self._begins_B1[request_N]) * size
         token_N = tokens_BT[request_N, position_N]
         for begin, end in _even_parts(len(token_N), self._space.rows):
-            chunk = Chunk(self._space, config, end - begin)
+            chunk = self._space.chunk(config, end - begin)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
             segments = _segments(first_B1, begin, end)
             tiles = self._tiles(chunk, segments, causal=True)

@@ -121,14 +121,22 @@ class DecodeSession:
             )
         if device.type == "cpu" and codes_BK.numel():  # elsewhere the check would synchronise the device
             size = self._vocabulary.codebook_sizes[self._level]
-            if int(codes_BK.min()) < 0 or int(codes_BK.max()) >= size:
+            if not _are_below(codes_BK, size):
                 raise ArgumentError(f"level {self._level} has the codes 0 to {size - 1:,}, got one outside")
-            if int(parents_BK.min()) < 0 or int(parents_BK.max()) >= self._num_beams:
+            if not _are_below(parents_BK, self._num_beams):
                 raise ArgumentError(f"the step before had the beams 0 to {self._num_beams - 1:,}, got a parent outside")
         return codes_BK, parents_BK
 
 
+def _are_below(values: Tensor, size: int) -> bool:
+    """Whether all of some integers on a CPU are 0 to size - 1; numpy looks at a few numbers faster than torch."""
+    array = values.numpy()
+    return bool(array.min() >= 0 and array.max() < size)
+
+
 def _integers(name: str, values: Any, device: torch.device) -> Tensor:
+    if isinstance(values, Tensor) and values.dtype == torch.int64 and values.device == device:
+        return values
     try:
         tensor = torch.as_tensor(values, device=device)
     except (TypeError, ValueError, RuntimeError) as error:

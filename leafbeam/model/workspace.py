@@ -17,6 +17,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.config import ModelConfig
 
 Array = NDArray[Any]
+_MAX_CHUNKS = 64  # kept by one workspace
 
 
 class Workspace:
@@ -41,6 +42,7 @@ class Workspace:
         self._flat: dict[str, Tensor] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
         self._views: dict[str, tuple[tuple[int, ...], Tensor, Array]] = {}
+        self._chunks: dict[int, Chunk] = {}
 
     def __repr__(self) -> str:
         return f"Workspace(rows={self.rows}, scores={self.scores}, nbytes={self.nbytes})"
@@ -58,6 +60,7 @@ class Workspace:
         size = prod(shape)
         flat = self._flat.get(name)
         if flat is None or len(flat) < size:
+            self._chunks.clear()  # they view what is released
             if not keep:  # release the old buffer before allocating the new one
                 before = flat = None
                 self._flat.pop(name, None)
@@ -79,6 +82,16 @@ class Workspace:
             self.growths += 1
             self._views[name] = tuple(flat.shape), flat, flat.numpy()
         return self._views[name][2]
+
+    def chunk(self, config: ModelConfig, rows: int) -> Chunk:
+        """The activations of so many rows, made once for each number of rows."""
+        chunk = self._chunks.get(rows)
+        if chunk is None or chunk.config is not config:
+            chunk = Chunk(self, config, rows)
+            if len(self._chunks) >= _MAX_CHUNKS:
+                self._chunks.clear()
+            self._chunks[rows] = chunk
+        return chunk
 
     def gather_rows(self, name: str, matrix_VD: Tensor, rows: Array) -> Tensor:
         """Some rows of a matrix, copied again only when the matrix has changed."""
@@ -126,7 +139,7 @@ class Chunk:
 
     def select(self, rows_N: Array) -> Chunk:
         """Continue with these rows alone, their norms included."""
-        chunk = Chunk(self.space, self.config, len(rows_N))
+        chunk = self.space.chunk(self.config, len(rows_N))
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
             part[: len(rows_N)] = whole[rows_N]
         self.positions_X[: len(rows_N)] = self.positions_X[rows_N]

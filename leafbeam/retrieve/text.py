@@ -132,7 +132,7 @@ class TextEncoder:
 
     def _number(self, term: str) -> int | None:
         value = _hash(term)
-        number = int(np.searchsorted(self.hashes_T, value))
+        number = int(np.searchsorted(self.hashes_T, np.uint32(value)))
         return number if number < len(self.hashes_T) and self.hashes_T[number] == value else None
 
 

@@ -80,7 +80,8 @@ class RequestFilter:
         leaf_indptr = trie.items.leaf_indptr
         denied = ordinals
         if leaf_indptr is not None and len(ordinals):
-            leaves, counts = np.unique(np.searchsorted(leaf_indptr, ordinals, side="right") - 1, return_counts=True)
+            leaves_n = np.searchsorted(leaf_indptr, ordinals.astype(leaf_indptr.dtype), side="right") - 1
+            leaves, counts = np.unique(leaves_n, return_counts=True)
             begin_n, end_n = leaf_indptr[leaves].astype(np.int64), leaf_indptr[leaves + 1].astype(np.int64)
             items_n = end_n - begin_n if allowed is None else allowed.ordinals.ranks(end_n) - allowed.ordinals.ranks(begin_n)
             denied = leaves[counts == items_n].astype(np.int64)
@@ -108,13 +109,10 @@ class RequestFilter:
         leaves = [bits.next_set(words_W, lo, hi) if sole else -1 for lo, hi, sole in zip(lo_n, hi_n, sole_n, strict=True)]
         return np.array(leaves, np.int64)
 
-    def allowed_ordinals(self, begin: int, end: int) -> list[int]:
-        """The allowed item ordinals in [begin, end)."""
-        if self.filter is None and not len(self.denied_ordinals):
-            return list(range(begin, end))
-        denied = set(self.denied_ordinals[(self.denied_ordinals >= begin) & (self.denied_ordinals < end)].tolist())
-        allowed = None if self.filter is None else self.filter.ordinals
-        return [item for item in range(begin, end) if item not in denied and (allowed is None or item in allowed)]
+    def allows(self, ordinals_n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these item ordinals may be shown."""
+        allowed_n = np.ones(len(ordinals_n), np.bool_) if self.filter is None else self.filter.ordinals.has(ordinals_n)
+        return allowed_n & ~np.isin(ordinals_n, self.denied_ordinals) if len(self.denied_ordinals) else allowed_n
 
 
 def request_filters(
