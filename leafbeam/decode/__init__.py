@@ -6,13 +6,14 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.decode.beam_search import BeamSearch
     from leafbeam.decode.jax_search import JaxBeamSearch
     from leafbeam.decode.model_calls import StepFn, SuffixFn
-    from leafbeam.decode.results import SearchResult
+    from leafbeam.decode.results import BeamLevel, SearchResult
     from leafbeam.decode.sample import Sampler
     from leafbeam.decode.sampling import Sampling
     from leafbeam.decode.sequence_sampler import SequenceSampler
     from leafbeam.decode.sequence_search import SequenceResult, SequenceRun, SequenceSearch
 
 __all__ = [
+    "BeamLevel",
     "BeamSearch",
     "JaxBeamSearch",
     "Sampler",

@@ -4,6 +4,7 @@ Shapes: S segments, B requests, K beams, V codes of a level, L levels.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig, end_code_of
-from leafbeam.decode.constraint import Constraint, TrieConstraint, decode, raise_if_bad
+from leafbeam.decode.constraint import Constraint, Trace, TrieConstraint, decode, raise_if_bad, rounds
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
-from leafbeam.decode.results import BatchFilters, DenyLists, SearchResult, check_batch, collect_items, root_ranges
+from leafbeam.decode.results import (
+    BatchFilters,
+    BeamLevel,
+    DenyLists,
+    SearchResult,
+    check_batch,
+    collect_items,
+    root_ranges,
+)
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
@@ -35,8 +44,10 @@ class ItemSearch:
         if (backend, device) != ("auto", "auto"):
             self._bindings.on(backend, device)
 
-    def _run(self, requests: Requests, model: ModelCalls, constraint_of: ConstraintOf, *, watch: bool) -> SearchResult:
-        """From filters to items. watch: see `decode`."""
+    def _run(
+        self, requests: Requests, model: ModelCalls, constraint_of: ConstraintOf, *, watch: bool, explain: bool = False
+    ) -> SearchResult:
+        """From filters to items. watch: see `decode`. explain: whether the result has the beams of each level."""
         version = self.version
         hi_SB = root_ranges(version, requests)[1][:, :, 0]
         if not hi_SB.any():  # nothing may be shown: the model is not called
@@ -45,12 +56,15 @@ class ItemSearch:
             return collect_items(version, requests, (nothing, nothing), scores_B1, num_valid_B, self.num_items)
         bound = self._bindings.on(self.backend, self.device, model.first_logits)
         constraint = constraint_of(bound, requests, hi_SB)
-        trace = decode(constraint, model, watch=watch or bound.waits)
+        watch = watch or bound.waits
+        levels: list[BeamLevel] = []
+        trace = _explained(constraint, model, levels, watch=watch) if explain else decode(constraint, model, watch=watch)
         raise_if_bad(constraint)
         lo_SBK, hi_SBK, scores_BK = (to_numpy(array) for array in (trace.beams.lo, trace.beams.hi, trace.beams.scores))
-        return collect_items(
+        result = collect_items(
             version, requests, (lo_SBK, hi_SBK), scores_BK, trace.num_valid_B, self.num_items, trace.rounds_saved
         )
+        return replace(result, levels=tuple(levels)) if explain else result
 
 
 class BeamSearch(ItemSearch):
@@ -92,6 +106,7 @@ class BeamSearch(ItemSearch):
         filters: BatchFilters = None,
         deny: DenyLists = None,
         suffix_fn: SuffixFn | None = None,
+        explain: bool = False,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
@@ -106,13 +121,17 @@ class BeamSearch(ItemSearch):
         are the one that every beam just took and those that must follow, less the last. With scoring "allowed" it is not even
         called, unless the model excludes what is forced by a logit of -inf (then do without suffix_fn).
 
+        explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
+        and makes no use of suffix_fn, so that every level has its scores.
+
         Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
         that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,
         LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
+        suffix_fn = None if explain else suffix_fn
         model = ModelCalls(step_fn, suffix_fn)
-        return self._run(requests, model, self._constraint, watch=suffix_fn is not None)
+        return self._run(requests, model, self._constraint, watch=suffix_fn is not None, explain=explain)
 
     def _constraint(self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> TrieConstraint:
         ops: Any = bound.ops
@@ -125,6 +144,16 @@ class BeamSearch(ItemSearch):
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
         return TrieConstraint(self.config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests))
+
+
+def _explained(constraint: Constraint, model: ModelCalls, levels: list[BeamLevel], *, watch: bool) -> Trace:
+    """`decode`, with the beams of each level appended to `levels`."""
+    trace = None
+    for trace in rounds(constraint, model, watch=watch):
+        if len(trace.rounds) > len(levels):  # the last trace repeats the one before
+            levels.append(BeamLevel.of(trace.beams))
+    assert trace is not None
+    return trace
 
 
 def _forced_suffix(version: Version, requests: Requests, level: int, beams: Beams[Any]) -> JumpForward | None:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
-from leafbeam.ops.constrain import RequestFilter, request_filters
+from leafbeam.ops.backend import to_numpy
+from leafbeam.ops.constrain import Beams, RequestFilter, request_filters
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None
@@ -22,11 +23,42 @@ _Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class BeamLevel:
+    """The beams that a search kept at one level, best first.
+
+    codes: the code that each beam took. parents: the beam of the level before that it extends. scores: its log probability so
+    far. num_sids: Semantic IDs of the index below its prefix, allowed or not. (B, K) of a batch, -inf for a dead beam's score;
+    (k,) of a row, live beams alone.
+    """
+
+    codes: NDArray[np.int64]
+    parents: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    num_sids: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, beams: Beams[Any]) -> "BeamLevel":
+        """The beams after a round. On a device this waits."""
+        lo_SBK, hi_SBK = to_numpy(beams.lo), to_numpy(beams.hi)
+        codes, parents, scores = to_numpy(beams.code), to_numpy(beams.parent), to_numpy(beams.scores)
+        return cls(codes=codes, parents=parents, scores=scores, num_sids=(hi_SBK - lo_SBK).sum(0))
+
+    def row(self, request: int) -> "BeamLevel":
+        """The live beams of one request."""
+        live_k = self.scores[request] > -np.inf
+        codes, parents, scores, num_sids = (
+            array[request][live_k] for array in (self.codes, self.parents, self.scores, self.num_sids)
+        )
+        return BeamLevel(codes=codes, parents=parents, scores=scores, num_sids=num_sids)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
     """Ranked items of a batch: item_ids best first, of length num_valid[b]; items of one Semantic ID follow each other.
 
     scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0 beyond. num_valid: int64 (B,). rounds_saved:
-    calls of the model skipped because codes were forced. Fewer legal items than beams give a short answer.
+    calls of the model skipped because codes were forced. levels: the beams of each level, of a search that explains itself.
+    Fewer legal items than beams give a short answer.
     """
 
     item_ids: list[NDArray[Any]]
@@ -34,6 +66,7 @@ class SearchResult:
     codes: NDArray[np.int64]
     num_valid: NDArray[np.int64]
     rounds_saved: int = 0
+    levels: tuple[BeamLevel, ...] = ()
 
 
 def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[tuple[RequestFilter, ...]]:

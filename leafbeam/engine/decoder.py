@@ -108,7 +108,8 @@ class Decoder:
         users = [pending.request.user for pending in requests] if vocabulary.num_users else None
         tokens_BT, lengths_B = vocabulary.prompts([pending.codes for pending in requests], users)
         filters, deny = [pending.item_filter for pending in requests], [pending.deny for pending in requests]
-        if self._graphs is not None:
+        explain = first.request.explain
+        if self._graphs is not None and not explain:
             request_filters = check_batch(first.version, len(requests), filters, deny)
             replayed = self._replay(self._graphs, requests, request_filters, tokens_BT, lengths_B, started)
             if replayed is not None:
@@ -141,6 +142,7 @@ class Decoder:
             filters=filters,
             deny=deny,
             suffix_fn=suffix_fn and timed(suffix_fn),
+            explain=explain,
         )
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)

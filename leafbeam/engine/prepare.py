@@ -78,7 +78,7 @@ class RequestPreparer:
         num_items = min(len(request.history), self._max_items) if num_known is None else num_known
         return RequestSize(
             # A pending request holds its version, so the id is unique.
-            key=(widest, num_beams, request.scoring, id(self.version if version is None else version)),
+            key=(widest, num_beams, request.scoring, request.explain, id(self.version if version is None else version)),
             tokens=self.num_tokens(num_items),
             num_beams=widest,
             arrived=arrived,

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from leafbeam.decode import BeamLevel
 from leafbeam.engine.batcher import RequestSize
 from leafbeam.errors import ArgumentError, RequestError, short_repr
 from leafbeam.index import Version, VersionFilter
@@ -35,6 +36,7 @@ class Request:
         is fused where the engine has a memory, else the model.
     deadline_s: seconds from submission in which an answer is of use; None takes the engine's. A request that cannot meet its
         deadline is rejected as early as that is clear.
+    explain: whether the result has the beams of each level. Such requests form batches of their own.
 
     Raises RequestError for a field of the wrong type or value.
     """
@@ -49,6 +51,7 @@ class Request:
     filter: str | None = None
     channel: Channel | None = None
     deadline_s: float | None = None
+    explain: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "history", _item_ids("history", self.history))
@@ -71,6 +74,8 @@ class Request:
             raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
         if self.channel not in (None, *get_args(Channel)):
             raise RequestError(f"channel must be 'model', 'memory' or 'fused', not {short_repr(self.channel)}")
+        if not isinstance(self.explain, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"explain must be True or False, not {short_repr(self.explain)}")
 
     def __repr__(self) -> str:
         parts = [f"{len(self.history):,} items of history", f"num_items={self.num_items}"]
@@ -166,6 +171,7 @@ class Result:
     ignored_history, ignored_deny: ids as sent that the index does not have.
     index_version, rules_generation: the catalog that answered; the generation is None without one.
     batch_size: how many requests ran together.
+    levels: the beams of each level, if the request asked for them and a search ran.
     """
 
     item_ids: tuple[ItemId, ...]
@@ -184,6 +190,7 @@ class Result:
     rules_generation: int | None
     batch_size: int
     timings: Timings
+    levels: tuple[BeamLevel, ...] = ()
 
     def __repr__(self) -> str:
         best = f", best {short_repr(self.item_ids[0])} at {self.scores[0]:.3f}" if self.num_valid else ""

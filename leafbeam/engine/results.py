@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,8 @@ class ResultWriter:
             items = self._memory.rank(pending, (item_ids, scores_k))
             sids_kL = pending.version.codes_of(items.item_ids)
         stages = output.prefill_s, output.rounds_s, output.constrain_s
-        return self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages)
+        result = self._write(pending, items, sids_kL, batch_size, pending.num_beams, output.started, stages)
+        return replace(result, levels=tuple(level.row(row) for level in search.levels)) if search.levels else result
 
     def memory_result(self, pending: PendingRequest) -> Result:
         """The answer of the memory alone, in the caller's thread."""

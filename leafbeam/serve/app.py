@@ -22,9 +22,11 @@ from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.errors import http_error, unexpected_error
 from leafbeam.serve.exchange import Bounds, json_response
+from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.openapi import document_of, page_of
+from leafbeam.serve.page import playground_routes
 from leafbeam.serve.schema import Health, Readiness
 from leafbeam.text import TextService
 
@@ -89,7 +91,8 @@ def create_app(
 
     app = Starlette(
         routes=[
-            *([] if engine is None else item_routes(engine, metrics, bounds)),
+            *([] if engine is None else [*item_routes(engine, metrics, bounds), ItemSearchRoute(engine).route]),
+            *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
             *CompletionRoutes(engine, text, metrics, bounds).routes,
             Route("/healthz", healthz),

@@ -40,7 +40,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         finally:
             gone.cancel()
         metrics.observe_result(result, request.num_items)
-        return json_response(RecommendAnswer.of(result))
+        return json_response(RecommendAnswer.of(result, explain=request.explain))
 
     async def recommend(http: HttpRequest) -> Response:
         began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)

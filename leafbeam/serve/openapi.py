@@ -14,6 +14,7 @@ from leafbeam.serve.completion_schema import (
     ItemCompletionBody,
     ModelsAnswer,
 )
+from leafbeam.serve.item_search import MAX_CHARACTERS, MAX_ITEMS, FoundItems
 from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, OpenAIError, RecommendAnswer, RecommendBody, components
 
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
@@ -45,6 +46,18 @@ table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;pad
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
 
 
+_SEARCH = [
+    {"name": name, "in": "query", "description": text, "schema": schema}
+    for name, text, schema in (
+        ("query", "Words of the title, or an id. Empty: the first items.", {"type": "string", "maxLength": MAX_CHARACTERS}),
+        ("id", "Ids to look up, in place of a query.", {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ITEMS}),
+        ("limit", "The most items of a query.", {"type": "integer", "minimum": 0, "maximum": MAX_ITEMS, "default": 20}),
+        ("rule", "Rules that `allowed` and `num_allowed` are about.", {"type": "array", "items": {"type": "string"}}),
+        ("filter", "An expression that must hold too.", {"type": "string"}),
+    )
+]
+
+
 def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]:
     """The OpenAPI 3.1 document. limits: of the engine, None without one. has_text: whether there is a language model."""
     paths: dict[str, Any] = {}
@@ -54,7 +67,9 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
         summary = "Count interactions in the item memory (with --learn)"
         paths["/v1/interactions"] = _post(summary, ["InteractionsBody"], "InteractionsAnswer")
         paths |= _catalog_paths()
-        types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody]
+        search = _get("Items by title or id, and the rules that allow them", _content("FoundItems"))
+        paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
+        types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, FoundItems]
         types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
     paths["/v1/completions"] = _post("Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", "OpenAIError")

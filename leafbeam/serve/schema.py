@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from leafbeam.catalog.expression import MAX_CHARACTERS
+from leafbeam.decode import BeamLevel
 from leafbeam.engine import ItemId, Limits, Request, Result
 
 # Bounded, because parsing an integer takes time quadratic in its digits.
@@ -66,6 +67,9 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra_json_schema={"enum": ["model", "memory", "fused", None]},
         ),
     ] = None
+    explain: Annotated[
+        bool, Meta(description="Whether the answer has `levels`. Such requests form batches of their own, and take longer.")
+    ] = False
     deadline_ms: Annotated[
         float | None,
         Meta(
@@ -120,6 +124,19 @@ class ReasonAnswer(Struct, frozen=True, kw_only=True):
     score: float
 
 
+class LevelAnswer(Struct, frozen=True, kw_only=True):
+    """The beams that the search kept at one level, best first."""
+
+    codes: Annotated[list[int], Meta(description="The code that each beam took.")]
+    parents: Annotated[list[int], Meta(description="The beam of the level before that each extends.")]
+    scores: Annotated[list[float], Meta(description="Its log probability so far.")]
+    num_sids: Annotated[list[int], Meta(description="Semantic IDs of the index below its prefix, allowed or not.")]
+
+    @classmethod
+    def of(cls, level: BeamLevel) -> "LevelAnswer":
+        return cls(**{name: getattr(level, name).tolist() for name in cls.__struct_fields__})
+
+
 class RecommendAnswer(Struct, frozen=True, kw_only=True):
     """Items, best first, all of them in the index and allowed by every rule of the request."""
 
@@ -144,12 +161,18 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     rules_generation: Annotated[int | None, Meta(description="1 at start, one more after each reload of the rules.")]
     batch_size: Annotated[int, Meta(description="How many requests ran together.")]
     timings_ms: TimingsAnswer
+    levels: Annotated[
+        tuple[LevelAnswer, ...] | msgspec.UnsetType,
+        Meta(description="With `explain`: the beams of each level; empty if no search ran."),
+    ] = msgspec.UNSET
 
     @classmethod
-    def of(cls, result: Result) -> "RecommendAnswer":
+    def of(cls, result: Result, *, explain: bool = False) -> "RecommendAnswer":
         timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
         reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
-        renamed: dict[str, Any] = {"ignored_deny_item_ids": result.ignored_deny, "timings_ms": timings, "reasons": reasons}
+        levels = tuple(map(LevelAnswer.of, result.levels)) if explain else msgspec.UNSET
+        renamed: dict[str, Any] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
+        renamed["ignored_deny_item_ids"] = result.ignored_deny
         return cls(**renamed, **{name: getattr(result, name) for name in cls.__struct_fields__ if name not in renamed})
 
 

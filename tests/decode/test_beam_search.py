@@ -166,3 +166,35 @@ def test_a_thousand_random_rules_never_let_another_item_through() -> None:
             assert set(result.item_ids[request].tolist()) <= set(np.flatnonzero(mask).tolist())
             assert result.num_valid[request] == len(result.item_ids[request]) <= min(12, mask.sum())
             assert (result.num_valid[request] > 0) == bool(mask.any())
+
+
+def test_an_explained_search_has_the_beams_of_each_level_and_the_same_answer() -> None:
+    trie = trie_of()
+    search = BeamSearch(trie, 5)
+    plain, explained = search.run(ByLevel(rows())), search.run(ByLevel(rows()), explain=True)
+    assert plain.levels == ()
+    np.testing.assert_array_equal(explained.item_ids[0], plain.item_ids[0])
+    prefixes: list[tuple[int, ...]] = [()]
+    for number, level in enumerate(level.row(0) for level in explained.levels):
+        prefixes = [
+            (*prefixes[parent], code) for parent, code in zip(level.parents.tolist(), level.codes.tolist(), strict=True)
+        ]
+        log_probs = [row - np.log(np.exp(row).sum()) for row in rows()]
+        for prefix, score, num_sids in zip(prefixes, level.scores, level.num_sids, strict=True):
+            assert score == pytest.approx(sum(log_probs[at][code] for at, code in enumerate(prefix)), abs=1e-4)
+            sids = trie.codes_at(np.arange(trie.num_leaves)).tolist()
+            assert num_sids == sum(tuple(sid[: number + 1]) == prefix for sid in sids) > 0
+        assert (np.diff(level.scores) <= 0).all()
+    assert [*map(tuple, explained.codes[0, :5].tolist())] == prefixes[:5]
+
+
+def test_an_explained_search_scores_every_level_although_a_suffix_is_forced() -> None:
+    trie = Trie.build(np.array([[0, 1, 2], [3, 4, 5]]), [7, 7, 7])
+
+    def suffix_fn(codes: object, parents: object) -> list[object]:
+        raise AssertionError("an explained search jumps over nothing")
+
+    model = ByLevel(rows())
+    result = BeamSearch(trie, 2).run(model, suffix_fn=suffix_fn, explain=True)
+    assert len(model.calls) == len(result.levels) == 3
+    assert [level.row(0).num_sids.tolist() for level in result.levels] == [[1, 1]] * 3

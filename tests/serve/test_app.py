@@ -55,6 +55,21 @@ def test_an_answer_reports_whether_the_model_read_the_user(client):
     assert bad.json()["error"]["type"] == "RequestError"
 
 
+def test_an_answer_explains_its_beams_only_if_asked_to(client):
+    body = {"history": [1001], "num_items": 5, "num_beams": 8, "rules": ["cheap"]}
+    plain, explained = client.post(URL, json=body), client.post(URL, json=body | {"explain": True})
+    assert "levels" not in plain.json()
+    answer = explained.json()
+    assert answer["item_ids"] == plain.json()["item_ids"]
+    first, last = answer["levels"]
+    paths = [[first["codes"][parent], code] for parent, code in zip(last["parents"], last["codes"], strict=True)]
+    assert paths[0] == answer["sids"][0]
+    assert last["scores"][0] == pytest.approx(answer["scores"][0], abs=1e-5)
+    assert last["num_sids"] == [1] * len(paths)
+    assert client.post(URL, json={"rules": ["none"], "explain": True}).json()["levels"] == []
+    assert client.post(URL, json={"explain": 1}).status_code == 422
+
+
 def test_an_empty_object_requests_ten_items_without_a_history(client):
     answer = client.post(URL, json={}).json()
     assert (answer["num_valid"], answer["num_history_used"]) == (10, 0)

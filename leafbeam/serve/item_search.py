@@ -1,0 +1,137 @@
+"""`GET /v1/items`: items found by title or by id, and which rules allow them."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import pyarrow as pa
+from msgspec import Meta, Struct
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from leafbeam.catalog import Catalog, Expression
+from leafbeam.engine import Engine, ItemId
+from leafbeam.errors import DataError, LeafbeamError, OverloadedError, UnavailableError
+from leafbeam.index import Version
+from leafbeam.index.items import is_possible
+from leafbeam.live.transaction import id_kind_of
+from leafbeam.serve.errors import BodyError, error_response
+from leafbeam.serve.exchange import json_response
+
+MAX_ITEMS = 256
+MAX_CHARACTERS = 200
+MAX_WAITING = 8  # look-ups in the table at a time; more get 429
+TITLE = "title"
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
+
+
+class FoundItem(Struct, frozen=True, kw_only=True):
+    """An item, its attributes, and the rules that allow it."""
+
+    item_id: ItemId
+    attributes: dict[str, Any]
+    in_index: Annotated[bool, Meta(description="Whether it can be recommended.")]
+    rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
+    allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow it.")]
+
+
+class FoundItems(Struct, frozen=True, kw_only=True):
+    """Items found, and how many items of the whole index the rules and the filter of the query allow."""
+
+    items: tuple[FoundItem, ...]
+    num_allowed: int
+    num_items: Annotated[int, Meta(description="Items of the index.")]
+    title_column: Annotated[str | None, Meta(description="The column that is searched; null: ids alone.")]
+    index_version: str
+
+
+class ItemSearchRoute:
+    """`GET /v1/items` of an engine with a catalog."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._waiting = engine, 0
+
+    @property
+    def route(self) -> Route:
+        return Route("/v1/items", self._answer, methods=["GET"])
+
+    async def _answer(self, http: HttpRequest) -> Response:
+        try:
+            return json_response(await self._found(http))
+        except LeafbeamError as error:
+            return error_response(http, error)
+
+    async def _found(self, http: HttpRequest) -> FoundItems:
+        catalog, values = self._engine.catalog, http.query_params
+        if catalog is None:
+            raise BodyError("this server has an index without a catalog", status=HTTPStatus.NOT_FOUND)
+        if unknown := sorted(set(values) - _PARAMETERS):
+            raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
+        query, names, limit = values.get("query", ""), values.getlist("rule"), _limit_of(values.get("limit", "20"))
+        if len(query) > MAX_CHARACTERS or "\0" in query:
+            raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")
+        if len(names) > self._engine.limits.max_rules:
+            raise BodyError(f"rule may be given up to {self._engine.limits.max_rules} times")
+        rules = catalog.rules
+        allowed = rules.filter(Expression.of(names, values.get("filter") or None) or ())
+        ids = [_id_of(text, rules.version) for text in values.getlist("id")]
+        if len(ids) > MAX_ITEMS:
+            raise BodyError(f"id may be given up to {MAX_ITEMS} times, not {len(ids):,}")
+        column, table = await self._read(catalog, query, ids, limit)
+        items: list[FoundItem] = []
+        for row in table.to_pylist():
+            item_id = row.pop("item_id")
+            in_index = is_possible(item_id, 1 << 20) and bool(rules.version.knows([item_id])[0])
+            found = FoundItem(
+                item_id=item_id,
+                attributes=row,
+                in_index=in_index,
+                rules=tuple(name for name, of_rule in rules.filters.items() if in_index and item_id in of_rule),
+                allowed=in_index and (allowed is None or item_id in allowed),
+            )
+            items.append(found)
+        return FoundItems(
+            items=tuple(items),
+            num_allowed=rules.version.num_items if allowed is None else len(allowed),
+            num_items=rules.version.num_items,
+            title_column=column,
+            index_version=rules.version.name,
+        )
+
+    async def _read(self, catalog: Catalog, query: str, ids: list[ItemId], limit: int) -> tuple[str | None, pa.Table]:
+        """(the column of titles, rows), read in a thread. Raises OverloadedError, UnavailableError for a table in use."""
+        if self._waiting >= MAX_WAITING:
+            raise OverloadedError(f"{MAX_WAITING} look-ups wait already: try again", reason="lookups_queued")
+
+        def read() -> tuple[str | None, pa.Table]:
+            column = TITLE if TITLE in catalog.schema().names else None
+            return column, catalog.lookup(ids) if ids else catalog.search(query, column=column, limit=limit)
+
+        self._waiting += 1
+        try:
+            return await asyncio.to_thread(read)
+        except DataError as error:
+            raise UnavailableError(str(error), reason="catalog") from error
+        finally:
+            self._waiting -= 1
+
+
+def _limit_of(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or not 0 <= int(text) <= MAX_ITEMS:
+        raise BodyError(f"limit must be a number from 0 to {MAX_ITEMS}, not {text[:20]!r}")
+    return int(text)
+
+
+def _id_of(text: str, version: Version) -> ItemId:
+    """An id of the query in the index's own type. Raises BodyError."""
+    if id_kind_of(version) != "i":
+        return text
+    if not (_WHOLE.fullmatch(text) and is_possible(int(text), 0)):
+        raise BodyError(f"id must be a whole number of 64 bits, as the item ids of this index are, not {text[:80]!r}")
+    return int(text)

@@ -1,0 +1,259 @@
+// The page: its state is the request, kept in the address; each change of it asks the server again.
+
+import * as api from "./api.js";
+import { broken, showAnswers, showStages } from "./answers.js";
+import { openChanges } from "./changes.js";
+import { combobox } from "./combobox.js";
+import { $, count, debounced, el, factsOf, setTitleColumn, titleOf } from "./dom.js";
+import { watchServer } from "./live.js";
+import { completions, loadRules, showRules } from "./rules.js";
+import { DEFAULTS, fromHash, toHash } from "./state.js";
+import { drawTrie, showLevels, tableOf } from "./trie.js";
+
+const FIELDS = ["num_items", "num_beams", "scoring", "channel"];
+
+class Page {
+  constructor() {
+    this.state = fromHash(location.hash);
+    this.known = new Map(); // items by id, as the server has them
+    this.rules = [];
+    this.changes = null;
+    this.last = null;
+    this.asking = new AbortController();
+    this.numLevels = 0;
+    this.ask = debounced(() => this.askNow(), 120);
+  }
+
+  async start() {
+    await this.loadItems().catch(async (error) => {
+      this.showError(error); // an id of another kind in the address
+      this.state.history = [];
+      await this.loadItems();
+    });
+    await this.loadRules();
+    const numericIds = [...this.known.keys()].every((id) => typeof id === "number");
+    this.changes = await openChanges(numericIds, async () => {
+      await this.loadRules();
+      await this.askNow({ sameRequest: true });
+    });
+    this.showForm();
+    this.bind();
+    watchServer();
+    await this.askNow();
+  }
+
+  /** The items of the history; without one in the address, the first items of the catalog. */
+  async loadItems() {
+    const ids = this.state.history;
+    const found = await api.items(ids.length ? { ids } : { limit: 3 });
+    setTitleColumn(found.title_column);
+    for (const item of found.items) this.known.set(item.item_id, item);
+    this.state.history = found.items.map((item) => item.item_id);
+  }
+
+  async loadRules() {
+    this.rules = await loadRules();
+    showRules(this.rules, this.state.rules, (names) => {
+      this.state.rules = names;
+      this.ask();
+    });
+  }
+
+  showForm() {
+    $("filter").value = this.state.filter;
+    for (const name of FIELDS) $(name).value = this.state[name] ?? "";
+    $("leave_out").checked = this.state.leave_out;
+    this.showHistory();
+  }
+
+  showHistory() {
+    const rows = this.state.history.map((id, place) => {
+      const item = this.known.get(id);
+      const title = item ? titleOf(item) : String(id);
+      const drop = () => {
+        this.state.history = this.state.history.filter((_, other) => other !== place);
+        this.showHistory();
+        this.ask();
+        ($("history").querySelectorAll("button")[Math.min(place, this.state.history.length - 1)] ?? $("search")).focus();
+      };
+      return el("li", {}, el("span", {}, title), el("button", { type: "button", class: "small", "aria-label": `Take out ${title}`, onclick: drop }, "✕"));
+    });
+    $("history").replaceChildren(...rows);
+  }
+
+  addToHistory(item) {
+    this.known.set(item.item_id, item);
+    this.state.history = [...this.state.history, item.item_id];
+    this.showHistory();
+    this.ask();
+  }
+
+  bind() {
+    combobox($("search"), $("found"), {
+      eager: true,
+      suggest: async (text) => {
+        if (!text.trim()) return [];
+        try {
+          const { items } = await api.items({ query: text, limit: 12 });
+          return items.map((item) => ({ label: titleOf(item), note: [String(item.item_id), factsOf(item)].join(" · "), value: item }));
+        } catch (error) {
+          this.showError(error);
+          return [];
+        }
+      },
+      choose: (item) => {
+        $("search").value = "";
+        this.addToHistory(item);
+      },
+    });
+    combobox($("filter"), $("names"), {
+      eager: false,
+      suggest: async (text, caret) => completions(this.rules, text, caret),
+      choose: ([text, caret]) => {
+        $("filter").value = text;
+        $("filter").setSelectionRange(caret, caret);
+        this.readForm();
+      },
+    });
+    $("request").addEventListener("input", (event) => {
+      if (event.target.id !== "search" && event.target.closest("#rules, #sliders") === null) this.readForm();
+    });
+    $("request").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.readForm();
+      this.askNow();
+    });
+    $("clear").addEventListener("click", () => {
+      this.state.history = [];
+      this.showHistory();
+      this.ask();
+    });
+    $("copy").addEventListener("click", () => this.copyAsCurl());
+    $("back").addEventListener("click", () => this.showLevel(this.level - 1));
+    $("on").addEventListener("click", () => this.showLevel(this.level + 1));
+    $("play").addEventListener("click", () => this.play());
+    addEventListener("hashchange", () => this.readAddress());
+    addEventListener("keydown", (event) => {
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+      event.preventDefault();
+      $("search").focus();
+    });
+  }
+
+  readForm() {
+    this.state.filter = $("filter").value;
+    for (const name of FIELDS) {
+      const { type, value } = $(name);
+      if ($(name).checkValidity()) this.state[name] = type === "number" ? (value === "" ? null : Number(value)) : value;
+    }
+    this.state.leave_out = $("leave_out").checked;
+    this.ask();
+  }
+
+  async readAddress() {
+    if (location.hash === toHash(this.state)) return;
+    this.state = fromHash(location.hash);
+    try {
+      await this.loadItems();
+      await this.loadRules();
+      this.showForm();
+    } catch (error) {
+      this.showError(error);
+    }
+    await this.askNow();
+  }
+
+  /** The body of a request; `ruled` is false for the one without rules. */
+  body(ruled) {
+    const { history, rules, filter, num_items, num_beams, scoring, channel, leave_out } = this.state;
+    return {
+      history,
+      num_items: num_items ?? DEFAULTS.num_items,
+      scoring,
+      ...(num_beams ? { num_beams } : {}),
+      ...(channel ? { channel } : {}),
+      ...(leave_out && history.length ? { deny_item_ids: history } : {}),
+      ...(ruled && rules.length ? { rules } : {}),
+      ...(ruled && filter.trim() ? { filter } : {}),
+    };
+  }
+
+  /** Ask with and without the rules, and show both. sameRequest: what changed is the catalog, so cards show how they moved. */
+  async askNow({ sameRequest = false } = {}) {
+    history.replaceState(null, "", toHash(this.state));
+    this.asking.abort();
+    this.asking = new AbortController();
+    const { signal } = this.asking;
+    const { rules, filter } = this.state;
+    const ruled = rules.length > 0 || filter.trim() !== "";
+    try {
+      const began = performance.now();
+      const asked = [this.body(true), ...(ruled ? [this.body(false)] : [])];
+      const [answer, without = null] = await Promise.all(asked.map((body) => api.post("/v1/recommend", { ...body, explain: true }, signal)));
+      const milliseconds = performance.now() - began;
+      const ids = [...new Set([...answer.item_ids, ...(without?.item_ids ?? [])])];
+      const found = await api.items(ids.length ? { ids, rules, filter } : { limit: 0, rules, filter }, signal);
+      for (const item of found.items) this.known.set(item.item_id, item);
+      this.show({ answer, without, found, milliseconds, sameRequest });
+      $("error").hidden = true;
+    } catch (error) {
+      if (error.name !== "AbortError") this.showError(error);
+    }
+  }
+
+  show({ answer, without, found, milliseconds, sameRequest }) {
+    const { rules } = this.state;
+    $("server").textContent = `${count(found.num_items)} items, version ${answer.index_version}`;
+    $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${count(found.num_items)} items.`;
+    const how = answer.exhaustive ? ", every allowed prefix kept" : "";
+    const wrong = without ? `; without rules ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} break them` : "";
+    $("summary").textContent = `${answer.num_valid} items in ${milliseconds.toFixed(0)} ms, ${answer.num_beams} beams${how}${wrong}.`;
+    const actions = [["Add to history", (item) => this.addToHistory(item)]];
+    if (this.changes) {
+      actions.push(["Copy", (item, sid) => this.changes.copy(item, sid)], ["Remove", (item, sid) => this.changes.remove(item, sid)]);
+    }
+    showAnswers({ answer, without, known: this.known, rules, before: sameRequest ? this.last : null, actions });
+    this.last = answer;
+    showStages(answer.timings_ms);
+    const leaves = [answer, without].filter(Boolean).flatMap((one) =>
+      one.item_ids.map((id, place) => ({ item: this.known.get(id), sid: one.sids[place], broken: broken(this.known.get(id), rules).length > 0 })),
+    );
+    const unique = [...new Map(leaves.map((leaf) => [leaf.item.item_id, leaf])).values()];
+    this.numLevels = drawTrie($("trie"), answer.levels, without?.levels ?? null, unique);
+    const tables = [tableOf("With the rules", answer.levels), ...(without ? [tableOf("Without rules", without.levels)] : [])];
+    $("levels").replaceChildren(...tables);
+    this.showLevel(this.numLevels);
+  }
+
+  showLevel(level) {
+    this.level = Math.min(Math.max(level, 0), this.numLevels);
+    showLevels($("trie"), this.level);
+    $("level").textContent = this.numLevels ? `${this.level} of ${this.numLevels} levels` : "";
+    $("back").disabled = this.level === 0;
+    $("on").disabled = this.level === this.numLevels;
+  }
+
+  play() {
+    clearInterval(this.timer);
+    this.showLevel(0);
+    this.timer = setInterval(() => {
+      this.showLevel(this.level + 1);
+      if (this.level === this.numLevels) clearInterval(this.timer);
+    }, 700);
+  }
+
+  async copyAsCurl() {
+    const body = JSON.stringify(this.body(true)).replaceAll("'", String.raw`'\''`);
+    await navigator.clipboard.writeText(`curl ${location.origin}/v1/recommend -H 'content-type: application/json' -d '${body}'`);
+    $("copy").textContent = "Copied";
+    setTimeout(() => ($("copy").textContent = "Copy as curl"), 1500);
+  }
+
+  showError(error) {
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  }
+}
+
+const page = new Page();
+page.start().catch((error) => page.showError(error));

@@ -1,0 +1,128 @@
+// Rules: toggles with counts, sliders over rules that bound the same column, and names to complete in an expression.
+
+import { get } from "./api.js";
+import { $, count, el } from "./dom.js";
+
+const COLUMN = String.raw`"?([A-Za-z_]\w*)"?`;
+const BOUND = new RegExp(String.raw`^\s*${COLUMN}\s*(<=?|>=?)\s*(-?\d+(?:\.\d+)?)\s*$`);
+const DATE = new RegExp(String.raw`^\s*${COLUMN}\s*(<=?|>=?)\s*(?:DATE\s*|TIMESTAMP\s*)?'(\d{4}-\d\d-\d\d)[^']*'\s*$`, "i");
+const AGE = new RegExp(String.raw`^\s*${COLUMN}\s*(>=?)\s*.+-\s*INTERVAL\s+'?(\d+)'?\s+(HOUR|DAY|WEEK|MONTH|YEAR)S?'?\s*$`, "is");
+const DAYS = { HOUR: 1 / 24, DAY: 1, WEEK: 7, MONTH: 30, YEAR: 365 };
+
+/** All rules: {name, num_items, where}; `where` is null if the server does not show predicates. */
+export async function loadRules() {
+  try {
+    const { rules } = await get("/v1/rules");
+    return rules;
+  } catch (error) {
+    if (![403, 404].includes(error.status)) throw error;
+    const { rules } = await get("/readyz");
+    return Object.entries(rules).map(([name, num_items]) => ({ name, num_items, where: null }));
+  }
+}
+
+/** The bound that a predicate sets on one column, or null: {key, column, sign, order, label}; the stricter, the larger `order`. */
+export function boundOf(where) {
+  let found = BOUND.exec(where ?? "");
+  if (found) {
+    const [, column, sign, number] = found;
+    const order = sign[0] === "<" ? -Number(number) : Number(number);
+    return { key: `${column} ${sign[0]}`, column, order, label: `${sign[0] === "<" ? "below" : "above"} ${number}` };
+  }
+  found = DATE.exec(where ?? "");
+  if (found) {
+    const [, column, sign, day] = found;
+    const order = (sign[0] === "<" ? -1 : 1) * Date.parse(day);
+    return { key: `${column} ${sign[0]} date`, column, order, label: `${sign[0] === "<" ? "before" : "since"} ${day}` };
+  }
+  found = AGE.exec(where ?? "");
+  if (!found) return null;
+  const [, column, , number, unit] = found;
+  const plural = number === "1" ? "" : "s";
+  const label = `the last ${number} ${unit.toLowerCase()}${plural}`;
+  return { key: `${column} age`, column, order: -Number(number) * DAYS[unit.toUpperCase()], label };
+}
+
+/** Rules that bound the same column the same way, two or more, from loose to strict: [{column, stops: [{rule, label}]}]. */
+export function boundsOf(rules) {
+  const groups = new Map();
+  for (const rule of rules) {
+    const bound = boundOf(rule.where);
+    if (bound) groups.set(bound.key, [...(groups.get(bound.key) ?? []), { ...bound, rule: rule.name }]);
+  }
+  const sliders = [...groups.values()].filter((stops) => stops.length > 1);
+  return sliders.map((stops) => ({ column: stops[0].column, stops: stops.sort((one, other) => one.order - other.order) }));
+}
+
+/** Draw toggles and sliders; `changed(names)` is called with the chosen rules. */
+export function showRules(rules, chosen, changed) {
+  const names = new Set(chosen);
+  const toggle = (name, on) => {
+    if (on) names.add(name);
+    else names.delete(name);
+  };
+  const boxes = rules.map((rule) =>
+    el(
+      "label",
+      { class: "check", title: rule.where },
+      el("input", {
+        type: "checkbox",
+        value: rule.name,
+        checked: names.has(rule.name),
+        onchange: (event) => {
+          toggle(rule.name, event.target.checked);
+          showSliders();
+          changed([...names]);
+        },
+      }),
+      rule.name,
+      el("span", { class: "count" }, `${count(rule.num_items)} items`),
+    ),
+  );
+  $("rules").replaceChildren(...(boxes.length ? boxes : [el("p", { class: "muted" }, "This server has no rules.")]));
+
+  function showSliders() {
+    $("sliders").replaceChildren(...boundsOf(rules).map(slider));
+  }
+
+  function slider({ column, stops }) {
+    const labels = [`any ${column}`, ...stops.map((stop) => stop.label)];
+    const at = 1 + stops.findLastIndex((stop) => names.has(stop.rule));
+    const output = el("output", {}, labels[at]);
+    const input = el("input", {
+      type: "range",
+      min: 0,
+      max: stops.length,
+      value: at,
+      "aria-valuetext": labels[at],
+      oninput: () => {
+        const position = Number(input.value);
+        output.textContent = labels[position];
+        input.setAttribute("aria-valuetext", labels[position]);
+        stops.forEach((stop, number) => toggle(stop.rule, number === position - 1));
+        for (const box of $("rules").querySelectorAll("input")) box.checked = names.has(box.value);
+        changed([...names]);
+      },
+    });
+    return el("label", {}, `${column}: `, output, input);
+  }
+  showSliders();
+}
+
+/** The word that the caret is in or behind: [its text, where it begins, where it ends]. */
+export function wordAt(text, caret) {
+  const begin = caret - /[A-Za-z0-9_-]*$/.exec(text.slice(0, caret))[0].length;
+  const end = caret + /^[A-Za-z0-9_-]*/.exec(text.slice(caret))[0].length;
+  return [text.slice(begin, caret), begin, end];
+}
+
+/** Completions of the word at the caret: [{label, note, value: [new text, new caret]}]. */
+export function completions(rules, text, caret) {
+  const [word, begin, end] = wordAt(text, caret);
+  const found = rules.filter((rule) => rule.name.toLowerCase().startsWith(word.toLowerCase()) && rule.name !== word);
+  return found.map((rule) => ({
+    label: rule.name,
+    note: `${count(rule.num_items)} items`,
+    value: [text.slice(0, begin) + rule.name + text.slice(end), begin + rule.name.length],
+  }));
+}
