@@ -3,7 +3,7 @@
 Documents refuse a row of a tree with changes, and a timed one of a machine with more load than cores, unless somebody marked
 it: `"marked": "reason"`, written into the row by hand and shown beside its numbers. Rows that count or weigh have
 `"timed": false`. Older rows lack the fields `dirty` and `timed`: a + behind their commit says that the tree had changes, and
-they count as timed.
+they count as timed. `"superseded": "reason"`, written by hand, refuses a row of code that has since changed what it measures.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def keep_row(name: str, row: Row, folder: Path = RESULTS) -> None:
 
 def refusal(row: Row) -> str:
     """Why documents refuse a row, or "". A row without a load passes; documents say that none was recorded."""
+    if reason := row.get("superseded"):
+        return f"superseded: {reason}"
     if row.get("marked"):
         return ""
     commit, machine = row["commit"], row["machine"]

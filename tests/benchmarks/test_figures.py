@@ -217,6 +217,7 @@ def test_a_refused_row_is_kept_with_a_warning(tmp_path: Path, capsys: pytest.Cap
     assert "refuses this row of x: the load was 1000.0" in capsys.readouterr().err
     assert refusal(busy | {"timed": False}) == refusal(busy | {"marked": "why"}) == ""
     assert "changes" in refusal(quiet | {"dirty": True, "timed": False})
+    assert refusal(quiet | {"superseded": "x has another y", "marked": "why"}) == "superseded: x has another y"
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 2
 
 
