@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -38,9 +38,10 @@ def main(run: Path, settings: str, rules: str, system: str = "leafbeam") -> None
     files = CatalogFiles(
         index=run / "index.leafbeam", catalog=run / "catalog.duckdb", rules=[run / "rules.toml", json.loads(rules)]
     )
-    catalog = files.open()
-    assert isinstance(catalog, Catalog)
-    with closing(catalog), closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu)) as engine:
+    with ExitStack() as opened:
+        catalog = files.open(opened)
+        assert isinstance(catalog, Catalog)
+        engine = opened.enter_context(closing(Engine(model, catalog, settings=chosen, new_graphs=graphs_on_cpu)))
         Server(engine, port=0).run()
 
 

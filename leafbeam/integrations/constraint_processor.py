@@ -175,11 +175,13 @@ class ConstraintLogitsProcessor:
 
 def automaton_of(constraint: TextConstraint, tokenizer: TextTokenizer | None) -> Automaton:
     """The automaton of a constraint over a tokenizer's tokens. Raises ArgumentError without one, AutomatonError."""
-    if tokenizer is None and not isinstance(constraint, Automaton):
+    if isinstance(constraint, Automaton):
+        return constraint
+    if tokenizer is None:
         raise ArgumentError(
             f"tokenizer is missing: {type(constraint).__name__} is about text, so pass the one beside the model"
         )
-    return constraint if isinstance(constraint, Automaton) else compiled(constraint, tokenizer.trie(tokenizer.size))
+    return compiled(constraint, tokenizer.trie(tokenizer.size))
 
 
 class _Rule(Protocol):
