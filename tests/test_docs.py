@@ -32,6 +32,7 @@ from leafbeam.cli.app import app
 from leafbeam.engine import COUNTERS, Engine, Limits, Settings
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.serve import Metrics
+from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, SnapshotBody
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
 
@@ -157,7 +158,12 @@ def test_requests_rules_and_json_of_the_pages_are_valid() -> None:
     for page in PAGES:
         for words in commands(page):
             if words[0] == "curl" and "-d" in words:
-                msgspec.json.decode(words[words.index("-d") + 1], type=RecommendBody).to_request()
+                url, body = next(word for word in words if "/v1/" in word), words[words.index("-d") + 1]
+                kinds = {"recommend": RecommendBody, "items": ItemBody, "rules": RuleBody}
+                kinds |= {"catalog/snapshot": SnapshotBody, "catalog/rollback": RollbackBody}
+                found = msgspec.json.decode(body, type=next(kinds[name] for name in kinds if f"/v1/{name}" in url))
+                if isinstance(found, RecommendBody):
+                    found.to_request()
                 checked += 1
         for block in blocks(page):
             if block["language"] == "toml":

@@ -174,8 +174,7 @@ class Catalog:
     def search(self, text: str, *, column: str | None = "title", limit: int = 20) -> pa.Table:
         """The items whose `column` has every word of a text, in any case, or whose id is the text; the shortest first.
 
-        column: None: ids alone. An empty text gives the first items. It scans the column, and may open the file. Raises
-        DataError (the file, an unknown column).
+        column: None: ids alone. An empty text gives the first items. It scans the column. Raises DataError as `lookup`.
         """
         with self._table.reading() as session:
             return session.search(text.split(), column, limit)

@@ -185,7 +185,9 @@ def test_an_explained_search_has_the_beams_of_each_level_and_the_same_answer() -
             sids = trie.codes_at(np.arange(trie.num_leaves)).tolist()
             assert num_sids == sum(tuple(sid[: number + 1]) == prefix for sid in sids) > 0
         assert (np.diff(level.scores) <= 0).all()
-    assert [*map(tuple, explained.codes[0, :5].tolist())] == prefixes[:5]
+    assert [*dict.fromkeys(map(tuple, explained.codes[0].tolist()))] == prefixes[
+        : len({*map(tuple, explained.codes[0].tolist())})
+    ]
 
 
 def test_an_explained_search_scores_every_level_although_a_suffix_is_forced() -> None:

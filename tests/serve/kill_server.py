@@ -58,7 +58,8 @@ def start(shop: Path, port: int, compact_after: int) -> int:
     try:
         from leafbeam.live import live_index
 
-        object.__setattr__(live_index.CompactionPolicy, "__init__", _compacting(live_index.CompactionPolicy, compact_after))
+        policy: Any = live_index.CompactionPolicy
+        policy.__init__ = _compacting(policy, compact_after)
         files = CatalogFiles(index=shop / "index.leafbeam", catalog=shop / "shop.duckdb", rules=shop / "rules.toml")
         changes = ChangeFiles(directory=shop / "live", encoder="no encoder", changes="on")
         serve(shop / "model", files, changes=changes, port=port, limits=Limits(), on_ready=lambda line: None)
@@ -74,7 +75,7 @@ def _compacting(policy: Any, min_changes: int) -> Any:
 
 
 def wait_until_ready(client: httpx.Client, child: int) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while True:
         try:
             if client.get("/readyz").status_code == 200:
@@ -135,18 +136,21 @@ def main(shop: Path, kills: int, seed: int) -> dict[str, int]:
                 assert send(client, batch, key) == answer
                 totals["retries"] += 1
             assert served(client) == expected(items)
-            killer = threading.Timer(dice.random() * 0.6, os.kill, (child, signal.SIGKILL))
-            killer.start()
+            left, killer, seconds = dice.randint(1, 6), None, 0.0
             try:
                 while True:
+                    if left == 0:  # in the middle of one of the next batches, however fast they are here
+                        killer = threading.Timer(dice.random() * 2 * seconds, os.kill, (child, signal.SIGKILL))
+                        killer.start()
+                    left, began = left - 1, time.monotonic()
                     batch = next_batch(dice, items)
                     under_way = key, batch = f"{seed}-{totals['kills']}-{len(answers)}", batch
                     answers[key] = batch, send(client, batch, key)
-                    items, under_way = after(items, batch), None
+                    items, under_way, seconds = after(items, batch), None, time.monotonic() - began
                     totals["acknowledged"] += 1
             except httpx.TransportError:
-                pass
-            killer.join()
+                assert killer is not None
+                killer.join()
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), f"the server ended by itself: {status}"
         totals["kills"] += 1

@@ -413,6 +413,7 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
     fields = schemas["RecommendBody"]["properties"]
     assert set(fields) == {
         "history",
+        "explain",
         "user",
         "num_items",
         "rules",

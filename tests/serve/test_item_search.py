@@ -1,5 +1,6 @@
 """`GET /v1/items`: found by title and id, with the rules that allow each."""
 
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
@@ -80,10 +81,10 @@ def test_a_wrong_parameter_is_named(client, query, says):
     assert says in response.json()["error"]["message"]
 
 
-def test_items_without_titles_are_found_by_id_alone(first_shop, shop):
+def test_items_without_titles_are_found_by_id_alone(shop):
     model, index, _, _ = shop.files
     rows = [{"item_id": one, "price": float("nan")} for one in shop.item_ids]
-    catalog = Catalog.in_memory(rows, Trie.load(index))
+    catalog = Catalog.in_memory(pa.Table.from_pylist(rows), Trie.load(index))
     with TestClient(create_app(Engine(Transformer.from_pretrained(model), catalog))) as client:
         assert ids(client, query="1005") == [1005]
         assert ids(client, query="thing") == []
