@@ -19,6 +19,7 @@ from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from leafbeam.serve import Server, serve
 from leafbeam.serve.server import SighupReloader, _listen
+from tests.serve.running import thread
 
 PROGRAM = """
 import logging, sys
@@ -45,25 +46,6 @@ def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
             yield server, next(word for word in line.split() if word.startswith("http://"))
         finally:
             server.kill()
-
-
-@contextmanager
-def thread(engine, **options) -> Iterator[Server]:
-    """A server in a thread of this process."""
-    engine.warm_up()  # the first compile of the kernels may take longer than the wait below
-    lines: list[str] = []
-    ready = threading.Event()
-    server = Server(engine, port=0, grace_s=20, **options, on_ready=lambda line: (lines.append(line), ready.set()))
-    runner = threading.Thread(target=server.run)
-    runner.start()
-    try:
-        assert ready.wait(20)
-        assert server.url in lines[0]
-        yield server
-    finally:
-        server.stop()
-        runner.join(20)
-        assert not runner.is_alive()
 
 
 def until(found) -> None:

@@ -3,15 +3,10 @@
 import { get, put, putItem, remove } from "./api.js";
 import { $, el, titleOf } from "./dom.js";
 
-/** The panel, or null if the server takes no changes from here. changed(): called after each change, to ask again. */
-export async function openChanges(numericIds, changed) {
-  let catalog;
-  try {
-    catalog = await get("/v1/catalog");
-  } catch (error) {
-    if (![403, 404].includes(error.status)) throw error;
-    return null; // a server without these routes, or not for this client
-  }
+/** The panel, or null if the server takes no changes. paths: those that it has. changed(): called after each change, to ask again. */
+export async function openChanges(paths, numericIds, changed) {
+  if (!("/v1/catalog" in paths)) return null;
+  const catalog = await get("/v1/catalog");
   if (!catalog.writable) return null;
   const panel = new Changes(catalog, numericIds, changed);
   $("change").hidden = false;

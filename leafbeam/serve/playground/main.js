@@ -30,9 +30,11 @@ class Page {
       this.state.history = [];
       await this.loadItems();
     });
+    const { paths } = await api.get("/openapi.json");
+    this.paths = paths;
     await this.loadRules();
     const numericIds = [...this.known.keys()].every((id) => typeof id === "number");
-    this.changes = await openChanges(numericIds, async () => {
+    this.changes = await openChanges(paths, numericIds, async () => {
       await this.loadRules();
       await this.askNow({ sameRequest: true });
     });
@@ -52,7 +54,7 @@ class Page {
   }
 
   async loadRules() {
-    this.rules = await loadRules();
+    this.rules = await loadRules(this.paths);
     showRules(this.rules, this.state.rules, (names) => {
       this.state.rules = names;
       this.ask();

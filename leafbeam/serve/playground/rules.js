@@ -9,16 +9,15 @@ const DATE = new RegExp(String.raw`^\s*${COLUMN}\s*(<=?|>=?)\s*(?:DATE\s*|TIMEST
 const AGE = new RegExp(String.raw`^\s*${COLUMN}\s*(>=?)\s*.+-\s*INTERVAL\s+'?(\d+)'?\s+(HOUR|DAY|WEEK|MONTH|YEAR)S?'?\s*$`, "is");
 const DAYS = { HOUR: 1 / 24, DAY: 1, WEEK: 7, MONTH: 30, YEAR: 365 };
 
-/** All rules: {name, num_items, where}; `where` is null if the server does not show predicates. */
-export async function loadRules() {
+/** All rules: {name, num_items, where}; `where` is null if the server does not show predicates. paths: those that it has. */
+export async function loadRules(paths) {
   try {
-    const { rules } = await get("/v1/rules");
-    return rules;
+    if ("/v1/rules" in paths) return (await get("/v1/rules")).rules;
   } catch (error) {
-    if (![403, 404].includes(error.status)) throw error;
-    const { rules } = await get("/readyz");
-    return Object.entries(rules).map(([name, num_items]) => ({ name, num_items, where: null }));
+    if (error.status !== 403) throw error; // they are shown to the server's own machine alone
   }
+  const { rules } = await get("/readyz");
+  return Object.entries(rules).map(([name, num_items]) => ({ name, num_items, where: null }));
 }
 
 /** The bound that a predicate sets on one column, or null: {key, column, sign, order, label}; the stricter, the larger `order`. */
