@@ -9,13 +9,17 @@ import typer
 from leafbeam.cli import app
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
-_PART = re.compile(r"(<!-- options: ([\w-]+) -->\n).*?(<!-- end options -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end options -->)", re.DOTALL)
 
 
 def commands() -> dict[str, Any]:
-    """The commands by name."""
+    """The commands by name, those of a group after its name."""
     group: Any = typer.main.get_command(app)
-    return group.commands
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        inner: dict[str, Any] = getattr(command, "commands", {})
+        found |= {f"{name} {part}": one for part, one in inner.items()} if inner else {name: command}
+    return found
 
 
 def cell(text: str) -> str:

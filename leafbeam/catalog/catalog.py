@@ -323,7 +323,7 @@ class Catalog:
         with self._active.write_lock:
             version = self.version()
             self.index.merge().save(Path(trie_path))
-            with self._table.reading() as session:
+            with self._table.reading(other_files=True) as session:
                 session.save(Path(items_path))
         return version
 

@@ -22,6 +22,7 @@ from leafbeam.errors import DataError
 from leafbeam.files import replacing
 
 _CLOSE_S = 5.0
+_TABLE_ALONE = "SET enable_external_access = false"  # a rule reads no other file, and no statement turns this off
 
 
 class ItemsTable:
@@ -92,29 +93,33 @@ class ItemsTable:
         return table
 
     @contextmanager
-    def reading(self) -> Generator[ReadSession]:
-        """One consistent view of the table. Raises DataError."""
+    def reading(self, *, other_files: bool = False) -> Generator[ReadSession]:
+        """One consistent view of the table. other_files: whether SQL may write or read them. Raises DataError."""
         if self._open is None:
             with self._lock, self._translated(), self._connect(read_only=True) as connection:
+                if not other_files:
+                    connection.execute(_TABLE_ALONE)
                 yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
                 yield ReadSession(connection, self.name, limit=self._limit, begin=self._begin)
 
     @contextmanager
-    def writing(self) -> Generator[WriteSession]:
+    def writing(self, *, other_files: bool = False) -> Generator[WriteSession]:
         """One transaction, all or nothing: `commit` it inside the block. Other sessions wait meanwhile. Raises DataError."""
         with self._lock, self._translated():
             connection = self._connect(read_only=False) if self._open is None else self._open.cursor()
             self._num_changes += 1
             with connection:
+                if self._open is None and not other_files:
+                    connection.execute(_TABLE_ALONE)
                 connection.begin()
                 counter = None if self._open is None else self._num_changes
                 yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
     def refill(self, items: ItemSource) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
-        with self.writing() as session:
+        with self.writing(other_files=True) as session:
             session.connection.execute("DROP TABLE items")
             copy_items(session.connection, items)
             session.check()

@@ -7,7 +7,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, evaluate, generate, index, serve, sids, train
+from leafbeam.cli import demo, evaluate, generate, index, items, keys, serve, sids, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
@@ -61,6 +61,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("build")(index.build)
 app.command("recommend")(serve.recommend)
 app.command("serve")(serve.serve)
+app.add_typer(items.app, name="items")
+app.add_typer(keys.app, name="keys")
 app.command("generate")(generate.generate)
 app.command("inspect")(index.inspect)
 app.command("make-shop")(demo.make_shop)

@@ -20,6 +20,7 @@ Channel = Literal["model", "memory", "fused"]
 ENGINE_FILES = ("model", "trie", "catalog", "rules")
 BATCHES = "Batches and memory"
 LIMITS = "Limits"
+CLIENTS = "Who may reach it"
 TEXT = "A language model"
 
 
@@ -172,6 +173,14 @@ def serve(
     timeout: Annotated[float, option("--timeout", "Default deadline in s without --slo-ms.", LIMITS)] = 10.0,
     watchdog: Annotated[float, option("--watchdog", "A batch fails after so many seconds.", LIMITS)] = 30.0,
     grace: Annotated[float, option("--grace", "Seconds for running requests at SIGTERM.", LIMITS)] = 30.0,
+    keys: Annotated[Path | None, option("--keys", "Clients need a key of this file (`leafbeam keys`).", CLIENTS)] = None,
+    rate: Annotated[float | None, option("--rate", "With --keys: requests a second of each, at most.", CLIENTS)] = None,
+    insecure: Annotated[bool, option("--insecure", "Let other machines reach a server without keys.", CLIENTS)] = False,
+    tls_certificate: Annotated[Path | None, option("--tls-certificate", "Answer over TLS: a PEM file.", CLIENTS)] = None,
+    tls_key: Annotated[Path | None, option("--tls-key", "Its private key.", CLIENTS, default="in that file")] = None,
+    cors: Annotated[
+        list[str] | None, option("--cors", "A site whose pages may read answers; repeatable.", CLIENTS, metavar="ORIGIN")
+    ] = None,
     text_model: Annotated[
         Path | None, option("--text-model", "A Qwen3 directory to serve texts of, beside --run or alone.", TEXT)
     ] = None,
@@ -204,10 +213,15 @@ def serve(
 
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
-    from leafbeam.serve import ChangeFiles, ConnectionLimits
+    from leafbeam.serve import ChangeFiles, ConnectionLimits, Exposure, KeyFile
     from leafbeam.serve import serve as run_server
     from leafbeam.text import TextService, TextSettings
 
+    if rate is not None and keys is None:
+        raise ArgumentError("--rate goes with --keys: it is the rate of each key")
+    key_file = None if keys is None else KeyFile(keys, rate=rate)
+    exposure = Exposure(certificate=tls_certificate, private_key=tls_key, origins=tuple(cors or ()), insecure=insecure)
+    exposure.check(host, has_keys=key_file is not None)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", force=True)
     settings = Settings(
         num_beams=num_beams,
@@ -236,7 +250,8 @@ def serve(
         name, body = "recommend", {"history": [], "num_items": 10}
         if paths is None and text is not None:
             name, body = "completions", {"model": text.name, "prompt": "A lamp is a", "guided_choice": ["thing", "person"]}
-        next_step(stdout(), "curl", f"{url}/v1/{name}", "-H", "content-type: application/json", "-d", json.dumps(body))
+        header = [] if keys is None else ["-H", "authorization: Bearer KEY"]
+        next_step(stdout(), "curl", f"{url}/v1/{name}", *header, "-H", "content-type: application/json", "-d", json.dumps(body))
 
     text = None
     if text_model is not None:
@@ -259,6 +274,8 @@ def serve(
         catalog,
         text=text,
         changes=None if paths is None else ChangeFiles(directory=paths.live, encoder=paths.load_encoder(), changes=changes),
+        keys=key_file,
+        exposure=exposure,
         host=host,
         port=port,
         device=device,

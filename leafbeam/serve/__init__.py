@@ -7,10 +7,23 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.serve.app import create_app
     from leafbeam.serve.changes import ChangeFiles
     from leafbeam.serve.connection import ConnectionLimits
+    from leafbeam.serve.exposure import Exposure
+    from leafbeam.serve.keys import Key, KeyFile
     from leafbeam.serve.metrics import Metrics
     from leafbeam.serve.server import Server, serve
 
-__all__ = ["Access", "ChangeFiles", "ConnectionLimits", "Metrics", "Server", "create_app", "serve"]
+__all__ = [
+    "Access",
+    "ChangeFiles",
+    "ConnectionLimits",
+    "Exposure",
+    "Key",
+    "KeyFile",
+    "Metrics",
+    "Server",
+    "create_app",
+    "serve",
+]
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names
     from leafbeam.extras import lazy_exports

@@ -10,48 +10,75 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from leafbeam.errors import LeafbeamError, OverloadedError
 from leafbeam.serve.errors import BodyError, error_response
+from leafbeam.serve.keys import KeyFile, Scope
 
-Scope = Literal["read", "learn", "write", "admin"]
+Need = Scope | Literal["learn"]
 _OPEN = ("/healthz", "/readyz")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """Who may change what a server serves.
+    """Who may do what with a server.
 
-    changes: "local": requests of programs on this machine, and no page of another site that a browser shows here; "open": every
-    request; "off": none. reason: why they are off.
+    keys: of clients, each with a scope. Without them everyone may read, and `changes` says who may change what is served:
+    "local": programs on this machine, and no page of another site that a browser shows here; "open": everyone; "off": none.
+    reason: why they are off.
     """
 
     changes: Literal["local", "open", "off"] = "local"
     reason: str = ""
+    keys: KeyFile | None = None
 
-    def check(self, http: HttpRequest, scope: Scope) -> None:
-        """Raise BodyError, 403, unless the request may do what needs this scope."""
-        if scope == "read" or self.changes == "open" or (scope == "learn" and self.changes == "off"):
-            return
-        if self.changes == "off":
+    def check(self, http: HttpRequest, need: Need) -> None:
+        """Raise BodyError, 401 or 403, unless the request may do what needs this; OverloadedError beyond a key's rate."""
+        if self.keys is not None:
+            _check_key(self.keys, http, "write" if need == "learn" else need)
+        elif need not in ("read", "learn") and self.changes == "off":
             raise _forbidden(self.reason or "this server takes no changes")
-        # A page of another site could have its name lead to this machine, and ask here as if it were one of this server's own.
-        host, origin = http.headers.get("host", ""), http.headers.get("origin")
-        if not is_loopback(urlsplit(f"//{host}").hostname or "") or origin not in (None, f"{http.url.scheme}://{host}"):
+        elif need != "read" and self.changes == "local" and not _is_local(http):
             raise _forbidden(
                 "changes are taken from this machine alone: address the server as localhost or 127.0.0.1, and not from a page "
                 "of another site"
             )
 
 
-def scope_of(method: str, path: str) -> Scope | None:
+def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
+    key = keys.find(http.headers.get("authorization"))
+    if key is None:
+        message = "this server needs a key that it knows, in the header Authorization: Bearer KEY"
+        raise BodyError(message, status=HTTPStatus.UNAUTHORIZED, reason="unauthorized")
+    if not key.may(scope):
+        raise _forbidden("this key may not do this")
+    if wait_s := keys.wait_s(key):
+        raise OverloadedError("this key sends more requests than it may: wait", reason="key_rate", retry_after_s=wait_s)
+
+
+def _is_local(http: HttpRequest) -> bool:
+    """Whether a program on this machine asks; a page of another site could have its name lead to this machine."""
+    host, origin = http.headers.get("host", ""), http.headers.get("origin")
+    return is_loopback(_hostname(host)) and origin in (None, f"{http.url.scheme}://{host}")
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # such as half an IPv6 address
+        return ""
+
+
+def need_of(method: str, path: str) -> Need | None:
     """What a request needs; None for health checks, which need nothing.
 
     "learn": interactions, which a server counts only if it was told to (--learn).
     """
     if path in _OPEN:
         return None
-    if path.startswith(("/v1/catalog", "/v1/rules")) and (method not in ("GET", "HEAD") or path.startswith("/v1/rules")):
+    changes = method not in ("GET", "HEAD")
+    if path.startswith("/v1/rules") or (changes and path.startswith("/v1/catalog")):
         return "admin"
-    if path.startswith("/v1/items") and method not in ("GET", "HEAD"):
+    if changes and path.startswith("/v1/items"):
         return "write"
     return "learn" if path.startswith("/v1/interactions") else "read"
 
@@ -63,11 +90,11 @@ class AccessMiddleware:
         self._app, self._access = app, access
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (needed := scope_of(scope["method"], scope["path"])) is not None:
+        if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
             http = HttpRequest(scope)
             try:
-                self._access.check(http, needed)
-            except BodyError as error:
+                self._access.check(http, need)
+            except LeafbeamError as error:
                 await error_response(http, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -1,15 +1,17 @@
 """The HTTP interface of an engine, a language model, or both."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -27,9 +29,15 @@ from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
+from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
 from leafbeam.serve.schema import Health, Readiness
 from leafbeam.text import TextService
 
+_CORS: dict[str, Any] = {
+    "allow_methods": ["GET", "POST", "PUT", "PATCH", "DELETE"],
+    "allow_headers": ["authorization", "content-type", "idempotency-key", HEADER],
+    "expose_headers": ["retry-after", HEADER],
+}
 NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
 
 
@@ -40,6 +48,7 @@ def create_app(
     text: TextService | None = None,
     writer: CatalogWriter | str = NO_WRITER,
     access: Access | None = None,
+    origins: Sequence[str] = (),
     max_body_bytes: int = 1 << 20,
     max_batch_bytes: int = 8 << 20,
     max_body_s: float = 10.0,
@@ -49,9 +58,9 @@ def create_app(
     """The ASGI application of an engine, a language model, or both, which start and stop with it.
 
     writer: changes the engine's catalog for clients; or why it cannot be changed. access: who may do what; by default, programs
-    on this machine may change the catalog. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there.
-    max_batch_bytes: of a batch of items. answer_s: a request without an answer
-    by then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
+    on this machine may change the catalog. origins: sites whose pages may read answers. max_body_bytes, max_body_s: bounds of a
+    body and of the seconds until it is there. max_batch_bytes: of a batch of items. answer_s: a request without an answer by
+    then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
@@ -102,7 +111,11 @@ def create_app(
             Route("/docs", docs),
         ],
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
-        middleware=[Middleware(AccessMiddleware, access=access or Access())],
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
+            Middleware(AccessMiddleware, access=access or Access()),
+        ],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirect would go where the client's Host header says

@@ -156,6 +156,7 @@ class CatalogRoutes:
             num_changed=status.num_deleted + status.num_delta,
             is_compacting=status.is_compacting,
             codebook_sizes=version.codebook_sizes,
+            item_ids=None if (kind := id_kind_of(version)) is None else "numbers" if kind == "i" else "text",
             columns={field.name: str(field.type) for field in schema if field.name != "item_id"},
             text_columns=() if isinstance(encoder, str) else encoder.columns,
             writable=not isinstance(writer, str),

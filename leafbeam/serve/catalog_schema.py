@@ -1,6 +1,6 @@
 """The JSON of the routes that change a catalog."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -60,6 +60,7 @@ class CatalogAnswer(Struct, frozen=True, kw_only=True):
     num_changed: Annotated[int, Meta(description="Items inserted or deleted since the last compaction.")]
     is_compacting: bool
     codebook_sizes: tuple[int, ...]
+    item_ids: Annotated[Literal["numbers", "text"] | None, Meta(description="What item ids are; null without items.")]
     columns: Annotated[dict[str, str], Meta(description="The attributes and their types.")]
     text_columns: Annotated[tuple[str, ...], Meta(description="Those from which a new item gets its codes; may be empty.")]
     writable: bool

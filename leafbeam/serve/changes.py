@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from leafbeam.catalog import RuleSource
+from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine import CatalogFiles
 from leafbeam.errors import ArgumentError, LockedError
-from leafbeam.ingest import INDEX, RULES, LiveDirectory, check_origin
+from leafbeam.index import Trie
+from leafbeam.ingest import INDEX, RULES, CatalogWriter, LiveDirectory, check_origin
+from leafbeam.retrieve import ItemMemory, LiveMemory
 from leafbeam.semid import ItemEncoder
 from leafbeam.serve.access import Access, is_loopback
+from leafbeam.serve.keys import KeyFile
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -21,6 +24,15 @@ NOT_LOCAL = (
     "this server is bound to an address that other machines reach and has no keys, so it takes no changes: bind it to "
     "127.0.0.1, or start it with --changes on"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedCatalog:
+    """A catalog with the changes of clients. writer: makes more of them; or why there is none."""
+
+    source: Catalog | Trie
+    memory: ItemMemory | LiveMemory | None
+    writer: CatalogWriter | str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +48,35 @@ class ChangeFiles:
     encoder: ItemEncoder | str
     changes: Literal["auto", "on", "off"] = "auto"
 
-    def access(self, host: str) -> Access:
-        """Who may change the catalog of a server that is bound to this address."""
+    def access(self, host: str, keys: KeyFile | None = None) -> Access:
+        """Who may change the catalog of a server that is bound to this address. keys: of clients."""
+        if keys is not None:
+            return Access(keys=keys)
         if self.changes == "off":
             return Access(changes="off", reason="this server was started with --changes off")
         if self.changes == "on":
             return Access(changes="open")
         return Access(changes="local") if is_loopback(host) else Access(changes="off", reason=NOT_LOCAL)
 
-    def open(self, files: CatalogFiles, opened: ExitStack) -> tuple[CatalogFiles, LiveDirectory | str]:
-        """The files with the changes so far, and the directory to be closed by `opened`, or why it takes none.
+    def open(self, files: CatalogFiles, opened: ExitStack) -> ChangedCatalog:
+        """Open the files with the changes so far, to be closed by `opened`.
 
-        Raises LockedError ("on"), ConflictError if the index was built again since, LogError, IndexFileError.
+        Raises LockedError ("on"), ConflictError if the index was built again since, and what `CatalogFiles.open` raises.
         """
+        files, live = self._open_directory(files, opened)
+        memory, source = files.open_memory(opened), files.open(opened)
+        writer = live
+        if isinstance(live, LiveDirectory):
+            assert isinstance(source, Catalog)  # `_open_directory` takes no others
+            writer = CatalogWriter(source, live, encoder=self.encoder, memory=memory)
+        return ChangedCatalog(source=source, memory=memory, writer=writer)
+
+    def _open_directory(self, files: CatalogFiles, opened: ExitStack) -> tuple[CatalogFiles, LiveDirectory | str]:
+        """The files with the changes so far, and the directory to be closed by `opened`, or why it takes none."""
         if not isinstance(files.index, str | os.PathLike):
             raise ArgumentError("changes are those of an index file: pass its path as index=")
+        if files.catalog is None:
+            raise ArgumentError("changes need a catalog: pass its DuckDB file as catalog=")
         rules, index = self.directory / RULES, self.directory / INDEX
         reason = "this server was started with --changes off" if self.changes == "off" else None
         if reason is None and self.changes == "auto" and not _is_writable(self.directory):

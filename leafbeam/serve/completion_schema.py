@@ -62,7 +62,13 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     response_format: Annotated[ResponseFormat | None, Meta(description="`json_schema`: texts are its instances.")] = None
     guided_regex: Annotated[str | None, Meta(description="A pattern of the whole text.")] = None
     guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
-    guided_template: Annotated[list[Any] | None, Meta(description="Parts of the text, one after another.")] = None
+    guided_template: Annotated[
+        list[Any] | None,
+        Meta(
+            description="Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, "
+            "`free_text` (with `stop`, `max_length`)."
+        ),
+    ] = None
     user: Annotated[str | None, Meta(description="Changes nothing.")] = None
     best_of: Int64 | None = None
     echo: bool | None = None

@@ -100,7 +100,9 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` is called as soon as a client does not read
+        # Of a TLS transport of asyncio, 0 would mean that writing never goes on.
+        high = 0 if transport.get_extra_info("sslcontext") is None else 1
+        transport.set_write_buffer_limits(high=high)  # so that `pause_writing` is called as soon as a client does not read
         self._await_head()
         if len(self.connections) <= self._limits.max_connections:
             return

@@ -25,6 +25,7 @@ from leafbeam.errors import (
     UnavailableError,
     short_repr,
 )
+from leafbeam.serve.request_id import request_id_of
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
 log = logging.getLogger("leafbeam.serve")
@@ -80,7 +81,10 @@ def _headers(request: Request, error: Exception, status: int) -> dict[str, str]:
     """The headers of the answer to a failed request; a fault of the server is logged."""
     headers: dict[str, str] = {}
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
+        place = request.method, request.url.path, request_id_of(request.scope)
+        log.error("%s %s (request %s): %s", *place, error, exc_info=error)
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):  # the rest of the body is not read

@@ -21,12 +21,14 @@ from leafbeam.catalog import Catalog, LoadReport
 from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.ingest import CatalogWriter, LiveDirectory
+from leafbeam.ingest import CatalogWriter
 from leafbeam.model import load_model
 from leafbeam.serve.access import Access, is_loopback
 from leafbeam.serve.app import NO_WRITER, create_app
 from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
+from leafbeam.serve.exposure import Exposure
+from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.metrics import Metrics
 from leafbeam.text import TextService
 
@@ -100,10 +102,10 @@ class Server:
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
-    that holds the address once requests are answered. connections: what one client may send and hold open. reloader: one that
-    is installed already; None: `run` installs one.
+    that holds the address once requests are answered. connections: what one client may send and hold open. exposure: TLS, and
+    who may reach it. reloader: one that is installed already; None: `run` installs one.
 
-    Raises ArgumentError if the port cannot be bound.
+    Raises ArgumentError if the port cannot be bound, or other machines could reach a server without keys.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Server:
         text: TextService | None = None,
         writer: CatalogWriter | str = NO_WRITER,
         access: Access | None = None,
+        exposure: Exposure | None = None,
         host: str = "127.0.0.1",
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
@@ -125,14 +128,27 @@ class Server:
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
+        access = access or Access(changes="local" if is_loopback(host) else "off", reason=NOT_LOCAL)
+        exposure = exposure or Exposure()
+        exposure.check(host, has_keys=access.keys is not None)
         self._host, self._socket = host, _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.url = f"{exposure.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         connections = connections or ConnectionLimits()
-        access = access or Access(changes="local" if is_loopback(host) else "off", reason=NOT_LOCAL)
         bodies = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes}
         config = uvicorn.Config(
-            create_app(engine, self.metrics, text=text, writer=writer, access=access, grace_s=grace_s, **bodies),
+            create_app(
+                engine,
+                self.metrics,
+                text=text,
+                writer=writer,
+                access=access,
+                origins=exposure.origins,
+                grace_s=grace_s,
+                **bodies,
+            ),
+            ssl_certfile=exposure.certificate,
+            ssl_keyfile=exposure.private_key,
             log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
@@ -143,7 +159,7 @@ class Server:
             timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
         )
         self._uvicorn = _DrainingServer(config, self._started, self._drain)
-        self._grace_s = grace_s
+        self._grace_s, self._has_keys = grace_s, access.keys is not None
 
     def __repr__(self) -> str:
         return f"Server({self.url}, {self.engine!r}, {self.text!r})"
@@ -194,10 +210,10 @@ class Server:
             thread.join()
 
     def _started(self) -> None:
-        if not is_loopback(self._host):
+        if not is_loopback(self._host) and not self._has_keys:
             log.warning(
                 "anyone who can reach %s can ask for recommendations, read /metrics and, with --learn, send interactions: "
-                "there are no keys and no TLS, so put a proxy in front (docs/how-to/deploy.md)",
+                "there are no keys (docs/how-to/deploy.md)",
                 self.url,
             )
         served: list[str] = []
@@ -251,6 +267,8 @@ def serve(
     *,
     text: TextService | None = None,
     changes: ChangeFiles | None = None,
+    keys: KeyFile | None = None,
+    exposure: Exposure | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "cpu",
@@ -265,8 +283,8 @@ def serve(
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
     text: a language model to serve too; alone, where model and catalog are None. changes: where clients' changes of the catalog
-    are kept; it goes with CatalogFiles. A SIGHUP during loading takes effect once requests are answered. Raises what
-    Engine.load, LiveDirectory.open and Server raise, before anything is served.
+    are kept; it goes with CatalogFiles. keys: of clients, without which a server is bound to this machine alone. A SIGHUP
+    during loading takes effect once requests are answered. Raises what Engine.load, LiveDirectory.open and Server raise.
     """
     if (model is None) != (catalog is None):
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
@@ -274,17 +292,13 @@ def serve(
         raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
     with SighupReloader().installed() as reloader, ExitStack() as opened:
         opened.callback(reloader.join, 5.0)
-        engine, writer, access = None, NO_WRITER, None
+        engine, writer, access = None, NO_WRITER, Access(keys=keys) if keys is not None else None
         if model is not None and changes is not None and isinstance(catalog, CatalogFiles):
-            access = changes.access(host)
-            files, live = changes.open(catalog, opened)
-            memory = files.open_memory(opened)
-            source = files.open(opened)
-            writer = live
-            if isinstance(live, LiveDirectory) and isinstance(source, Catalog):
-                writer = CatalogWriter(source, live, encoder=changes.encoder, memory=memory)
+            access = changes.access(host, keys)
+            changed = changes.open(catalog, opened)
+            writer = changed.writer
             model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
-            engine = Engine(model, source, memory=memory, limits=limits, settings=settings)
+            engine = Engine(model, changed.source, memory=changed.memory, limits=limits, settings=settings)
         elif model is not None and catalog is not None:
             engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)
         if engine is not None:
@@ -294,7 +308,7 @@ def serve(
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
         bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
-        bounds |= {"connections": connections, "writer": writer, "access": access}
+        bounds |= {"connections": connections, "writer": writer, "access": access, "exposure": exposure}
         Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
 
 

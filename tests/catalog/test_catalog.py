@@ -167,6 +167,14 @@ def test_a_rule_that_cannot_be_evaluated_is_an_error_at_start(shop, predicate):
     assert len(Catalog.open(shop, make_trie(NUMBERS), {"good": "true"}).filter(["good"]) or ()) == NUM_ITEMS
 
 
+def test_a_rule_reads_no_file_but_the_table(shop, tmp_path):
+    (tmp_path / "secret.csv").write_text("stock\n1\n")
+    with Catalog.open(shop, make_trie(NUMBERS)) as catalog:
+        for source in (f"'{tmp_path}/secret.csv'", f"read_text('{tmp_path}/secret.csv')", f"glob('{tmp_path}/*')"):
+            with pytest.raises(RuleError, match="Cannot access file"):
+                catalog.add_rule("curious", f"(SELECT count(*) FROM {source}) > 0")
+
+
 @pytest.mark.parametrize(
     ("name", "predicate"),
     [("x", 7), ("x", ""), ("x", {"where": "true", "when": 1}), ("", "true"), ("a b", "true"), ("é", "true")],

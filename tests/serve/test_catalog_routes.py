@@ -15,12 +15,11 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
-from leafbeam.catalog import Catalog
 from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ConflictError, LockedError
 from leafbeam.index import Trie
-from leafbeam.ingest import CatalogWriter, LiveDirectory
+from leafbeam.ingest import CatalogWriter
 from leafbeam.live import disk
 from leafbeam.model import load_model
 from leafbeam.serve import Access, ChangeFiles, create_app
@@ -37,11 +36,8 @@ def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWr
     model, index, catalog, rules = shop.files
     with ExitStack() as stack:
         place = ChangeFiles(directory=shop.directory / "live", encoder="there is no encoder here", changes=changes)
-        files, live = place.open(CatalogFiles(index=index, catalog=catalog, rules=rules), stack)
-        source = files.open(stack)
-        assert isinstance(source, Catalog)
-        writer = CatalogWriter(source, live, encoder=place.encoder) if isinstance(live, LiveDirectory) else live
-        yield Engine(load_model(model), source), writer
+        changed = place.open(CatalogFiles(index=index, catalog=catalog, rules=rules), stack)
+        yield Engine(load_model(model), changed.source), changed.writer
 
 
 @contextmanager

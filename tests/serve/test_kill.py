@@ -17,7 +17,7 @@ def test_every_acknowledged_batch_survives_a_killed_server(shop, kills: int) -> 
     assert run.returncode == 0, run.stderr[-4000:]
     totals = json.loads(run.stdout.splitlines()[-1])
     assert totals["kills"] == kills
-    assert totals["acknowledged"] > kills
+    assert totals["acknowledged"] >= kills
     assert totals["retries"] > kills // 2
     if kills >= 100:
         assert totals["made_before_the_answer"] > 0

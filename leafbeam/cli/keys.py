@@ -1,0 +1,57 @@
+"""`leafbeam keys`: the keys of a server's clients."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from leafbeam.cli.console import stdout
+from leafbeam.cli.options import option
+
+KeysOption = Annotated[Path, option("--keys", "The file of keys, as for `leafbeam serve --keys`.")]
+NameArgument = Annotated[str, typer.Argument(help="The key's name, which logs may show.")]
+DEFAULT_KEYS = Path("keys.json")
+
+
+def add(
+    name: NameArgument,
+    keys: KeysOption = DEFAULT_KEYS,
+    scope: Annotated[
+        Literal["read", "write", "admin"],
+        option(
+            "--scope",
+            "read: recommendations and metrics; write: also items and interactions; admin: also rules and snapshots.",
+            metavar="read|write|admin",
+        ),
+    ] = "read",
+    rate: Annotated[float | None, option("--rate", "Requests a second, at most.", default="the server's")] = None,
+) -> None:
+    """Make a key and print it once: the file keeps its hash alone."""
+    from leafbeam.serve.keys import add_key
+
+    print(add_key(keys, name, scope, rate))
+
+
+def remove(name: NameArgument, keys: KeysOption = DEFAULT_KEYS) -> None:
+    """Remove a key; a running server refuses it within a second."""
+    from leafbeam.serve.keys import remove_key
+
+    remove_key(keys, name)
+
+
+def show(keys: KeysOption = DEFAULT_KEYS) -> None:
+    """List the names of keys, and what each may do."""
+    from rich.table import Table
+
+    from leafbeam.serve.keys import read_keys
+
+    table = Table("name", "scope", "requests a second")
+    for key in read_keys(keys):
+        table.add_row(key.name, key.scope, "" if key.rate is None else f"{key.rate:g}")
+    stdout().print(table)
+
+
+app = typer.Typer(no_args_is_help=True, help="Keys of a server's clients, which `leafbeam serve --keys` asks for.")
+app.command("add")(add)
+app.command("remove")(remove)
+app.command("list")(show)

@@ -1,0 +1,167 @@
+"""`leafbeam items`: the same commands on a run's directory, and on its server."""
+
+import json
+import shutil
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from leafbeam.catalog import Catalog
+from leafbeam.cli import app
+from leafbeam.cli.item_writer import KEY
+from leafbeam.cli.run import RunDirectory
+from leafbeam.engine import CatalogFiles, Engine
+from leafbeam.index import Trie
+from leafbeam.ingest import set_aside
+from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.semid import QuantiserConfig, fit_sids
+from leafbeam.serve import Access, ChangeFiles, KeyFile
+from leafbeam.serve.keys import add_key
+from tests.serve.test_server import thread
+
+TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
+IDS = {f"i{n}" for n in range(6)}
+
+
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six items with texts, and a model of random weights."""
+    paths = RunDirectory(tmp_path_factory.mktemp("run"))
+    items = pa.table({"item_id": sorted(IDS), "title": TITLES, "price": [float(n) for n in range(6)]})
+    fit = fit_sids(items, None, quantiser=QuantiserConfig(codebook_sizes=(2, 4), collision_strategy="spread"))
+    fit.table.save(paths.sids)
+    fit.quantiser.save(paths.quantiser)
+    fit.encoder.save(paths.quantiser, fit.table)
+    Trie.build(fit.table.codes, fit.table.codebook_sizes, fit.table.item_ids).save(paths.trie)
+    Catalog.create(paths.catalog, items)
+    paths.rules.write_text("[rules]\ncheap = 'price < 3'\n")
+    vocabulary = Vocabulary(codebook_sizes=fit.table.codebook_sizes)
+    config = ModelConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+    )
+    Transformer(config, vocabulary).save_pretrained(paths.model)
+    return paths.path
+
+
+@pytest.fixture
+def run(first_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(first_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@contextmanager
+def served(run: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """The address of a server of a run that asks for keys; the environment has one that may write."""
+    paths = RunDirectory(run)
+    with ExitStack() as opened:
+        files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules)
+        changed = ChangeFiles(directory=paths.live, encoder=paths.load_encoder()).open(files, opened)
+        engine = Engine(load_model(paths.model), changed.source)
+        monkeypatch.setenv(KEY, add_key(run / "keys.json", "cli", "write"))
+        access = Access(keys=KeyFile(run / "keys.json"))
+        yield opened.enter_context(thread(engine, writer=changed.writer, access=access)).url
+
+
+def call(*words: str, stdin: str | None = None) -> Any:
+    return CliRunner().invoke(app, ["items", *words], input=stdin, env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def ids_of(run: Path) -> set[str]:
+    paths = RunDirectory(run)
+    with ExitStack() as opened:
+        source = CatalogFiles(index=paths.index, catalog=paths.catalog, rules=paths.rule_files).open(opened)
+        assert isinstance(source, Catalog)
+        version = source.version()
+        return set(version.filter_of([None] * len(version.segments)).item_ids().astype(str).tolist())
+
+
+def add_replace_and_remove(run: Path, *place: str) -> None:
+    assert "new was added" in call("add", "new", "title=old tea", "price=2.5", *place).stdout
+    assert "new was replaced" in call("add", "new", "title=tea", "--codes", "1,2,0", *place).stdout
+    wrong = call("remove", "new", "nothing", *place)
+    assert (wrong.exit_code, "the index does not have it" in wrong.stderr) == (2, True)
+    assert ids_of(run) == {*IDS, "new"}
+    removed = call("remove", "new", "i0", "nothing", "--missing-ok", *place)
+    assert "2 items removed, 1 were not there" in removed.stdout
+    assert ids_of(run) == IDS - {"i0"}
+
+
+def test_items_of_a_run_are_added_replaced_and_removed(run: Path) -> None:
+    add_replace_and_remove(run, "--run", str(run))
+
+
+def test_items_of_a_server_are_added_replaced_and_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(run, monkeypatch) as url:
+        add_replace_and_remove(run, "--url", url)
+        outside = call("remove", "i1", "--run", str(run))
+        assert (outside.exit_code, "--url http://127.0.0.1:8000" in outside.stderr) == (2, True)
+        monkeypatch.delenv(KEY)
+        refused = call("remove", "i1", "--url", url)
+        assert (refused.exit_code, "401" in refused.stderr) == (2, True)
+    assert ids_of(run) == IDS - {"i0"}
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x", ""])
+def test_what_is_no_server_is_named(url: str) -> None:
+    result = call("remove", "i1", "--url", url)
+    assert (result.exit_code, "Error:" in result.stderr) == (2, True), result.exception
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "stdin"])
+def test_items_of_a_file_are_imported(run: Path, tmp_path: Path, form: str) -> None:
+    rows: list[dict[str, Any]] = [{"item_id": f"n{n}", "title": "green tea", "price": 1.0} for n in range(1500)]
+    rows += [{"item_id": "i1", "title": "boot", "price": 1.0}]
+    path, text = tmp_path / f"items.{form}", "\n".join(map(json.dumps, rows))
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows) if form == "json" else text)
+    file = "-" if form == "stdin" else str(path)
+    done = call("import", file, "--run", str(run), stdin=text if form == "stdin" else None)
+    assert "1,500 items added, 1 replaced" in done.stdout, done.stderr
+    assert len(ids_of(run)) == 1506
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("items.csv", "item_id\n1", "expected a file of"),
+        ("none.jsonl", None, "cannot be read"),
+        ("items.jsonl", "", "has no items"),
+        ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 is no JSON"),
+        ("items.jsonl", "[[[", "line 1 is no JSON"),
+        ("items.jsonl", "3", "expected items as JSON objects"),
+        ("items.jsonl", '{"item_id": "a", "title": "' + "x" * (1 << 20) + '"}', "expected at most 1,048,576 bytes"),
+        ("items.json", "[" * 100_000, "cannot be read"),
+        ("items.parquet", "PAR1", "cannot be read"),
+        ("items.jsonl", '{"item_id": "a", "codes": [9, 9, 9]}', "is outside its codebook"),
+        ("items.jsonl", '{"item_id": "a", "title": 3}', "is not text"),
+        ("items.jsonl", '{"item_id": "a", "colour": "red"}', "there is no column 'colour'"),
+    ],
+    ids=map(str, range(12)),
+)
+def test_a_wrong_file_is_named_and_changes_nothing(run: Path, tmp_path: Path, name: str, content: Any, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    result = call("import", str(tmp_path / name), "--run", str(run))
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split())
+    assert ids_of(run) == IDS
+
+
+def test_words_that_are_no_attributes_are_refused(run: Path) -> None:
+    for words in (["price"], ["item_id=3"], ["codes=3"], ["--codes", "a,b"]):
+        assert call("add", "x", *words, "--run", str(run)).exit_code == 2, words
+    assert set_aside(run / "live") is None  # nothing was written

@@ -1,0 +1,165 @@
+"""Keys: who may do what, rotation while a server runs, rates; and answers that do not say which part was wrong."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from leafbeam.cli import app
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.serve import Access, create_app
+from leafbeam.serve.keys import KeyFile, add_key, digest_of, read_keys, remove_key
+
+RECOMMEND = "/v1/recommend"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, str]:
+    return {scope: add_key(tmp_path / "keys.json", scope, scope) for scope in ("read", "write", "admin")}  # type: ignore[arg-type]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def served(first_shop: Any, tmp_path: Path, keys: dict[str, str]) -> Iterator[tuple[TestClient, KeyFile, Clock]]:
+    clock = Clock()
+    file = KeyFile(tmp_path / "keys.json", clock=clock)
+    with TestClient(create_app(first_shop.engine(), access=Access(keys=file)), base_url="http://shop.example.com") as client:
+        yield client, file, clock
+
+
+def test_the_file_keeps_hashes_alone_and_is_the_owners(tmp_path: Path, keys: dict[str, str]) -> None:
+    path = tmp_path / "keys.json"
+    assert not any(key in path.read_text() for key in keys.values())
+    assert path.stat().st_mode & 0o077 == 0
+    assert [key.name for key in read_keys(path)] == ["read", "write", "admin"]
+    assert all(re.fullmatch(r"lb_[\w-]{43}", key) for key in keys.values())
+    with pytest.raises(ArgumentError, match="has a key 'read' already"):
+        add_key(path, "read", "admin")
+    with pytest.raises(ArgumentError, match="it has: read, write, admin"):
+        remove_key(path, "nobody")
+
+
+def test_each_scope_may_do_what_those_before_it_may(served: Any, keys: dict[str, str]) -> None:
+    client, _, _ = served
+    calls = [
+        ("POST", RECOMMEND, 0), ("GET", "/metrics", 0), ("GET", "/docs", 0), ("GET", "/openapi.json", 0),
+        ("GET", "/v1/models", 0), ("GET", "/v1/catalog", 0), ("GET", "/v1/items/1000", 0), ("GET", "/v1/nothing", 0),
+        ("PUT", "/v1/items", 1), ("DELETE", "/v1/items/1000", 1), ("POST", "/v1/interactions", 1),
+        ("GET", "/v1/rules", 2), ("PUT", "/v1/rules/x", 2), ("DELETE", "/v1/rules/x", 2),
+        ("POST", "/v1/catalog/rollback", 2), ("POST", "/v1/catalog/compact", 2), ("DELETE", "/v1/catalog/snapshots/x", 2),
+    ]  # fmt: skip
+    for method, path, needed in calls:
+        for rank, scope in enumerate(("read", "write", "admin")):
+            status = client.request(method, path, json={}, headers=bearer(keys[scope])).status_code
+            assert (status == 403) == (rank < needed), (method, path, scope, status)
+            assert status != 401
+        assert client.request(method, path, json={}).status_code == 401
+    for path in ("/healthz", "/readyz"):
+        assert client.get(path).status_code == 200
+
+
+def test_answers_do_not_say_which_part_was_wrong(served: Any, keys: dict[str, str]) -> None:
+    client, _, _ = served
+    wrong = [
+        {}, {"authorization": ""}, bearer(""), bearer("lb_" + "x" * 43), bearer(keys["read"] + "x"), bearer(keys["read"][:-1]),
+        {"authorization": f"Basic {keys['read']}"}, {"authorization": keys["read"]}, {"authorization": "Bearer"},
+        {"authorization": b"Bearer \xff\xfe\x80"}, {"x-api-key": keys["read"]}, bearer(digest_of(keys["read"])),
+        bearer("x" * 20_000),
+    ]  # fmt: skip
+    answers = [client.post(RECOMMEND, json={}, headers=headers) for headers in wrong]
+    assert {answer.status_code for answer in answers} == {401}
+    assert len({answer.text for answer in answers}) == 1
+    assert answers[0].headers["www-authenticate"] == "Bearer"
+    refused = [client.put("/v1/items", headers=bearer(keys["read"])), client.put("/v1/rules/a", headers=bearer(keys["write"]))]
+    assert {answer.status_code for answer in refused} == {403}
+    assert len({answer.text for answer in refused}) == 1
+
+
+def test_keys_come_and_go_while_a_server_runs(served: Any, tmp_path: Path, keys: dict[str, str], caplog: Any) -> None:
+    client, file, clock = served
+    path = tmp_path / "keys.json"
+    new = add_key(path, "new", "read")
+    remove_key(path, "read")
+    assert client.post(RECOMMEND, json={}, headers=bearer(new)).status_code == 401  # not looked at yet
+    clock.now += 1
+    assert client.post(RECOMMEND, json={}, headers=bearer(new)).status_code == 200
+    assert client.post(RECOMMEND, json={}, headers=bearer(keys["read"])).status_code == 401
+    for content in ("", "{}", '{"keys": 3}', '{"keys": [{"name": "x"}]}', "[" * 5000, None):
+        path.unlink() if content is None else path.write_text(content)
+        clock.now += 1
+        assert client.post(RECOMMEND, json={}, headers=bearer(new)).status_code == 200
+        assert "the keys stay as they were" in caplog.text
+        caplog.clear()
+    path.write_text('{"keys": []}')
+    clock.now += 1
+    assert client.post(RECOMMEND, json={}, headers=bearer(new)).status_code == 401
+    assert len(file) == 0
+
+
+def test_a_key_beyond_its_rate_gets_429_until_it_has_waited(served: Any, tmp_path: Path, keys: dict[str, str]) -> None:
+    client, _, clock = served
+    slow = bearer(add_key(tmp_path / "keys.json", "slow", "read", rate=2.0))
+    clock.now += 1
+    statuses = [client.get("/v1/models", headers=slow) for _ in range(3)]
+    assert [answer.status_code for answer in statuses] == [200, 200, 429]
+    assert (statuses[2].headers["retry-after"], statuses[2].json()["error"]["reason"]) == ("1", "key_rate")
+    assert statuses[2].json()["error"]["retry_after_ms"] == 500
+    assert client.get("/v1/models", headers=bearer(keys["read"])).status_code == 200  # other keys have their own
+    clock.now += 0.5
+    assert [client.get("/v1/models", headers=slow).status_code for _ in range(2)] == [200, 429]
+    clock.now += 1000
+    assert [client.get("/v1/models", headers=slow).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "no json", "[]", "{}", '{"keys": {}}', '{"keys": [1]}', "\ud800".encode("utf-8", "surrogatepass"),
+        '{"keys": [{"name": "a", "scope": "root", "sha256": "%s"}]}' % ("0" * 64),
+        '{"keys": [{"name": "a", "scope": "read", "sha256": "%s"}]}' % ("g" * 64),
+        '{"keys": [{"name": "a", "scope": "read", "sha256": 3}]}',
+        '{"keys": [{"name": "a", "scope": ["read"], "sha256": "%s"}]}' % ("0" * 64),
+        '{"keys": [{"name": "../a", "scope": "read", "sha256": "%s"}]}' % ("0" * 64),
+        '{"keys": [{"name": "a", "scope": "read", "sha256": "%s", "rate": -1}]}' % ("0" * 64),
+        '{"keys": [{"name": "a", "scope": "read", "sha256": "%s", "rate": NaN}]}' % ("0" * 64),
+        json.dumps({"keys": [{"name": "a", "scope": "read", "sha256": "0" * 64}] * 2}),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_no_keys_is_refused_before_anything_is_served(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError):
+        KeyFile(path)
+
+
+def test_keys_are_made_listed_and_removed_by_command(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["keys", *words, "--keys", str(path)], env={"COLUMNS": "100"})
+
+    made = call("add", "shop", "--scope", "write", "--rate", "50").stdout.strip()
+    assert KeyFile(path).find(f"Bearer {made}") == read_keys(path)[0]
+    listed = call("list").stdout
+    assert "shop" in listed
+    assert "write" in listed
+    assert made not in listed
+    assert call("remove", "shop").exit_code == 0
+    assert KeyFile(path).find(f"Bearer {made}") is None
+    assert call("remove", "shop").exit_code == 2
+    assert call("add", "no name").exit_code == 2
