@@ -1,5 +1,6 @@
 """Where `leafbeam items` makes its changes: in the directory of a run, or through the server of one."""
 
+import itertools
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -14,7 +15,7 @@ from leafbeam.ingest import ChangeCounts, Lines
 
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
-_RETRIES = 6
+_TRIES = 6
 _TIMEOUT_S = 60.0
 
 
@@ -107,24 +108,23 @@ def _request(client: Any, method: str, path: str, **options: Any) -> Any:
     """The JSON of an answer; again after 429, 503 or a broken connection, with the same key, so that nothing is made twice."""
     import httpx
 
-    for attempt in range(_RETRIES):
-        wait_s = 0.2 * 2**attempt
+    for attempt in itertools.count(1):
+        wait_s = 0.1 * 2**attempt
         try:
             response = client.request(method, path, **options)
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             failure: LeafbeamError = UnavailableError(f"{client.base_url} does not answer ({error}): is that the server?")
-            if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
-                raise failure from error
+            is_lasting = isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol)
         else:
             if response.is_success:
                 return response.json()
-            failure = _error_of(response)
-            if response.status_code not in (429, 503):
-                raise failure
-            wait_s = min(30.0, float(response.headers.get("retry-after") or wait_s))
-        if attempt < _RETRIES - 1:
-            time.sleep(wait_s)
-    raise failure
+            failure, is_lasting = _error_of(response), response.status_code not in (429, 503)
+            asked = response.headers.get("retry-after", "")
+            wait_s = min(30.0, float(asked)) if asked.isdecimal() else wait_s
+        if is_lasting or attempt == _TRIES:
+            raise failure
+        time.sleep(wait_s)
+    raise AssertionError
 
 
 def _error_of(response: Any) -> LeafbeamError:

@@ -65,10 +65,10 @@ class ChangeFiles:
         """
         files, live = self._open_directory(files, opened)
         memory, source = files.open_memory(opened), files.open(opened)
-        writer = live
-        if isinstance(live, LiveDirectory):
-            assert isinstance(source, Catalog)  # `_open_directory` takes no others
-            writer = CatalogWriter(source, live, encoder=self.encoder, memory=memory)
+        if isinstance(live, str):
+            return ChangedCatalog(source=source, memory=memory, writer=live)
+        assert isinstance(source, Catalog)  # `_open_directory` takes no others
+        writer = CatalogWriter(source, live, encoder=self.encoder, memory=memory)
         return ChangedCatalog(source=source, memory=memory, writer=writer)
 
     def _open_directory(self, files: CatalogFiles, opened: ExitStack) -> tuple[CatalogFiles, LiveDirectory | str]:
