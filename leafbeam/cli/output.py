@@ -74,7 +74,8 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
         if ids:
             console.print(f"{len(ids)} ids of {name} are not in the index and were ignored: {', '.join(map(str, ids[:5]))}")
     console.print(
-        f"{result.num_history_used} items of history, {result.num_beams} beams, index {result.index_version}; "
+        f"{result.num_history_used} items of history, {result.num_history_left_out} left out of the answer, "
+        f"{result.num_beams} beams, index {result.index_version}; "
         f"{1e3 * result.timings.total:.1f} ms, of which {1e3 * result.timings.model:.1f} ms in the model",
         style="dim",
     )

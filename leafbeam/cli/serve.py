@@ -30,6 +30,7 @@ def recommend(
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = "",
     rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = "",
     deny: Annotated[str, option("--deny", "Item ids to exclude, with commas.")] = "",
+    keep_history: Annotated[bool, option("--keep-history", "Return items of the history too.")] = False,
     num_items: Annotated[int, option("--items", "Items to return, at most.")] = 10,
     num_beams: Annotated[int | None, option("--beams", "Beams of the search.", default="20")] = None,
     scoring: ScoringOption = "full",
@@ -48,7 +49,6 @@ def recommend(
     out: Annotated[Path | None, option("--out", "The directory to write Parquet into.", TABLE)] = None,
     user_column: Annotated[str, option("--user-column", "The column of user ids.", TABLE)] = "user_id",
     history_column: Annotated[str, option("--history-column", "The column of lists of item ids.", TABLE)] = "history",
-    deny_history: Annotated[bool, option("--deny-history", "Exclude the items of each user's history.", TABLE)] = False,
     on_ray: Annotated[bool, option("--ray", "Run on a Ray cluster.", TABLE)] = False,
     ray_address: Annotated[str | None, option("--ray-address", "Its address.", TABLE, default="RAY_ADDRESS, or here")] = None,
     workers: Annotated[int | None, option("--workers", "With --ray: engines.", TABLE, default="as many as fit")] = None,
@@ -61,10 +61,10 @@ def recommend(
         raise ArgumentError("expected one of --history A,B,C, --user U or --users TABLE")
     if (users is None) != (out is None):
         raise ArgumentError("--users and --out go together: the table to read and the directory to write")
-    if users is None and (on_ray or deny_history or workers is not None or ray_address is not None):
-        raise ArgumentError("--ray, --ray-address, --workers and --deny-history go with --users")
+    if users is None and (on_ray or workers is not None or ray_address is not None):
+        raise ArgumentError("--ray, --ray-address and --workers go with --users")
     if users is not None and deny:
-        raise ArgumentError("--deny goes with --history and --user; for a table there is --deny-history")
+        raise ArgumentError("--deny goes with --history and --user, not with --users")
     paths = RunDirectory(run)
     paths.check(*ENGINE_FILES, *(["source"] if user else []))
     require("`leafbeam recommend`", "duckdb", "pyarrow", "torch")
@@ -85,7 +85,7 @@ def recommend(
             channel=channel,
             user_column=user_column,
             history_column=history_column,
-            deny_history=deny_history,
+            keep_history=keep_history,
         )
         files = ServingFiles(
             model=str(paths.model),
@@ -118,6 +118,7 @@ def recommend(
             num_items=num_items,
             rules=rule_names,
             deny_item_ids=tuple(output.parse_ids(deny, engine.trie)),
+            keep_history=keep_history,
             num_beams=num_beams,
             scoring=scoring,
             channel=channel,

@@ -98,6 +98,8 @@ class RequestPreparer:
         item_filter = None if rules is None else rules.filter(expression or ())
         history, segment_n, row_n, ignored_history = _lookup("history", request.history, version)
         deny, _, _, ignored_deny = _lookup("deny_item_ids", request.deny_item_ids, version)
+        left_out = () if request.keep_history else tuple(dict.fromkeys(history))
+        denied = [*deny, *left_out]
         newest = slice(max(0, len(history) - self._max_items), None)
         codes = version.codes_at(segment_n[newest], row_n[newest]) if history else np.empty((0, self._num_levels), np.int64)
         num_beams = self.num_beams(request)
@@ -121,7 +123,8 @@ class RequestPreparer:
             item_filter=item_filter,
             rules_generation=None if rules is None else rules.generation,
             codes=codes,
-            deny=np.array(deny) if deny else None,
+            deny=np.array(denied) if denied else None,
+            num_left_out=len(left_out),
             ignored_history=ignored_history,
             ignored_deny=ignored_deny,
             prepared=self._clock(),

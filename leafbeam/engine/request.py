@@ -30,6 +30,7 @@ class Request:
     rules: names of rules of the catalog, all of which must hold.
     filter: an expression over rule names that must hold too, such as "(fresh | promo) - adult" (see RuleSet.filter).
     deny_item_ids: items that must not be returned, on top of the rules.
+    keep_history: whether items of the history may be returned too.
     num_beams: beams of the search; None takes the engine's. Raised to num_items, because a beam finds one item.
     scoring: "full" normalises over a level's whole codebook (STATIC), "allowed" over the legal codes (xGR).
     channel: who ranks: the "model", the item "memory" (its neighbours of the history, without a search), or both "fused"; None
@@ -51,6 +52,7 @@ class Request:
     filter: str | None = None
     channel: Channel | None = None
     deadline_s: float | None = None
+    keep_history: bool = False
     explain: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +74,8 @@ class Request:
             object.__setattr__(self, "deadline_s", _seconds("deadline_s", self.deadline_s))
         if self.scoring not in get_args(Scoring):
             raise RequestError(f"scoring must be 'full' or 'allowed', not {short_repr(self.scoring)}")
+        if not isinstance(self.keep_history, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"keep_history must be True or False, not {short_repr(self.keep_history)}")
         if self.channel not in (None, *get_args(Channel)):
             raise RequestError(f"channel must be 'model', 'memory' or 'fused', not {short_repr(self.channel)}")
         if not isinstance(self.explain, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -80,7 +84,7 @@ class Request:
     def __repr__(self) -> str:
         parts = [f"{len(self.history):,} items of history", f"num_items={self.num_items}"]
         parts += [f"deny {len(self.deny_item_ids):,} items"] if self.deny_item_ids else []
-        names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s")
+        names = ("user", "rules", "filter", "num_beams", "channel", "deadline_s", "keep_history")
         parts += [f"{name}={short_repr(value)}" for name in names if (value := getattr(self, name))]
         return f"Request({', '.join(parts)})"
 
@@ -167,6 +171,7 @@ class Result:
     num_beams: beams of the search that ran, on its last level; 0 if none did.
     exhaustive: whether the search kept every prefix that the rules allow, so that no allowed item scores better with the model.
     num_history_used: items of the history that the model saw: the known ones, the newest if not all fit.
+    num_history_left_out: items of the history that were not returned for that reason; 0 with keep_history.
     read_user: whether the model read the user's token.
     ignored_history, ignored_deny: ids as sent that the index does not have.
     index_version, rules_generation: the catalog that answered; the generation is None without one.
@@ -183,6 +188,7 @@ class Result:
     num_beams: int
     exhaustive: bool
     num_history_used: int
+    num_history_left_out: int
     read_user: bool
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
@@ -203,7 +209,8 @@ class PendingRequest:
 
     channel: who ranks. history: the known ids of its history. size: with the key of its batch, its arrival and its deadline;
     its beams are those of the widest level. num_beams: those of the last one. exhaustive: see `Result`.
-    codes: (n, L) int64, of the newest known items. deny: the known denied ids. prepared: when it was ready to be queued.
+    codes: (n, L) int64, of the newest known items. deny: the known ids that must not be returned, num_left_out of the history
+    among them. prepared: when it was ready to be queued.
     future: completed with the result; cancelling it withdraws the request, queued or running.
     """
 
@@ -219,6 +226,7 @@ class PendingRequest:
     ignored_history: tuple[ItemId, ...]
     ignored_deny: tuple[ItemId, ...]
     prepared: float
+    num_left_out: int = 0
     channel: Channel = "model"
     history: tuple[ItemId, ...] = ()
     future: "Future[Result]" = field(default_factory=Future)

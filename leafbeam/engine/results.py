@@ -103,6 +103,7 @@ class ResultWriter:
             num_beams=num_beams,
             exhaustive=pending.exhaustive and num_beams > 0,
             num_history_used=len(pending.codes),
+            num_history_left_out=pending.num_left_out,
             read_user=pending.request.user is not None and self._reads_users,
             ignored_history=pending.ignored_history,
             ignored_deny=pending.ignored_deny,

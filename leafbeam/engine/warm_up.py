@@ -25,7 +25,7 @@ def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
 def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, clock: Callable[[], float]) -> None:
     """Search once under a filter: rules may be added later, and their first request should not wait for a compilation."""
     item = _live_item(preparer.version)
-    pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams), clock())
+    pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams, keep_history=True), clock())
     decoder.run([replace(pending, item_filter=pending.version.filter(item_ids=item))])
 
 

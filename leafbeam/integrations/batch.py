@@ -61,7 +61,7 @@ class RequestTemplate:
     """The request of every user: fields of `Request`, and the columns for the others.
 
     user_column: user ids, copied to the output. history_column: lists of item ids, oldest first; null is an empty history.
-    deny_column: None, or lists of item ids that must not be returned. deny_history: whether items of the history are denied.
+    deny_column: None, or lists of item ids that must not be returned. keep_history: whether items of the history may be.
     """
 
     num_items: int = 10
@@ -73,7 +73,7 @@ class RequestTemplate:
     user_column: str = "user_id"
     history_column: str = "history"
     deny_column: str | None = None
-    deny_history: bool = False
+    keep_history: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
@@ -89,7 +89,8 @@ class RequestTemplate:
         return Request(
             history=history,
             user=user,
-            deny_item_ids=(*deny, *history) if self.deny_history else deny,
+            deny_item_ids=deny,
+            keep_history=self.keep_history,
             num_items=self.num_items,
             num_beams=self.num_beams,
             scoring=self.scoring,
@@ -283,6 +284,7 @@ class PartitionRunner:
             "item_ids": pa.array([list(result.item_ids) for result in results], pa.list_(kind)),
             "scores": pa.array([list(result.scores) for result in results], pa.list_(pa.float32())),
             "num_history_used": pa.array([result.num_history_used for result in results], pa.int32()),
+            "num_history_left_out": pa.array([result.num_history_left_out for result in results], pa.int32()),
             "index_version": pa.array([result.index_version for result in results], pa.string()).dictionary_encode(),
         }
         return pa.table(columns)

@@ -195,6 +195,7 @@ class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_field
     rules: list[str] = []
     filter: str | None = None
     deny_item_ids: list[Id] = []
+    keep_history: bool = False
     scoring: str = "full"
     channel: str | None = None
     user: Id | None = None
@@ -212,7 +213,8 @@ class ItemCompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_field
         if isinstance(self.prompt, str) and self.prompt:
             raise BodyError("prompt: expected a list of item ids, the history", param="prompt")
         shared: dict[str, Any] = {
-            name: getattr(self, name) for name in ("rules", "filter", "deny_item_ids", "scoring", "channel", "user")
+            name: getattr(self, name)
+            for name in ("rules", "filter", "deny_item_ids", "keep_history", "scoring", "channel", "user")
         }
         return Request(
             history=() if isinstance(self.prompt, str) else tuple(self.prompt),

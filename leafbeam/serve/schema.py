@@ -51,6 +51,7 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     deny_item_ids: Annotated[list[Id], Meta(description="Items that must not be returned, on top of the rules.")] = []
+    keep_history: Annotated[bool, Meta(description="Whether items of the history may be returned too.")] = False
     num_beams: Annotated[Int64 | None, _BEAMS] = None
     scoring: Annotated[
         str,
@@ -154,6 +155,9 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
     num_beams: Annotated[int, Meta(description="Beams of the search that ran; 0 if none did.")]
     exhaustive: Annotated[bool, Meta(description="Whether the search kept every prefix that the rules allow.")]
     num_history_used: Annotated[int, Meta(description="How many items of the history the model saw.")]
+    num_history_left_out: Annotated[
+        int, Meta(description="Items of the history that the answer leaves out; 0 with `keep_history`.")
+    ]
     read_user: Annotated[bool, Meta(description="Whether the model read the user's token.")]
     ignored_history: Annotated[tuple[ItemId, ...], Meta(description="Ids of the history that the index does not have.")]
     ignored_deny_item_ids: Annotated[tuple[ItemId, ...], Meta(description="Denied ids that the index does not have.")]

@@ -31,7 +31,7 @@ def call(*words: object):
 
 def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     words = ("--run", run, "--users", run / "users.parquet", "--out", tmp_path / "out", "--items", "4", "--rules", "fresh")
-    result = call(*words, "--deny-history")
+    result = call(*words)
     assert result.exit_code == 0, result.output
     assert "40 users in 3 partitions" in result.stdout.replace("\n", " ")
     assert "ids of histories are not in the index" in result.stdout
@@ -40,8 +40,8 @@ def test_a_table_of_users_becomes_a_table_of_items(run: Path, tmp_path: Path):
     assert all(
         len(items) <= 4 and all(int(one[4:]) % 3 == 0 for one in items) for items in table.column("item_ids").to_pylist()
     )
-    assert "is complete" in call(*words, "--deny-history").stdout.replace("\n", " ")
-    other = call(*words)
+    assert "is complete" in call(*words).stdout.replace("\n", " ")
+    other = call(*words, "--keep-history")
     assert other.exit_code == 2
     assert "different request" in other.stderr.replace("\n", " ")
 
@@ -65,7 +65,7 @@ def test_columns_of_users_may_have_any_name(run: Path, tmp_path: Path):
         (("--users", "u.parquet"), "--users and --out go together"),
         (("--out", "o", "--history", "a"), "--users and --out go together"),
         (("--users", "u.parquet", "--out", "o", "--user", "b"), "or --users TABLE"),
-        (("--users", "u.parquet", "--out", "o", "--deny", "b"), "there is --deny-history"),
+        (("--users", "u.parquet", "--out", "o", "--deny", "b"), "not with --users"),
         (("--user", "b", "--ray"), "go with --users"),
         (("--user", "b", "--workers", "2"), "go with --users"),
     ],

@@ -179,7 +179,7 @@ def test_a_new_item_gets_its_codes_from_its_text_and_outlives_a_restart(run: Pat
             if client.get("/v1/items/P900").status_code == 404:
                 assert client.put("/v1/items", json=lines[:1]).json()["inserted"] == 1
             assert client.get("/v1/items/P900").json()["attributes"]["price"] == 1.5
-            request = {"history": ["P900"], "num_items": 256, "num_beams": 512, "rules": ["under_20"]}
+            request = {"history": ["P001"], "num_items": 256, "num_beams": 512, "rules": ["under_20"]}
             assert "P900" in client.post("/v1/recommend", json=request | {"channel": "model"}).json()["item_ids"]
     answer = " ".join(call("recommend", "--run", tmp_path / "run", "--history", "P900,P001").split())
     assert "not in the index" not in answer

@@ -61,7 +61,7 @@ def make_users(path: Path, *, users: int = NUM_USERS, row_group_size: int = 16) 
 
 
 def job_of(files: ServingFiles, directory: Path, out: str = "out.parquet", **fields: object) -> BatchJob:
-    template = RequestTemplate(num_items=5, num_beams=8, rules=("fresh",), deny_history=True)
+    template = RequestTemplate(num_items=5, num_beams=8, rules=("fresh",))
     settings: dict[str, object] = {"request": template, "partition_rows": 6}
     users, where = str(directory / "users.parquet"), str(directory / out)
     return BatchJob(files=files, users=users, out=where, **(settings | fields))  # type: ignore[arg-type]
