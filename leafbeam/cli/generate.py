@@ -41,7 +41,12 @@ def generate(
     ] = None,
     seed: Annotated[int, option("--seed", "Of the draws: the same seed draws the same texts.", SAMPLING)] = 0,
     stream: Annotated[bool, option("--stream", "Print the text of one prompt while it is written.")] = False,
-    as_json: Annotated[bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole.")] = False,
+    retokenize: Annotated[
+        bool, option("--retokenize", "Append forced text at once, in the tokenizer's own tokens: fewer calls, other texts.")
+    ] = False,
+    as_json: Annotated[
+        bool, option("--json", "A JSON line for each text: score, tokens, whether it is whole, calls of the model in all.")
+    ] = False,
 ) -> None:
     """Write texts of a language model that obey a JSON Schema, a regular expression, a list of choices or a template of parts.
 
@@ -64,7 +69,9 @@ def generate(
     generator = TextGenerator.load(model)
     cut = 0
     if stream:
-        written = generator.stream(prompts[0], constraint, max_tokens=max_tokens, sampling=sampling, seed=seed)
+        written = generator.stream(
+            prompts[0], constraint, max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
+        )
         for piece in written:
             print(piece, end="", flush=True)
         print()
@@ -79,11 +86,13 @@ def generate(
             sampling=sampling,
             num_samples=1 if sampling is None else num_texts,
             seed=seed,
+            retokenize=retokenize,
         )
+        calls = {"model_calls": result.model_calls, "calls_saved": result.calls_saved}
         for number, texts in enumerate(result.texts):
             for text in texts[:num_texts]:
                 cut += not text.finished
-                print(json.dumps({"prompt": number, **asdict(text)}, ensure_ascii=False) if as_json else text.text)
+                print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
     if cut:
         stderr().print(f"{cut} texts were cut off after {max_tokens} tokens: raise --max-tokens")
         raise typer.Exit(1)

@@ -141,22 +141,25 @@ class SequenceSearch:
 
 
 class SequenceRun:
-    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once."""
+    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once.
+
+    constraint: what decides a round, for those who call the model themselves in the place of `rounds`.
+    """
 
     def __init__(self, constraint: AutomatonConstraint, model: ModelCalls, end_code: int) -> None:
-        self._constraint, self._end_code = constraint, end_code
+        self.constraint, self._end_code = constraint, end_code
         self.rounds = rounds(constraint, model, watch=True)
 
     def is_going_on(self, trace: Trace) -> NDArray[np.bool_]:
         """Which requests have a sequence that has not ended, bool (B,)."""
         live_BK = to_numpy(trace.beams.scores) > -np.inf
-        return np.any(live_BK & ~to_numpy(self._constraint.finished(trace.beams)), axis=1)
+        return np.any(live_BK & ~to_numpy(self.constraint.finished(trace.beams)), axis=1)
 
     def result(self, trace: Trace) -> SequenceResult:
         """The sequences after a round."""
-        raise_if_bad(self._constraint, "in round")
+        raise_if_bad(self.constraint, "in round")
         scores_BK = to_numpy(trace.beams.scores)
-        finished_BK = to_numpy(self._constraint.finished(trace.beams)) & (scores_BK > -np.inf)
+        finished_BK = to_numpy(self.constraint.finished(trace.beams)) & (scores_BK > -np.inf)
         return SequenceResult(
             tokens=_tokens(trace, finished_BK, self._end_code),
             scores=scores_BK,

@@ -166,6 +166,9 @@ class CpuRunner:
         self._multiply_head(self._last_BD, 0, logits_BV)
         return logits_BV
 
+    def roll_back(self, level: int) -> None:
+        assert level <= len(self._first_S)  # `extend` writes from its level on
+
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         requests, beams, num_codes = tokens_BKC.shape
         config = self._config

@@ -69,6 +69,7 @@ class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "`free_text` (with `stop`, `max_length`)."
         ),
     ] = None
+    retokenize: Annotated[bool | None, Meta(description="Append forced text at once: fewer calls of the model.")] = None
     user: Annotated[str | None, Meta(description="Changes nothing.")] = None
     best_of: Int64 | None = None
     echo: bool | None = None

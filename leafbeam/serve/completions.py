@@ -196,6 +196,7 @@ class _Plan:
                 sampling=options.sampling,
                 seed=secrets.randbits(63) if seed is None else seed,
                 stop=options.stops,
+                retokenize=bool(options.retokenize),
             )
             for prompt in prompts
         ]

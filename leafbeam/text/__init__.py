@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from leafbeam.text.constraints import Choices, FreeText, JsonSchema, Regex, Template, TextConstraint
     from leafbeam.text.generator import TextGenerator, TextStream
     from leafbeam.text.request import Generation, GenerationResult, TextRequest
-    from leafbeam.text.run import TextRun
+    from leafbeam.text.run import TextBatch, TextRun
     from leafbeam.text.service import TextService
     from leafbeam.text.tokenizer import TextTokenizer
     from leafbeam.text.worker import TextSettings
@@ -25,6 +25,7 @@ __all__ = [
     "Regex",
     "Sampling",
     "Template",
+    "TextBatch",
     "TextConstraint",
     "TextGenerator",
     "TextRequest",

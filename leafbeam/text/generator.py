@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from leafbeam.automata import Automaton
-from leafbeam.decode import Sampling, SequenceSampler, SequenceSearch
+from leafbeam.decode import Sampling, SequenceRun, SequenceSampler, SequenceSearch
 from leafbeam.errors import ArgumentError
-from leafbeam.model import TextTokens, Transformer
+from leafbeam.model import DecodeSession, TextTokens, Transformer
 from leafbeam.model.weights import read_hf
 from leafbeam.ops.head import HeadCosts
 from leafbeam.text.constraints import TextConstraint, compiled
 from leafbeam.text.request import Generation, GenerationResult, TextRequest, can_run_together
-from leafbeam.text.run import TextRun
+from leafbeam.text.retokenized_run import RetokenizedRun
+from leafbeam.text.run import TextBatch, TextRun
 from leafbeam.text.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int]
@@ -75,6 +76,7 @@ class TextGenerator:
         num_samples: int = 1,
         seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
+        retokenize: bool = False,
     ) -> GenerationResult:
         """The most likely texts after each prompt that an exact search of `num_beams` beams finds; one beam is greedy.
 
@@ -84,6 +86,10 @@ class TextGenerator:
 
         sampling: draw `num_samples` texts for each prompt instead, independent of each other. seed: one for all prompts, or one
         for each: what is drawn for a prompt depends on its seed alone, not on the other prompts.
+
+        retokenize: text that every completion begins with is appended at once, as the tokenizer's own tokens, together with the
+        two tokens before it, which may change: fewer calls, and a text that the model may not have chosen token by token. For
+        one beam, or one draw, and "allowed"; prompts run one by one.
 
         Cost: a pass over the prompts, and at most max_tokens passes over B x num_beams tokens. Raises ArgumentError for no
         prompt, one without tokens, or too long ones; AutomatonError for a constraint.
@@ -112,6 +118,7 @@ class TextGenerator:
                     sampling=sampling,
                     seed=drawn_with,
                     stop=tuple(stop),
+                    retokenize=retokenize,
                 )
                 for prompt, one, drawn_with in zip(prompts, constraints, seeds, strict=True)
             ]
@@ -129,6 +136,7 @@ class TextGenerator:
         sampling: Sampling | None = None,
         seed: int = 0,
         stop: Sequence[str] = (),
+        retokenize: bool = False,
     ) -> "TextStream":
         """The text after a prompt, greedy or drawn, piece by piece. Joined, they are the text of `generate`; so are errors.
 
@@ -144,6 +152,7 @@ class TextGenerator:
             sampling=sampling,
             seed=seed,
             stop=tuple(stop),
+            retokenize=retokenize,
         )
         return TextStream(self.start([request]))
 
@@ -156,6 +165,11 @@ class TextGenerator:
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.num_tokens:
             raise ArgumentError(f"a prompt has a token outside the model's 0 to {self.num_tokens - 1:,}")
         self._check_positions(len(request.prompt), request.max_tokens)
+        self._check_spelling(request)
+
+    def _check_spelling(self, request: TextRequest) -> None:
+        if request.retokenize and self.tokenizer.spell(b"a") is None:
+            raise ArgumentError("the tokenizer adds a space or other text to what it reads: leave out retokenize")
 
     def _check_positions(self, longest: int, max_tokens: int) -> None:
         positions = self.model.config.max_position_embeddings
@@ -165,12 +179,20 @@ class TextGenerator:
                 "shorten the prompt, or lower max_tokens"
             )
 
-    def start(self, requests: Sequence[TextRequest]) -> TextRun:
+    def start(self, requests: Sequence[TextRequest]) -> TextBatch:
         """A batch to run call by call; `can_run_together` says which requests may share one.
 
         Cost: a pass over the prompts. Raises ArgumentError for prompts that the model cannot read, or that are too long.
         """
         assert can_run_together(requests)
+        if requests[0].retokenize:
+            self._check_spelling(requests[0])
+            return RetokenizedRun(requests, [self._begin([request]) for request in requests], self.tokenizer)
+        _, run = self._begin(requests)
+        return TextRun(requests, run, self.tokenizer)
+
+    def _begin(self, requests: Sequence[TextRequest]) -> tuple[DecodeSession, SequenceRun]:
+        """The prompts' session, and the search over it."""
         first, max_tokens = requests[0], max(request.max_tokens for request in requests)
         rows = [request.prompt for request in requests]
         longest = max(map(len, rows))
@@ -186,7 +208,7 @@ class TextGenerator:
         )
         head = self.model.head_weight.detach().numpy()
         run = search.start(session.step_fn, len(rows), head=head, costs=self._costs, suffix_fn=session.suffix_fn)
-        return TextRun(requests, run, self.tokenizer)
+        return session, run
 
     def _search(self, requests: Sequence[TextRequest], max_tokens: int) -> SequenceSearch:
         first, automata = requests[0], [request.automaton for request in requests]
@@ -216,7 +238,7 @@ class TextStream:
     generation: the text so far, at the end of the iteration the whole.
     """
 
-    def __init__(self, run: TextRun) -> None:
+    def __init__(self, run: TextBatch) -> None:
         self._run = run
 
     def __iter__(self) -> Iterator[str]:

@@ -26,7 +26,10 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """texts: of each prompt, best first. model_calls: of the batch, the prompts included; calls_saved: by forced tokens."""
+    """texts: of each prompt, best first. model_calls: of the batch, the prompts included; calls_saved: by forced tokens.
+
+    With `retokenize` each prompt has calls of its own, and both are sums.
+    """
 
     texts: tuple[tuple[Generation, ...], ...]
     model_calls: int
@@ -38,7 +41,7 @@ class TextRequest:
     """A prompt, and what may follow it.
 
     prompt: tokens. num_texts: beams of an exact search, 1 is greedy; or texts drawn, with `sampling`. seed: of the draws. stop:
-    a text ends before the first of these in it. Raises ArgumentError.
+    a text ends before the first of these in it. retokenize: see `TextGenerator.generate`. Raises ArgumentError.
     """
 
     prompt: tuple[int, ...]
@@ -49,6 +52,7 @@ class TextRequest:
     sampling: Sampling | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
+    retokenize: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -57,6 +61,8 @@ class TextRequest:
             raise ArgumentError(f"max_tokens is {self.max_tokens}, texts are {self.num_texts}: expected at least 1 of each")
         if self.sampling is not None and self.scoring != "allowed":
             raise ArgumentError("sampling normalises over the legal tokens: leave out scoring='full'")
+        if self.retokenize and (self.num_texts != 1 or self.scoring != "allowed"):
+            raise ArgumentError("retokenize writes one text, whose forced part is certain: use one text and scoring='allowed'")
         if self.stop and not self.is_stepwise:
             raise ArgumentError("a stop ends a text while it is written: use one beam, or sampling")
         for text in self.stop:
@@ -75,4 +81,5 @@ class TextRequest:
 
 def can_run_together(requests: Sequence[TextRequest]) -> bool:
     """Whether one batch may hold them: all search alike, or all draw, for as many texts each."""
-    return len({(request.num_texts, request.scoring, request.sampling is None) for request in requests}) == 1
+    kinds = {(request.num_texts, request.scoring, request.sampling is None, request.retokenize) for request in requests}
+    return len(kinds) == 1

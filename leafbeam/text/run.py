@@ -3,16 +3,17 @@
 Shapes: B requests, K texts of each.
 """
 
-import codecs
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from leafbeam.decode import SequenceRun
+from leafbeam.text.growing_text import GrowingText
 from leafbeam.text.request import Generation, TextRequest
 from leafbeam.text.tokenizer import TextTokenizer
 
 
-class TextRun:
-    """A batch of requests that the model continues together, call by call.
+class TextBatch(ABC):
+    """Requests that the model continues call by call, in one of two ways.
 
     texts: of each request, so far. model_calls, calls_saved: see `GenerationResult`.
 
@@ -21,13 +22,14 @@ class TextRun:
     ...     print(run.pieces(0)[0])
     """
 
-    def __init__(self, requests: Sequence[TextRequest], run: SequenceRun, tokenizer: TextTokenizer) -> None:
-        self.requests, self._run, self._tokenizer = tuple(requests), run, tokenizer
+    def __init__(self, requests: Sequence[TextRequest], tokenizer: TextTokenizer) -> None:
+        self.requests, self._tokenizer = tuple(requests), tokenizer
         self._results: list[tuple[Generation, ...] | None] = [None] * len(requests)
-        self.model_calls = self.calls_saved = self._num_rounds = 0
+        self.model_calls = self.calls_saved = 0
         # Texts that grow token by token are followed; those of many beams are read from the search when they are over.
         self._growing = [
-            [_Text(request, tokenizer) for _ in range(request.num_texts if request.is_stepwise else 0)] for request in requests
+            [GrowingText(request, tokenizer) for _ in range(request.num_texts if request.is_stepwise else 0)]
+            for request in requests
         ]
 
     def is_over(self, b: int) -> bool:
@@ -40,8 +42,34 @@ class TextRun:
         growing = (tuple(text.generation for text in texts) for texts in self._growing)
         return tuple(texts if result is None else result for result, texts in zip(self._results, growing, strict=True))
 
+    @abstractmethod
     def advance(self) -> bool:
         """Call the model once more; False where nothing was left to do. Raises LogitsError."""
+
+    def pieces(self, b: int) -> tuple[str, ...]:
+        """What is new of each text of a request since the last call: whole characters, and nothing that may begin a stop.
+
+        Empty for a search of many beams, whose texts are known at its end.
+        """
+        return tuple(text.piece() for text in self._growing[b])
+
+    def cut_off(self, b: int) -> None:
+        """Go on without a request; its texts stay as they are."""
+        if self._results[b] is not None:
+            return
+        for text in self._growing[b]:
+            text.is_over = True
+        self._results[b] = self.texts[b]
+
+
+class TextRun(TextBatch):
+    """Requests that the model continues together: each call is for all of them."""
+
+    def __init__(self, requests: Sequence[TextRequest], run: SequenceRun, tokenizer: TextTokenizer) -> None:
+        super().__init__(requests, tokenizer)
+        self._run, self._num_rounds = run, 0
+
+    def advance(self) -> bool:
         if None not in self._results:
             return False
         trace = next(self._run.rounds)
@@ -64,70 +92,8 @@ class TextRun:
                 )
         return True
 
-    def pieces(self, b: int) -> tuple[str, ...]:
-        """What is new of each text of a request since the last call: whole characters, and nothing that may begin a stop.
-
-        Empty for a search of many beams, whose texts are known at its end.
-        """
-        return tuple(text.piece() for text in self._growing[b])
-
-    def cut_off(self, b: int) -> None:
-        """Go on without a request; its texts stay as they are."""
-        if self._results[b] is not None:
-            return
-        for text in self._growing[b]:
-            text.is_over = True
-        self._results[b] = self.texts[b]
-
     def _cut(self, request: TextRequest, tokens: list[int], finished: bool, score: float) -> Generation:
         """A text of a search that may have gone on for others after this request's last token."""
         finished = finished and len(tokens) < request.max_tokens
         kept = tokens[: request.max_tokens]
         return Generation(text=self._tokenizer.decode(kept), tokens=tuple(kept), score=score, finished=finished)
-
-
-class _Text:
-    """A text that grows token by token."""
-
-    def __init__(self, request: TextRequest, tokenizer: TextTokenizer) -> None:
-        self._tokenizer, self._max_tokens = tokenizer, request.max_tokens
-        self._stops = {text.encode(): text for text in request.stop}
-        self._longest_stop = max(map(len, self._stops), default=0)
-        self._tokens: list[int] = []
-        self._bytes, self._num_read = bytearray(), 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._score, self._has_ended, self._stop = 0.0, False, None
-        self.is_over = False
-
-    def add(self, token: int, score: float) -> None:
-        """The next token, and the log-probability of the text with it; nothing once the text is over."""
-        if self.is_over:
-            return
-        self._score = score
-        if token == self._tokenizer.end:
-            self._has_ended = self.is_over = True
-            return
-        self._tokens.append(token)
-        self.is_over = len(self._tokens) >= self._max_tokens
-        begin = max(0, len(self._bytes) - self._longest_stop + 1)
-        self._bytes += self._tokenizer.token_bytes[token] or b""
-        found = {at: text for stop, text in self._stops.items() if (at := self._bytes.find(stop, begin)) >= 0}
-        if found:
-            self._stop, self.is_over = found[min(found)], True
-            del self._bytes[min(found) :]
-
-    @property
-    def generation(self) -> Generation:
-        text = self._bytes.decode("utf-8", "replace")
-        return Generation(text=text, tokens=tuple(self._tokens), score=self._score, finished=self._has_ended, stop=self._stop)
-
-    def piece(self) -> str:
-        end = len(self._bytes) if self.is_over else len(self._bytes) - self._held_back()
-        piece = self._decoder.decode(bytes(self._bytes[self._num_read : end]), final=self.is_over)
-        self._num_read = max(self._num_read, end)
-        return piece
-
-    def _held_back(self) -> int:
-        """The length of the longest end of the text that may begin a stop."""
-        lengths = range(min(self._longest_stop - 1, len(self._bytes)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(bytes(self._bytes[-n:])) for stop in self._stops)), 0)

@@ -101,6 +101,17 @@ class TextTokenizer:
         """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes[token] or b"" for token in tokens).decode("utf-8", "replace")
 
+    def spell(self, text: bytes) -> tuple[int, ...] | None:
+        """The tokenizer's own tokens of a piece of text, in which nothing is special.
+
+        None where the bytes are no whole characters, or the tokens would have other bytes, such as a space before the text.
+        """
+        try:
+            tokens = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
+        except UnicodeDecodeError:
+            return None
+        return tuple(tokens) if b"".join(self.token_bytes[token] or b"" for token in tokens) == text else None
+
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
         """The bytes of each token by its id, None for special ones."""

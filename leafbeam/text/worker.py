@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
 from leafbeam.text.generator import TextGenerator
 from leafbeam.text.request import Generation, TextRequest, can_run_together
-from leafbeam.text.run import TextRun
+from leafbeam.text.run import TextBatch
 
 log = logging.getLogger("leafbeam.text")
 
@@ -264,7 +264,7 @@ class TextWorker:
 class _Batch:
     """Jobs that run together; the rows of the run are their requests, in order."""
 
-    run: TextRun
+    run: TextBatch
     jobs: tuple[TextJob, ...]
 
     @property

@@ -40,6 +40,16 @@ def test_beams_of_choices_for_the_lines_of_stdin(model_dir: Path):
     assert all(row["finished"] and row["text"] in ("red lamp", "tea cup") for row in rows)
 
 
+def test_retokenized_texts_take_fewer_calls(model_dir: Path, tmp_path: Path):
+    file = tmp_path / "parts.json"
+    words = ("--template", file, "--prompt", "A", "--json")
+    file.write_text(json.dumps(["A red lamp: ", {"choices": ["lamp and tea", "cup and tea"]}]))
+    plain, jumped = (json.loads(run("--model", model_dir, *words, *more).stdout) for more in ((), ("--retokenize",)))
+    assert jumped["finished"]
+    assert jumped["model_calls"] < plain["model_calls"] + plain["calls_saved"]
+    assert run("--model", model_dir, *words[:-1], "--retokenize", "--stream").stdout == jumped["text"] + "\n"
+
+
 def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Path):
     result = run("--model", model_dir, "--regex", "[a-z]{40}", "--prompt", "A", "--max-tokens", 3)
     assert result.exit_code == 1

@@ -14,7 +14,7 @@ import pytest
 
 from leafbeam.engine import Request
 from leafbeam.serve import Server
-from leafbeam.text import CompileLimits, TextService, TextSettings
+from leafbeam.text import Choices, CompileLimits, Template, TextGenerator, TextService, TextSettings
 from leafbeam.text.run import TextRun
 from tests.text.conftest import save_model
 from tests.text.gate import Gate
@@ -111,6 +111,15 @@ def test_greedy_texts_equal_those_in_python(client: Any, server: Server):
     assert answer.choices[0].text == texts[0].text
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 20
+
+
+def test_forced_text_is_appended_at_once_where_a_client_asks(client: Any, text_dir: Path):
+    parts = ["A red lamp: ", {"choices": ["lamp and tea", "cup and tea"]}]
+    options: dict[str, Any] = {"model": MODEL, "prompt": ["A", "The "], "temperature": 0}
+    answer = client.completions.create(**options, extra_body={"guided_template": parts, "retokenize": True})
+    template = Template(parts=["A red lamp: ", Choices(texts=["lamp and tea", "cup and tea"])])
+    wanted = TextGenerator.load(text_dir).generate(["A", "The "], template, retokenize=True)
+    assert [choice.text for choice in answer.choices] == [one.text for (one,) in wanted.texts]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -215,6 +224,8 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "beam_width": 2, "stream": True}, "stream"),
     ({**BASE, "beam_width": 2, "n": 3}, "n: at most beam_width"),
     ({**BASE, "stop": ""}, "stop is empty"),
+    ({**BASE, "retokenize": True, "n": 2}, "retokenize"),
+    ({**BASE, "retokenize": 1}, "retokenize"),
     ({**BASE, "stop": ["a"] * 5}, "up to 4"),
     ({**BASE, "logprobs": 5}, "logprobs: not supported"),
     ({**BASE, "tools": []}, "no such field"),

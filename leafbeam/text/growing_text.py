@@ -1,0 +1,69 @@
+"""A text that grows token by token."""
+
+import codecs
+from collections.abc import Sequence
+
+from leafbeam.text.request import Generation, TextRequest
+from leafbeam.text.tokenizer import TextTokenizer
+
+
+class GrowingText:
+    """A text that grows token by token."""
+
+    def __init__(self, request: TextRequest, tokenizer: TextTokenizer) -> None:
+        self._tokenizer, self._max_tokens = tokenizer, request.max_tokens
+        self._stops = {text.encode(): text for text in request.stop}
+        self._longest_stop = max(map(len, self._stops), default=0)
+        self.tokens: list[int] = []
+        self._bytes, self._num_read = bytearray(), 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._score, self._has_ended, self._stop = 0.0, False, None
+        self.is_over = False
+
+    def add(self, token: int, score: float) -> None:
+        """The next token, and the log-probability of the text with it; nothing once the text is over."""
+        if self.is_over:
+            return
+        self._score = score
+        if token == self._tokenizer.end:
+            self.end()
+            return
+        self.replace(len(self.tokens), [token])
+
+    def bytes_from(self, first: int) -> bytes:
+        """The bytes of the tokens from `first` on."""
+        return b"".join(self._tokenizer.token_bytes[token] or b"" for token in self.tokens[first:])
+
+    def end(self) -> None:
+        """The text is whole."""
+        self._has_ended = self.is_over = True
+
+    def replace(self, first: int, tokens: Sequence[int]) -> None:
+        """Other tokens from `first` on, of which the first bytes are those of the tokens that they replace."""
+        old = self.bytes_from(first)
+        self.tokens[first:] = tokens
+        new = self.bytes_from(first)
+        assert new.startswith(old)
+        self.is_over = len(self.tokens) >= self._max_tokens
+        begin = max(0, len(self._bytes) - self._longest_stop + 1)
+        self._bytes += new[len(old) :]
+        found = {at: text for stop, text in self._stops.items() if (at := self._bytes.find(stop, begin)) >= 0}
+        if found:
+            self._stop, self.is_over = found[min(found)], True
+            del self._bytes[min(found) :]
+
+    @property
+    def generation(self) -> Generation:
+        text = self._bytes.decode("utf-8", "replace")
+        return Generation(text=text, tokens=tuple(self.tokens), score=self._score, finished=self._has_ended, stop=self._stop)
+
+    def piece(self) -> str:
+        end = len(self._bytes) if self.is_over else len(self._bytes) - self._held_back()
+        piece = self._decoder.decode(bytes(self._bytes[self._num_read : end]), final=self.is_over)
+        self._num_read = max(self._num_read, end)
+        return piece
+
+    def _held_back(self) -> int:
+        """The length of the longest end of the text that may begin a stop."""
+        lengths = range(min(self._longest_stop - 1, len(self._bytes)), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(bytes(self._bytes[-n:])) for stop in self._stops)), 0)
