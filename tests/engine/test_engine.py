@@ -59,7 +59,7 @@ def test_the_warm_up_searches_under_a_filter_even_without_rules(shop, monkeypatc
 @pytest.mark.parametrize("rules", ALL_RULES)
 def test_the_answer_is_the_best_of_all_allowed_items_scored_one_by_one(shop, engine, rules, scoring):
     deny = ("é7", "é47", "é2", "é2")
-    allowed = shop.allowed(rules, deny)
+    allowed = shop.allowed(rules, (*deny, *HISTORY))
     scores = shop.scores(list(HISTORY), allowed, scoring)
     result = one(engine, history=HISTORY, rules=rules, deny_item_ids=deny, num_items=12, num_beams=256, scoring=scoring)
     best = sorted(scores.values(), reverse=True)[:12]
@@ -79,7 +79,7 @@ def test_few_beams_find_the_best_of_a_rule_that_leaves_few_prefixes(shop, catalo
     ]
     results = Engine(shop.model, catalog, settings=Settings(exhaustive_beams=64)).recommend(requests)
     for request, result in zip(requests, results, strict=True):
-        scores = shop.scores(list(request.history), shop.allowed(request.rules, ("é7",)), scoring)
+        scores = shop.scores(list(request.history), shop.allowed(request.rules, ("é7", *request.history)), scoring)
         assert result.exhaustive
         assert result.num_beams == 3
         np.testing.assert_allclose(result.scores, sorted(scores.values(), reverse=True)[:3], atol=1e-4)
@@ -103,6 +103,20 @@ def test_items_that_share_a_sid_are_adjacent_with_one_score(shop, engine):
     assert set(result.item_ids) == shop.allowed()
 
 
+def test_items_of_the_history_are_left_out_unless_they_are_asked_for(shop, engine):
+    twice = ("é3", "nobody", "é3", *(f"é{i}" for i in range(60)))  # more than the model reads
+    without, kept = (one(engine, history=twice, num_items=160, keep_history=keep) for keep in (False, True))
+    assert set(without.item_ids) == shop.allowed((), twice)
+    assert set(kept.item_ids) == shop.allowed()
+    assert (without.num_history_left_out, kept.num_history_left_out) == (60, 0)
+    assert without.num_history_used == kept.num_history_used < 60
+    assert without.ignored_deny == ()
+    order = [item for item in kept.item_ids if item in set(without.item_ids)]
+    assert [kept.scores[kept.item_ids.index(item)] for item in order] == pytest.approx(list(without.scores), abs=1e-4)
+    with pytest.raises(RequestError, match="keep_history must be True or False, not 'yes'"):
+        Request(keep_history="yes")  # type: ignore[arg-type]
+
+
 def test_unknown_ids_of_a_history_are_left_out_and_reported(engine):
     strange = ("nobody", "é3\0", "\ud800", "é" * 100_000, "")
     plain = one(engine, history=HISTORY)
@@ -121,9 +135,9 @@ def test_a_history_of_unknown_items_is_answered_like_an_empty_one_and_reported(e
 
 def test_a_history_longer_than_the_model_keeps_its_newest_items_and_reports_how_many(shop, engine):
     long = tuple(f"é{i % 160}" for i in range(500))
-    result = one(engine, history=long)
+    result = one(engine, history=long, keep_history=True)
     assert result.num_history_used == shop.model.config.max_position_embeddings // 3 - 1
-    assert result.item_ids == one(engine, history=long[-result.num_history_used :]).item_ids
+    assert result.item_ids == one(engine, history=long[-result.num_history_used :], keep_history=True).item_ids
 
 
 def test_an_item_may_come_twice_in_a_history(shop, engine):
@@ -381,7 +395,7 @@ def test_a_request_keeps_the_rules_of_its_submission(shop, catalog_file, tmp_pat
 
 def test_changed_items_are_seen_by_the_next_request_and_not_by_a_queued_one(shop):
     catalog = Catalog.in_memory(pa.Table.from_pylist(shop.rows), shop.trie, {"cheap": "price < 20"})
-    ask = Request(rules=("cheap",), num_items=200, history=("new",))
+    ask = Request(rules=("cheap",), num_items=200, history=("new",), keep_history=True)
     cheap = shop.allowed(("cheap",))
     gone = sorted(cheap)[:20]
     with catalog, Engine(shop.model, catalog) as engine:
@@ -462,7 +476,7 @@ def test_no_answer_ever_holds_an_item_that_is_not_allowed(shop, catalog, history
     engine = Engine(shop.model, catalog)
     request = Request(history=history, deny_item_ids=deny, rules=rules, num_items=num_items, scoring=scoring)
     result = engine.recommend([request])[0]
-    allowed = shop.allowed(rules, tuple(deny))
+    allowed = shop.allowed(rules, (*deny, *history))
     assert set(result.item_ids) <= allowed
     assert len(set(result.item_ids)) == len(result.item_ids) == result.num_valid == min(num_items, len(allowed))
     assert list(result.scores) == sorted(result.scores, reverse=True)

@@ -174,7 +174,7 @@ class Page {
       scoring,
       ...(num_beams ? { num_beams } : {}),
       ...(channel ? { channel } : {}),
-      ...(leave_out && history.length ? { deny_item_ids: history } : {}),
+      ...(leave_out ? {} : { keep_history: true }),
       ...(ruled && rules.length ? { rules } : {}),
       ...(ruled && filter.trim() ? { filter } : {}),
     };
