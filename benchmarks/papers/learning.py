@@ -105,13 +105,13 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed."""
+    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed; superseded rows are left out."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
         at = row["parameters"]
-        if at["quick"] == quick:
+        if at["quick"] == quick and not row.get("superseded"):
             kinds = at.get("sids", ""), at.get("teacher", "none"), at.get("fit_on", "train")
             last[at["data"], at.get("share", 0.0), *kinds, at["seed"]] = row
     return [last[key] for key in sorted(last)]

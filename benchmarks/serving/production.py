@@ -44,7 +44,7 @@ from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
-from leafbeam.train.threads import torch_threads
+from leafbeam.model.threads import torch_threads
 
 __all__ = [
     "LIMIT_S",

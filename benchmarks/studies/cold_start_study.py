@@ -20,6 +20,7 @@ from leafbeam.decode import BeamSearch, StepFn
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, new_model
+from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Fusion as Fused
 from leafbeam.retrieve import features
 from leafbeam.semid import EmbeddingConfig, QuantiserConfig, SidFit, fit_sids, text_columns, text_vectors
@@ -29,7 +30,6 @@ from leafbeam.train.fusion import fit_memory
 from leafbeam.train.metrics import MISS
 from leafbeam.train.run import embed_codes
 from leafbeam.train.teacher import GraphTeacher
-from leafbeam.train.threads import torch_threads
 
 __all__ = ["METHODS", "ColdResult", "ColdStudy", "Fusion", "fuse", "ranks_of", "study_cold_start"]
 

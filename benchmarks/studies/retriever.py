@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leafbeam.errors import ArgumentError, TrainingError
+from leafbeam.model.threads import torch_threads
 from leafbeam.train import Histories
 from leafbeam.train.batches import Batches
-from leafbeam.train.threads import torch_threads
 
 __all__ = ["DenseRecipe", "DenseRetriever", "fit_dense"]
 

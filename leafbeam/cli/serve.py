@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import os
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -155,7 +154,7 @@ def serve(
         str | None, option("--refresh", "Interval of rules that name none.", default="at SIGHUP", metavar="60s")
     ] = None,
     rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation of a rule, at most.")] = 60.0,
-    threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="cores / workers")] = None,
+    threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="measured at the start")] = None,
     max_batch: Annotated[int, option("--max-batch", "Maximum requests in one batch.", BATCHES)] = 16,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", "Its maximum prompt tokens.", BATCHES)] = 32_768,
     max_beam_rows: Annotated[int, option("--max-beam-rows", "Its maximum requests x beams.", BATCHES)] = 8_192,
@@ -197,8 +196,6 @@ def serve(
     """
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until rules are loaded, there is nothing to reload
-    if threads is not None and threads < 1:
-        raise ArgumentError(f"--threads {threads}: expected at least 1")
     paths = None if run is None and text_model is not None else RunDirectory(run or DEFAULT_RUN)
     if paths is not None:
         paths.check(*ENGINE_FILES)
@@ -210,8 +207,6 @@ def serve(
         extra="serve",
     )
     require_device(device)
-    import torch
-
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
     from leafbeam.serve import ChangeFiles, ConnectionLimits, Exposure, KeyFile
@@ -228,6 +223,7 @@ def serve(
         num_beams=num_beams,
         exhaustive_beams=exhaustive_beams,
         workers=workers,
+        threads=threads,
         max_batch=max_batch,
         max_batch_tokens=max_batch_tokens,
         max_beam_rows=max_beam_rows,
@@ -240,9 +236,6 @@ def serve(
         graphs=graphs,
         graph_mb=graph_mb,
     )
-    if threads is not None or workers > 1:  # two workers that both use all cores are slower than one
-        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // workers))
-
     bounds = {} if max_connections is None else {"max_connections": max_connections}
 
     def on_ready(line: str) -> None:

@@ -1,5 +1,6 @@
 """Engine: requests in, items out. It joins a model with a catalog (index and rules) behind a queue and workers."""
 
+import logging
 import math
 import os
 import threading
@@ -10,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
+
+import torch
 
 from leafbeam.catalog import Catalog, RuleSource
 from leafbeam.engine.batcher import Batcher
@@ -22,7 +25,7 @@ from leafbeam.engine.request import Limits, PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
-from leafbeam.engine.warm_up import calibrate, run_filtered, warm_up_requests
+from leafbeam.engine.warm_up import calibrate, choose_threads, run_filtered, warm_up_requests
 from leafbeam.engine.worker import Worker
 from leafbeam.errors import (
     ArgumentError,
@@ -35,7 +38,10 @@ from leafbeam.errors import (
 from leafbeam.index import Trie, Version
 from leafbeam.live import LiveIndex, RequestKey
 from leafbeam.model import PromptStore, Transformer, load_model
+from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
+
+log = logging.getLogger("leafbeam.engine")
 
 _WINDOW = 1024  # requests of `recommend` that are sorted into batches at a time
 
@@ -102,7 +108,7 @@ class Engine:
 
     catalog: a Catalog, or a Trie to serve without rules. memory: ranks items too, alone or fused (`Request.channel`). limits:
     bounds of one request. settings: how the engine runs. clock: seconds, monotonic. new_graphs: captures graphs on another
-    device than a GPU, with the arguments of `graphs_for`.
+    device than a GPU, with the arguments of `graphs_for`. threads: of each worker's matrix products, once the engine is warm.
 
     Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
     or the model.
@@ -143,6 +149,7 @@ class Engine:
         self._offline_lock = threading.Lock()
         self._opened = ExitStack()
         self._is_warm = False
+        self.threads: int | None = None
 
     def _check(self, *, can_capture: bool) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
@@ -233,9 +240,19 @@ class Engine:
             return
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
+        self.threads = self._choose_threads()
         if self.settings.predict:
-            calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
+            with torch_threads(self.threads):
+                calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True
+
+    def _choose_threads(self) -> int:
+        most = max(1, torch.get_num_threads() // self.settings.workers)
+        if self.settings.threads is not None or most == 1 or self.model.device.type != "cpu":
+            return self.settings.threads or most
+        times = choose_threads(self._preparer, self.settings, self._offline_decoder, most, self.clock)
+        log.info("threads of each worker, by the time of a batch of one request and of a full one: %s", times)
+        return times.count
 
     def start(self) -> None:
         """Warm up and start the workers. An engine starts once; `with engine:` starts and closes it."""
@@ -249,7 +266,9 @@ class Engine:
             self.graphs = self._new_graphs(self.model, self.version, self.settings, longest=longest, counts=self.counts)
         for number in range(self.settings.workers):
             decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
-            self._workers.append(Worker(number, self.scheduler, decoder, self._results.deliver, self.counts, self.clock))
+            self._workers.append(
+                Worker(number, self.scheduler, decoder, self._results.deliver, self.counts, self.clock, self.threads)
+            )
         self.scheduler.open()
         for worker in self._workers:
             worker.start()

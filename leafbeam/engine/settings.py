@@ -18,6 +18,7 @@ class Settings:
     exhaustive_beams: where the rules leave at most this many prefixes on every level but the last, a search keeps all of them,
         so that its answer is the true best of the allowed items (see Result.exhaustive). 0: searches are never widened.
     workers: threads that run batches, over one copy of the weights.
+    threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
     max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
     max_queue: requests that may wait; further ones are rejected.
     slo_s: the latency objective, from submission to answer. It is the deadline of requests without one, and half of it bounds
@@ -39,6 +40,7 @@ class Settings:
     num_beams: int = 20
     exhaustive_beams: int = 128
     workers: int = 1
+    threads: int | None = None
     max_batch: int = 16
     max_batch_tokens: int = 32_768
     max_beam_rows: int = 8_192
@@ -60,7 +62,8 @@ class Settings:
             value = getattr(self, field.name)
             if value == 0 and field.name in _MAY_BE_0:
                 continue
-            if field.type is int and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            is_integer = field.type is int or (field.name == "threads" and value is not None)
+            if is_integer and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{field.name} must be an integer of at least 1, not {value!r}")
             if field.type is float and not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise ArgumentError(f"{field.name} must be a number of seconds above 0, not {value!r}")

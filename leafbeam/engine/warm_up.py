@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 from leafbeam.engine.capacity import BatchSize
@@ -9,6 +10,7 @@ from leafbeam.engine.decoder import Decoder
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import ItemId, Request, Scoring
 from leafbeam.engine.settings import Settings
+from leafbeam.engine.threads import ThreadTimes, measure_threads
 from leafbeam.index import Version
 
 _MAX_CALIBRATION_S = 1.0
@@ -27,6 +29,16 @@ def run_filtered(preparer: RequestPreparer, decoder: Decoder, num_beams: int, cl
     item = _live_item(preparer.version)
     pending = preparer.prepare(Request(history=item, num_items=1, num_beams=num_beams, keep_history=True), clock())
     decoder.run([replace(pending, item_filter=pending.version.filter(item_ids=item))])
+
+
+def choose_threads(
+    preparer: RequestPreparer, settings: Settings, decoder: Decoder, most: int, clock: Callable[[], float]
+) -> ThreadTimes:
+    """The number of threads that batches of one request and full ones run best with."""
+    request = Request(history=_live_item(preparer.version), num_items=1, num_beams=settings.num_beams)
+    pending = preparer.prepare(request, clock())
+    full = settings.capacity.max_requests(pending.size.tokens, settings.num_beams)
+    return measure_threads(most, [partial(decoder.run, [pending] * requests) for requests in sorted({1, full})], clock)
 
 
 def calibrate(

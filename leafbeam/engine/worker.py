@@ -4,6 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+import torch
+
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
 from leafbeam.engine.request import PendingRequest
@@ -21,6 +23,7 @@ class Worker(threading.Thread):
     decode step.
 
     deliver: takes the requests and their output; called in this thread, which ends once the scheduler has no more batches.
+    threads: of its matrix products; None: torch's own number.
     """
 
     def __init__(
@@ -31,12 +34,16 @@ class Worker(threading.Thread):
         deliver: Callable[[Sequence[PendingRequest], BatchOutput], None],
         counts: Counts,
         clock: Callable[[], float],
+        threads: int | None = None,
     ) -> None:
         super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
         self._number, self._scheduler, self._decoder = number, scheduler, decoder
         self._deliver, self._counts, self._clock = deliver, counts, clock
+        self._threads = threads
 
     def run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)  # of the products that this thread asks for
         while (batch := self._scheduler.next_batch(self._number)) is not None:
             started = self._clock()
             succeeded, requests = False, ()

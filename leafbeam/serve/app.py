@@ -133,5 +133,6 @@ def _readiness(engine: Engine | None, text: TextService | None) -> Readiness:
         index_version=None if engine is None else engine.version.name,
         num_items=0 if engine is None else len(engine.version),
         rules={name: len(allowed) for name, allowed in filters.items()},
+        threads=None if engine is None else engine.threads,
         text_model=None if text is None else text.name,
     )

@@ -228,6 +228,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     index_version: str | None
     num_items: int
     rules: Annotated[dict[str, int], Meta(description="Items that each rule allows now.")]
+    threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
 
 

@@ -16,6 +16,7 @@ from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession
+from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Fusion, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
@@ -25,7 +26,6 @@ from leafbeam.train.interaction_log import InteractionLog
 from leafbeam.train.metrics import MISS, SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 from leafbeam.train.report import EvaluationReport, UnconstrainedReport, Verdict
 from leafbeam.train.split import Split
-from leafbeam.train.threads import torch_threads
 
 Part = Literal["valid", "test"]
 T = TypeVar("T")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError, CheckpointError, CodesError, TrainingError
 from leafbeam.model import AnyModel, EncoderDecoder, Vocabulary, new_model
+from leafbeam.model.threads import torch_threads
 from leafbeam.train.batches import Batches
 from leafbeam.train.checkpoint import Checkpoint, TrainState, fingerprint
 from leafbeam.train.histories import Histories
@@ -24,7 +25,6 @@ from leafbeam.train.losses import LevelTarget, SampledLevel, full_loss
 from leafbeam.train.parallel import DataParallel, full_tensor, shard_like
 from leafbeam.train.recipe import Recipe
 from leafbeam.train.teacher import GraphTeacher, Teacher
-from leafbeam.train.threads import torch_threads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

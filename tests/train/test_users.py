@@ -259,7 +259,7 @@ def test_the_engine_passes_no_user_with_the_longest_history(monkeypatch: pytest.
 
     monkeypatch.setattr(Transformer, "start", watched)
     engine = Engine(model, Trie.build(codes, SIZES, ids))
-    results = engine.recommend([Request(history=tuple(ids.tolist()), num_items=5), Request(num_items=5)])
+    results = engine.recommend([Request(history=tuple(ids.tolist()), num_items=5, keep_history=True), Request(num_items=5)])
     assert [len(result.item_ids) for result in results] == [5, 5]
     newest = VOCABULARY.tokens(codes[-USERS.max_items :]).ravel().tolist()
     assert [VOCABULARY.bos, VOCABULARY.no_user, *newest] in seen
