@@ -305,6 +305,7 @@ def test_health_readiness_and_the_end(first_shop):
             "index_version": engine.trie.version,
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
+            "threads": engine.threads,
             "text_model": None,
         }
         engine.stop()
