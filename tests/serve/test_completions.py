@@ -431,8 +431,14 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
         with httpx.Client(base_url=server.url, timeout=30) as client:
             assert client.post("/v1/recommend", json={}).status_code == 404
             assert client.get("/readyz").json() == {
-                "ready": True, "reason": None, "index_version": None, "num_items": 0, "rules": {}, "threads": None, "text_model": MODEL
-            }  # fmt: skip
+                "ready": True,
+                "reason": None,
+                "index_version": None,
+                "num_items": 0,
+                "rules": {},
+                "threads": None,
+                "text_model": MODEL,
+            }
             body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
             assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"
             assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
