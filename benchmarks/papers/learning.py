@@ -105,7 +105,7 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed; superseded rows are left out."""
+    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed, without superseded ones."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
