@@ -239,11 +239,13 @@ def _show(console: Console, rows: list[Row]) -> None:
         ours = (
             f"leafbeam: {measured['train']['parameters']:,} parameters, {at['budget']} ({measured['train']['epochs']} epochs)"
         )
-        peer = (
-            f" SASRec here: {_loss_of(sasrec)}, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
-            f"{trained['epochs']:.0f} epochs in {trained['seconds']:.0f} s; {sasrec['differs']}."
-        )
-        console.print(f"{ours} on one thread.{peer if trained else ''}{' ' + at['note'] if at['note'] else ''}")
+        peer = ""
+        if trained:  # nothing is left to stop SASRec by where validation items are trained on
+            peer = (
+                f" SASRec here: {_loss_of(sasrec)}, {sasrec['hidden']} dimensions, {sasrec['layers']} layers, "
+                f"{trained['epochs']:.0f} epochs in {trained['seconds']:.0f} s; {sasrec['differs']}."
+            )
+        console.print(f"{ours} on one thread.{peer}{' ' + at['note'] if at['note'] else ''}")
     console.print(SOURCES)
 
 

@@ -96,6 +96,14 @@ def test_tiger_s_table_of_a_made_shop(shop: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_tiger_s_table_of_a_model_that_trained_on_validation_items_too(shop: Path, tmp_path: Path):
+    (row,) = rows_of("tiger-table-1", "--data", shop, "--fit-on", "train+valid", "--out", tmp_path)
+    methods = row["measured"]["methods"]
+    assert {"leafbeam", "fused", "memory"} < set(methods)
+    assert not {name for name in methods if name.startswith("sasrec")}  # nothing is left to stop it by
+
+
+@pytest.mark.slow
 @pytest.mark.data
 def test_table_3_of_beauty():
     if not (DATA / "amazon_beauty").is_dir():
