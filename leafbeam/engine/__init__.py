@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.engine.engine import CatalogFiles, Engine
     from leafbeam.engine.request import Channel, ItemId, Limits, Request, Result, Scoring, Timings, UserId
     from leafbeam.engine.settings import Settings
+    from leafbeam.engine.slow_batches import SlowBatch
 
 __all__ = [
     "COUNTERS",
@@ -22,6 +23,7 @@ __all__ = [
     "Result",
     "Scoring",
     "Settings",
+    "SlowBatch",
     "Timings",
     "UserId",
 ]

@@ -42,7 +42,7 @@ COUNTERS: Mapping[str, Counter] = {
     "graphs": Counter(
         "Batches replayed as a CUDA graph, and why others were not", "how", ("replayed", "no_bucket", "no_room", "version")
     ),
-    "batch_faults": Counter("Faults of batches", "kind", ("error", "out_of_memory", "split", "wedged", "abandoned")),
+    "batch_faults": Counter("Faults of batches", "kind", ("error", "out_of_memory", "split", "wedged", "abandoned", "slow")),
 }
 
 

@@ -25,6 +25,7 @@ from leafbeam.engine.request import Limits, PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
+from leafbeam.engine.slow_batches import SlowBatch, SlowBatches
 from leafbeam.engine.warm_up import calibrate, choose_threads, run_filtered, warm_up_requests
 from leafbeam.engine.worker import Worker
 from leafbeam.errors import (
@@ -138,6 +139,7 @@ class Engine:
         self._new_graphs = new_graphs or graphs_for
         self.graphs: Graphs | None = None
         self.scheduler = Scheduler(self.settings, clock, self.counts)
+        self.slow_batches = SlowBatches(self._log_slow)
         self._live_memory = memory if isinstance(memory, LiveMemory) else None
         self.memory = memory.memory if isinstance(memory, LiveMemory) else memory
         channel = None if self.memory is None else MemoryChannel(self.memory, self.version)
@@ -254,6 +256,18 @@ class Engine:
         log.info("threads of each worker, by the time of a batch of one request and of a full one: %s", times)
         return times.count
 
+    def _log_slow(self, batch: SlowBatch) -> None:
+        self.counts.add("batch_faults", "slow")
+        log.warning(
+            "a batch of %d requests took %.0f ms, the median is %.1f ms: %.0f ms on a core, preempted %d times, waited %d",
+            batch.size.requests,
+            1e3 * batch.seconds,
+            1e3 * batch.median_s,
+            1e3 * batch.use.cpu_s,
+            batch.use.preempted,
+            batch.use.waits,
+        )
+
     def start(self) -> None:
         """Warm up and start the workers. An engine starts once; `with engine:` starts and closes it."""
         if self._workers:
@@ -267,7 +281,16 @@ class Engine:
         for number in range(self.settings.workers):
             decoder = Decoder(self.model, self.clock, self.prompt_store, graphs=self.graphs, worker=number)
             self._workers.append(
-                Worker(number, self.scheduler, decoder, self._results.deliver, self.counts, self.clock, self.threads)
+                Worker(
+                    number,
+                    self.scheduler,
+                    decoder,
+                    self._results.deliver,
+                    self.counts,
+                    self.clock,
+                    slow_batches=self.slow_batches,
+                    threads=self.threads,
+                )
             )
         self.scheduler.open()
         for worker in self._workers:

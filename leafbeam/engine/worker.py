@@ -10,6 +10,7 @@ from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import BatchAbandoned, BatchOutput, Decoder, is_out_of_memory
 from leafbeam.engine.request import PendingRequest
 from leafbeam.engine.scheduler import Scheduler
+from leafbeam.engine.slow_batches import SlowBatches, ThreadUse
 from leafbeam.errors import UnavailableError
 
 log = logging.getLogger("leafbeam.engine")
@@ -23,7 +24,7 @@ class Worker(threading.Thread):
     decode step.
 
     deliver: takes the requests and their output; called in this thread, which ends once the scheduler has no more batches.
-    threads: of its matrix products; None: torch's own number.
+    slow_batches: is told of every batch. threads: of its matrix products; None: torch's own number.
     """
 
     def __init__(
@@ -34,25 +35,30 @@ class Worker(threading.Thread):
         deliver: Callable[[Sequence[PendingRequest], BatchOutput], None],
         counts: Counts,
         clock: Callable[[], float],
+        *,
+        slow_batches: SlowBatches,
         threads: int | None = None,
     ) -> None:
         super().__init__(name=f"leafbeam-worker-{number}", daemon=True)
         self._number, self._scheduler, self._decoder = number, scheduler, decoder
         self._deliver, self._counts, self._clock = deliver, counts, clock
-        self._threads = threads
+        self._slow_batches, self._threads = slow_batches, threads
+        self._output: BatchOutput | None = None
 
     def run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # of the products that this thread asks for
         while (batch := self._scheduler.next_batch(self._number)) is not None:
-            started = self._clock()
-            succeeded, requests = False, ()
+            started, before = self._clock(), ThreadUse.now()
+            succeeded, requests, self._output = False, (), None
             try:
                 requests = [pending for pending in batch.requests if not pending.is_done]
                 succeeded = self._decode(requests) and len(requests) == len(batch.requests)
             finally:
-                self._scheduler.batch_done(self._number, self._clock() - started if succeeded else None)
-                batch, requests = None, ()  # or they would be kept until the next batch
+                seconds, output, use = self._clock() - started, self._output, ThreadUse.now().since(before)
+                self._scheduler.batch_done(self._number, seconds if succeeded else None)
+                self._slow_batches.observe(self._number, batch.size, seconds, output, use)
+                batch, requests, output, self._output = None, (), None, None  # or they would be kept until the next batch
 
     def _decode(self, requests: Sequence[PendingRequest]) -> bool:
         """Complete every request with its result or an error; whether no error occurred."""
@@ -76,7 +82,8 @@ class Worker(threading.Thread):
         if not requests:
             return None
         try:
-            self._deliver(requests, self._decoder.run(requests))
+            self._output = self._decoder.run(requests)
+            self._deliver(requests, self._output)
         except BaseException as error:
             if is_out_of_memory(error):
                 self._counts.add("batch_faults", "out_of_memory")

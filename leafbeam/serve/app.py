@@ -30,7 +30,7 @@ from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
-from leafbeam.serve.schema import Health, Readiness
+from leafbeam.serve.schema import Health, Readiness, SlowBatchAnswer, SlowBatchesAnswer
 from leafbeam.text import TextService
 
 _CORS: dict[str, Any] = {
@@ -89,6 +89,10 @@ def create_app(
         readiness = _readiness(engine, text)
         return json_response(readiness, HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
+    async def slow_batches(http: HttpRequest) -> Response:
+        kept = () if engine is None else engine.slow_batches.kept
+        return json_response(SlowBatchesAnswer(batches=[SlowBatchAnswer.of(batch) for batch in kept]))
+
     async def prometheus(http: HttpRequest) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
@@ -103,6 +107,7 @@ def create_app(
             *([] if engine is None else [*item_routes(engine, metrics, bounds), ItemSearchRoute(engine).route]),
             *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
+            *([] if engine is None else [Route("/v1/slow-batches", slow_batches)]),
             *CompletionRoutes(engine, text, metrics, bounds).routes,
             Route("/healthz", healthz),
             Route("/readyz", readyz),

@@ -15,7 +15,15 @@ from leafbeam.serve.completion_schema import (
     ModelsAnswer,
 )
 from leafbeam.serve.item_search import MAX_CHARACTERS, MAX_ITEMS, FoundItems
-from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, OpenAIError, RecommendAnswer, RecommendBody, components
+from leafbeam.serve.schema import (
+    InteractionsAnswer,
+    InteractionsBody,
+    OpenAIError,
+    RecommendAnswer,
+    RecommendBody,
+    SlowBatchesAnswer,
+    components,
+)
 
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
 request names. If fewer items are allowed than requested, fewer are returned, and `num_valid` says how many.
@@ -67,9 +75,18 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
         summary = "Count interactions in the item memory (with --learn)"
         paths["/v1/interactions"] = _post(summary, ["InteractionsBody"], "InteractionsAnswer")
         paths |= _catalog_paths()
+        paths["/v1/slow-batches"] = {"get": _get("Batches that took over five times the median", _content("SlowBatchesAnswer"))}
         search = _get("Items by title or id, and the rules that allow them", _content("FoundItems"))
         paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
-        types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, FoundItems]
+        types += [
+            RecommendBody,
+            RecommendAnswer,
+            InteractionsBody,
+            InteractionsAnswer,
+            ItemCompletionBody,
+            FoundItems,
+            SlowBatchesAnswer,
+        ]
         types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
     paths["/v1/completions"] = _post("Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", "OpenAIError")

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from leafbeam.catalog.expression import MAX_CHARACTERS
 from leafbeam.decode import BeamLevel
-from leafbeam.engine import ItemId, Limits, Request, Result
+from leafbeam.engine import ItemId, Limits, Request, Result, SlowBatch
 
 # Bounded, because parsing an integer takes time quadratic in its digits.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -230,6 +230,53 @@ class Readiness(Struct, frozen=True, kw_only=True):
     rules: Annotated[dict[str, int], Meta(description="Items that each rule allows now.")]
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
+
+
+class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
+    """A batch that took more than five times the median of those before it."""
+
+    ended_at: Annotated[float, Meta(description="Seconds since 1970.")]
+    worker: int
+    seconds: float
+    median_s: float
+    requests: int
+    tokens: Annotated[int, Meta(description="Of all prompts.")]
+    num_beams: int
+    prefill_s: float
+    rounds_s: float
+    constrain_s: float
+    cpu_s: Annotated[
+        float, Meta(description="Of the worker's thread. Far below `seconds`: it had no core, or waited for a lock.")
+    ]
+    waits: Annotated[int, Meta(description="Times that the thread gave up its core: for a lock, the disk, other threads.")]
+    preempted: Annotated[int, Meta(description="Times that the system gave its core to something else.")]
+    faults: Annotated[int, Meta(description="Pages of memory that were not there.")]
+
+    @classmethod
+    def of(cls, batch: SlowBatch) -> "SlowBatchAnswer":
+        size, use = batch.size, batch.use
+        return cls(
+            ended_at=batch.ended_at,
+            worker=batch.worker,
+            seconds=batch.seconds,
+            median_s=batch.median_s,
+            requests=size.requests,
+            tokens=size.tokens,
+            num_beams=size.num_beams,
+            prefill_s=batch.prefill_s,
+            rounds_s=batch.rounds_s,
+            constrain_s=batch.constrain_s,
+            cpu_s=use.cpu_s,
+            waits=use.waits,
+            preempted=use.preempted,
+            faults=use.faults,
+        )
+
+
+class SlowBatchesAnswer(Struct, frozen=True, kw_only=True):
+    """The last slow batches, the oldest first."""
+
+    batches: list[SlowBatchAnswer]
 
 
 def components(limits: Limits | None, types: list[type]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from leafbeam.engine import Engine, Limits, Request, Settings
+from leafbeam.engine.capacity import BatchSize
+from leafbeam.engine.slow_batches import ThreadUse
 from leafbeam.errors import LeafbeamError
 from leafbeam.index import Trie
 from leafbeam.serve import create_app
@@ -491,3 +493,19 @@ def test_any_bytes_get_a_named_error(client, body, kind):
     response = client.post(URL, content=body, headers={"Content-Type": kind})
     assert response.status_code in (400, 422)
     assert response.json()["error"]["message"]
+
+
+def test_slow_batches_are_listed_with_what_explains_them(first_shop):
+    engine = first_shop.engine()
+    with TestClient(create_app(engine)) as client:
+        assert client.get("/v1/slow-batches").json() == {"batches": []}
+        size = BatchSize.of(2, 8, 20)
+        for _ in range(64):
+            engine.slow_batches.observe(0, size, 0.01, None, ThreadUse(cpu_s=0.01))
+        engine.slow_batches.observe(1, size, 0.7, None, ThreadUse(cpu_s=0.002, waits=1, preempted=40, faults=5))
+        (slow,) = client.get("/v1/slow-batches").json()["batches"]
+        assert metric(client, 'leafbeam_batch_faults_total{kind="slow"}') == 1
+    assert slow.pop("ended_at") == pytest.approx(time.time(), abs=60)
+    expected = {"worker": 1, "seconds": 0.7, "median_s": 0.01, "requests": 2, "tokens": 16, "num_beams": 20}
+    expected |= {"prefill_s": 0, "rounds_s": 0, "constrain_s": 0, "cpu_s": 0.002, "waits": 1, "preempted": 40, "faults": 5}
+    assert slow == expected

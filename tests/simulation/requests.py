@@ -22,6 +22,7 @@ from leafbeam.engine.decoder import BatchAbandoned, BatchOutput
 from leafbeam.engine.request import PendingRequest, Request
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.settings import Settings
+from leafbeam.engine.slow_batches import SlowBatches
 from leafbeam.errors import OverloadedError, UnavailableError
 from leafbeam.index import Trie, Version
 from tests.simulation.threads import LATENCY_S, World
@@ -99,7 +100,15 @@ class Schedule:
             workers: list[Any] = []
             for number in range(settings.workers):
                 decoder: Any = Decoder(self)
-                one = worker.Worker(number, self.scheduler, decoder, results.deliver, self.engine_counts, world.clock)
+                one = worker.Worker(
+                    number,
+                    self.scheduler,
+                    decoder,
+                    results.deliver,
+                    self.engine_counts,
+                    world.clock,
+                    slow_batches=SlowBatches(),
+                )
                 workers.append(world.Thread(target=one.run, name=f"worker {number}"))
             self.scheduler.open()
             clients = [world.Thread(target=self.client, name=f"client {number}") for number in range(self.random.randint(1, 4))]
