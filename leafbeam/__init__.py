@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from leafbeam.errors import LeafbeamError
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name when it is first used
+    from leafbeam.client import AsyncClient, Client
     from leafbeam.decode import BeamSearch, Sampler, SearchResult
     from leafbeam.index import Filter, Trie
 
-__all__ = ["BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"]
+__all__ = ["AsyncClient", "BeamSearch", "Client", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names

@@ -21,6 +21,12 @@
     ├── RequestError             a request exceeds the server's limits
     │   └── OverloadedError      the server is overloaded; retry later
     │       └── UnavailableError the server is starting, stopping, or its device does not respond
+    ├── ServerError              a leafbeam server failed, refused a request of its client, or did not answer
+    │   ├── AccessDeniedError    the server needs a key, or this key may not do this (401, 403)
+    │   ├── NotFoundError        there is no such item, rule, snapshot or route (404)
+    │   ├── InvalidRequestError  the request contradicts the server's rules or state (any other 4xx)
+    │   ├── ServerBusyError      the server is overloaded or unavailable, after all retries (429, 503)
+    │   └── NoAnswerError        the server was not reached, hung up, was late, or its answer cannot be read
     ├── InferenceError           another inference engine did not answer, or its answer cannot be used
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
@@ -33,6 +39,7 @@ Each message says what was expected, what came and how to fix it. Bugs of leafbe
 from collections.abc import Mapping
 
 __all__ = [
+    "AccessDeniedError",
     "ArgumentError",
     "AutomatonError",
     "BatchError",
@@ -46,15 +53,20 @@ __all__ = [
     "ForeignFilterError",
     "IndexFileError",
     "InferenceError",
+    "InvalidRequestError",
     "ItemIdError",
     "LeafbeamError",
     "LockedError",
     "LogError",
     "LogitsError",
     "MissingExtraError",
+    "NoAnswerError",
+    "NotFoundError",
     "OverloadedError",
     "RequestError",
     "RuleError",
+    "ServerBusyError",
+    "ServerError",
     "TrainingError",
     "UnavailableError",
     "UnknownRuleError",
@@ -169,6 +181,54 @@ class OverloadedError(RequestError):
 
 class UnavailableError(OverloadedError):
     """The server is starting or stopping, or its device does not respond."""
+
+
+class ServerError(LeafbeamError, RuntimeError):
+    """A leafbeam server failed, refused a request of its client, or did not answer.
+
+    status: of HTTP; None without an answer. code: the class of the server's error, such as "UnknownRuleError"; without one
+    "unreachable", "cut" (the connection ended early), "late", "malformed" or "stale" (the answer to another request). reason:
+    under which the server's metrics count it. request_id: as in the server's log. retry_after_s: when to try again. lines: what
+    is wrong with each line of a batch, by its number from 1.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        status: int | None = None,
+        code: str = "",
+        reason: str | None = None,
+        request_id: str = "",
+        retry_after_s: float | None = None,
+        lines: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.reason, self.request_id = status, code, reason, request_id
+        self.retry_after_s, self.lines = retry_after_s, dict(lines or {})
+
+
+class AccessDeniedError(ServerError):
+    """The server needs a key that it knows, or this key may not do this."""
+
+
+class NotFoundError(ServerError):
+    """The server has no such item, rule, snapshot or route."""
+
+
+class InvalidRequestError(ServerError):
+    """The request contradicts the server's rules or state; the same request would fail again."""
+
+
+class ServerBusyError(ServerError):
+    """The server is overloaded or unavailable, and was so after all retries."""
+
+
+class NoAnswerError(ServerError):
+    """The server was not reached, hung up, was late, or its answer cannot be read.
+
+    Whether it did what was asked is known only where `code` is "unreachable": it did not.
+    """
 
 
 class InferenceError(LeafbeamError, RuntimeError):

@@ -1,22 +1,19 @@
 """Where `leafbeam items` makes its changes: in the directory of a run, or through the server of one."""
 
-import itertools
 import os
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from uuid import uuid4
 
 from leafbeam.cli.run import RunDirectory
-from leafbeam.errors import BatchError, ConflictError, DataError, LeafbeamError, LockedError, UnavailableError
+from leafbeam.errors import BatchError, InvalidRequestError, LockedError
 from leafbeam.ingest import ChangeCounts, Lines
 
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
-_TRIES = 6
-_TIMEOUT_S = 60.0
+_DEADLINE_S = 60.0  # of a batch
 
 
 class ItemWriter(Protocol):
@@ -80,60 +77,22 @@ class _ServedItems:
         self._client, self.columns, self.text_ids = client, columns, text_ids
 
     def send(self, operation: Operation, rows: Sequence[Mapping[str, Any]], *, missing_ok: bool = False) -> ChangeCounts:
-        import msgspec
-
-        path = "/v1/items?missing=ignore" if missing_ok else "/v1/items"
-        content = b"\n".join(map(msgspec.json.encode, rows))
-        headers = {"content-type": "application/x-ndjson", "idempotency-key": uuid4().hex}
-        answer = _request(self._client, operation.upper(), path, content=content, headers=headers)
-        return ChangeCounts(**answer)
+        try:
+            if operation == "put":
+                answer = self._client.put_items(rows)
+            else:
+                answer = self._client.delete_items([row["item_id"] for row in rows], missing_ok=missing_ok)
+        except InvalidRequestError as error:
+            if error.lines:
+                raise BatchError(error.lines, len(rows)) from error
+            raise
+        return ChangeCounts(**{field.name: getattr(answer, field.name) for field in fields(ChangeCounts)})
 
 
 @contextmanager
 def _served_items(url: str) -> Generator[_ServedItems]:
-    import httpx
+    from leafbeam.client import Client, Retries
 
-    key = os.environ.get(KEY)
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        client = httpx.Client(base_url=url, timeout=_TIMEOUT_S, headers=headers)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise DataError(f"--url {url}: {error}; expected one such as http://127.0.0.1:8000") from error
-    with client:
-        found = _request(client, "GET", "/v1/catalog")
-        yield _ServedItems(client, found["columns"], found["item_ids"] != "numbers")
-
-
-def _request(client: Any, method: str, path: str, **options: Any) -> Any:
-    """The JSON of an answer; again after 429, 503 or a broken connection, with the same key, so that nothing is made twice."""
-    import httpx
-
-    for attempt in itertools.count(1):
-        wait_s = 0.1 * 2**attempt
-        try:
-            response = client.request(method, path, **options)
-        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
-            failure: LeafbeamError = UnavailableError(f"{client.base_url} does not answer ({error}): is that the server?")
-            is_lasting = isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol)
-        else:
-            if response.is_success:
-                return response.json()
-            failure, is_lasting = _error_of(response), response.status_code not in (429, 503)
-            asked = response.headers.get("retry-after", "")
-            wait_s = min(30.0, float(asked)) if asked.isdecimal() else wait_s
-        if is_lasting or attempt == _TRIES:
-            raise failure
-        time.sleep(wait_s)
-    raise AssertionError
-
-
-def _error_of(response: Any) -> LeafbeamError:
-    try:
-        error = response.json()["error"]
-        message = str(error["message"])
-        if lines := error.get("lines"):
-            return BatchError({int(number): str(problem) for number, problem in lines.items()}, len(lines))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        message = response.text[:200]
-    kind = {409: ConflictError, 429: UnavailableError, 503: UnavailableError}.get(response.status_code, DataError)
-    return kind(f"{response.request.url.host} answered {response.status_code}: {message}")
+    with Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=_DEADLINE_S)) as client:
+        found = client.get_catalog()
+        yield _ServedItems(client, found.columns, found.item_ids != "numbers")

@@ -1,6 +1,7 @@
 """Access: which requests a server answers to whom."""
 
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -10,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from leafbeam.errors import LeafbeamError, OverloadedError
+from leafbeam.errors import OverloadedError, RequestError
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.keys import KeyFile, Scope
 
@@ -84,17 +85,18 @@ def need_of(method: str, path: str) -> Need | None:
 
 
 class AccessMiddleware:
-    """Refuses requests before anything of them is read."""
+    """Refuses requests before anything of them is read. refused: called with the reason."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, access: Access, refused: Callable[[str], None]) -> None:
+        self._app, self._access, self._refused = app, access, refused
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (need := need_of(scope["method"], scope["path"])) is not None:
             http = HttpRequest(scope)
             try:
                 self._access.check(http, need)
-            except LeafbeamError as error:
+            except RequestError as error:
+                self._refused(error.reason)
                 await error_response(http, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

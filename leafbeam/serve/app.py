@@ -65,8 +65,9 @@ def create_app(
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
     bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
-    catalog = None if engine is None else CatalogRoutes(engine, writer, replace(bounds, max_body_bytes=max_batch_bytes))
     metrics = metrics or Metrics(engine, text)
+    batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
+    catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds)
     document = document_of(None if engine is None else engine.limits, text is not None)
     page = page_of(document)
 
@@ -119,7 +120,7 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware),
             *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
-            Middleware(AccessMiddleware, access=access or Access()),
+            Middleware(AccessMiddleware, access=access or Access(), refused=metrics.observe_refused_access),
         ],
         lifespan=lifespan,
     )

@@ -43,7 +43,7 @@ from leafbeam.serve.catalog_schema import (
 )
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
-from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST
+from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -62,8 +62,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class CatalogRoutes:
     """The routes of an engine's catalog. writer: or why the catalog cannot be changed. bounds: of a batch."""
 
-    def __init__(self, engine: Engine, writer: CatalogWriter | str, bounds: Bounds) -> None:
-        self._engine, self._writer, self._bounds = engine, writer, bounds
+    def __init__(self, engine: Engine, writer: CatalogWriter | str, metrics: Metrics, bounds: Bounds) -> None:
+        self._engine, self._writer, self._metrics, self._bounds = engine, writer, metrics, bounds
         self._writes = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-writes")
         self._reads = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-reads")
         self._pending = {self._writes: 0, self._reads: 0}
@@ -77,6 +77,7 @@ class CatalogRoutes:
             ("DELETE", "/v1/items/{item_id:path}"): self._delete_one,
             ("GET", "/v1/items/{item_id:path}"): self._item,
             ("GET", "/v1/catalog"): self._catalog,
+            ("POST", "/v1/catalog/reload"): self._reload,
             ("POST", "/v1/catalog/compact"): self._compact,
             ("POST", "/v1/catalog/snapshot"): self._snapshot,
             ("POST", "/v1/catalog/rollback"): self._rollback,
@@ -164,6 +165,10 @@ class CatalogRoutes:
             snapshots=() if isinstance(writer, str) else tuple(SnapshotAnswer(**asdict(info)) for info in writer.snapshots),
         )
         return json_response(answer)
+
+    async def _reload(self, http: HttpRequest) -> Response:
+        self._metrics.observe_reload(await self._run(self._writes, self._served().reload))
+        return await self._rules(http)
 
     async def _compact(self, http: HttpRequest) -> Response:
         await self._run(self._writes, self._writable().compact)

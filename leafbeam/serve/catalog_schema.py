@@ -4,8 +4,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from leafbeam.engine import ItemId
 from leafbeam.serve.schema import Id
 
+MAX_ITEMS = 256  # that a search finds, and ids that it looks up
+MAX_CHARACTERS = 200  # of its query
 _EXAMPLE = {"item_id": "P900", "title": "Red silk shoe", "price": 49.5}
 
 
@@ -40,6 +43,26 @@ class ItemAnswer(Struct, frozen=True, kw_only=True):
     sid: Annotated[tuple[int, ...], Meta(description="Its Semantic ID.")]
     attributes: dict[str, Any]
     rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
+    index_version: str
+
+
+class FoundItem(Struct, frozen=True, kw_only=True):
+    """An item, its attributes, and the rules that allow it."""
+
+    item_id: ItemId
+    attributes: dict[str, Any]
+    in_index: Annotated[bool, Meta(description="Whether it can be recommended.")]
+    rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
+    allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow it.")]
+
+
+class FoundItems(Struct, frozen=True, kw_only=True):
+    """Items found, and how many items of the whole index the rules and the filter of the query allow."""
+
+    items: tuple[FoundItem, ...]
+    num_allowed: int
+    num_items: Annotated[int, Meta(description="Items of the index.")]
+    title_column: Annotated[str | None, Meta(description="The column that is searched; null: ids alone.")]
     index_version: str
 
 
@@ -111,6 +134,7 @@ TYPES = [
     ItemBody,
     ChangeAnswer,
     ItemAnswer,
+    FoundItems,
     CatalogAnswer,
     SnapshotBody,
     SnapshotAnswer,

@@ -275,17 +275,3 @@ class ChatAnswer(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     object: str = "chat.completion"
-
-
-class ModelEntry(Struct, frozen=True, kw_only=True):
-    id: str
-    created: int
-    object: str = "model"
-    owned_by: str = "leafbeam"
-
-
-class ModelsAnswer(Struct, frozen=True, kw_only=True):
-    """What `model` of a request may be."""
-
-    data: list[ModelEntry]
-    object: str = "list"

@@ -29,15 +29,14 @@ from leafbeam.serve.completion_schema import (
     CompletionBody,
     CompletionChoice,
     ItemCompletionBody,
-    ModelEntry,
     ModelName,
-    ModelsAnswer,
     TextOptions,
     Usage,
 )
 from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
+from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextRequest, TextService
 from leafbeam.text.worker import Texts

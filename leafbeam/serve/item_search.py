@@ -6,10 +6,8 @@
 import asyncio
 import re
 from http import HTTPStatus
-from typing import Annotated, Any
 
 import pyarrow as pa
-from msgspec import Meta, Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,35 +18,14 @@ from leafbeam.errors import DataError, LeafbeamError, OverloadedError, Unavailab
 from leafbeam.index import Version
 from leafbeam.index.items import is_possible
 from leafbeam.live.transaction import id_kind_of
+from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exchange import json_response
 
-MAX_ITEMS = 256
-MAX_CHARACTERS = 200
 MAX_WAITING = 8  # look-ups in the table at a time; more get 429
 TITLE = "title"
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
-
-
-class FoundItem(Struct, frozen=True, kw_only=True):
-    """An item, its attributes, and the rules that allow it."""
-
-    item_id: ItemId
-    attributes: dict[str, Any]
-    in_index: Annotated[bool, Meta(description="Whether it can be recommended.")]
-    rules: Annotated[tuple[str, ...], Meta(description="The rules that allow it.")]
-    allowed: Annotated[bool, Meta(description="Whether the rules and the filter of the query allow it.")]
-
-
-class FoundItems(Struct, frozen=True, kw_only=True):
-    """Items found, and how many items of the whole index the rules and the filter of the query allow."""
-
-    items: tuple[FoundItem, ...]
-    num_allowed: int
-    num_items: Annotated[int, Meta(description="Items of the index.")]
-    title_column: Annotated[str | None, Meta(description="The column that is searched; null: ids alone.")]
-    index_version: str
 
 
 class ItemSearchRoute:

@@ -45,6 +45,9 @@ class Metrics:
         self._connections = Counter(
             "leafbeam_connections_refused", "Connections closed before a complete request", ["reason"], registry=registry
         )
+        self._access = Counter(
+            "leafbeam_access_refused", "Requests refused before they were read", ["reason"], registry=registry
+        )
         self._completions = Counter(
             "leafbeam_completions", "Requests of the routes for OpenAI's clients", ["outcome"], registry=registry
         )
@@ -60,6 +63,8 @@ class Metrics:
             self._completions.labels(outcome)
         for outcome in ("ok", "failed"):
             self._reloads.labels(outcome)
+        for reason in ("unauthorized", "forbidden", "key_rate"):
+            self._access.labels(reason)
         for reason in ("connections", "headers_too_long", "headers_too_slow", "not_http", "silent"):
             self._connections.labels(reason)
 
@@ -95,6 +100,10 @@ class Metrics:
     def observe_refused_connection(self, reason: str) -> None:
         """Count a connection that was closed before a complete request."""
         self._connections.labels(reason).inc()
+
+    def observe_refused_access(self, reason: str) -> None:
+        """Count a request without a key that may do it, or beyond its key's rate."""
+        self._access.labels(reason).inc()
 
     def page(self) -> bytes:
         """All metrics as text for Prometheus."""

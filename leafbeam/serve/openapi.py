@@ -2,22 +2,23 @@
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from leafbeam.engine import Limits
 from leafbeam.serve import catalog_schema
+from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
     ChatBody,
     CompletionAnswer,
     CompletionBody,
     ItemCompletionBody,
-    ModelsAnswer,
 )
-from leafbeam.serve.item_search import MAX_CHARACTERS, MAX_ITEMS, FoundItems
 from leafbeam.serve.schema import (
     InteractionsAnswer,
     InteractionsBody,
+    ModelsAnswer,
     OpenAIError,
     RecommendAnswer,
     RecommendBody,
@@ -71,38 +72,35 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
     paths: dict[str, Any] = {}
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
     if limits is not None:
-        paths["/v1/recommend"] = _post("Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
+        paths["/v1/recommend"] = _post("recommend", "Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
         summary = "Count interactions in the item memory (with --learn)"
-        paths["/v1/interactions"] = _post(summary, ["InteractionsBody"], "InteractionsAnswer")
+        paths["/v1/interactions"] = _post("count_interactions", summary, ["InteractionsBody"], "InteractionsAnswer", [_KEY])
         paths |= _catalog_paths()
-        paths["/v1/slow-batches"] = {"get": _get("Batches that took over five times the median", _content("SlowBatchesAnswer"))}
-        search = _get("Items by title or id, and the rules that allow them", _content("FoundItems"))
+        slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
+        paths["/v1/slow-batches"] = {"get": slow}
+        search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))
         paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
-        types += [
-            RecommendBody,
-            RecommendAnswer,
-            InteractionsBody,
-            InteractionsAnswer,
-            ItemCompletionBody,
-            FoundItems,
-            SlowBatchesAnswer,
-        ]
+        types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, SlowBatchesAnswer]
         types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
-    paths["/v1/completions"] = _post("Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", "OpenAIError")
+    paths["/v1/completions"] = _post(
+        "complete", "Texts or items, for clients of OpenAI", bodies, "CompletionAnswer", failure="OpenAIError"
+    )
     if has_text:
         types += [CompletionBody, ChatBody, ChatAnswer]
-        paths["/v1/chat/completions"] = _post("The next message of a chat", ["ChatBody"], "ChatAnswer", "OpenAIError")
+        paths["/v1/chat/completions"] = _post(
+            "chat", "The next message of a chat", ["ChatBody"], "ChatAnswer", failure="OpenAIError"
+        )
     not_ready = {"503": {"description": "Not ready", "content": _content("Readiness")}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "leafbeam", "version": "1", "description": _DESCRIPTION},
         "paths": {
             **paths,
-            "/v1/models": {"get": _get("What `model` may be", _content("ModelsAnswer"))},
-            "/healthz": {"get": _get("Is the process up?", _content("Health"))},
-            "/readyz": {"get": _get("Does the server answer requests now?", _content("Readiness"), not_ready)},
-            "/metrics": {"get": _get("Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
+            "/v1/models": {"get": _get("list_models", "What `model` may be", _content("ModelsAnswer"))},
+            "/healthz": {"get": _get("get_health", "Is the process up?", _content("Health"))},
+            "/readyz": {"get": _get("get_readiness", "Does the server answer requests now?", _content("Readiness"), not_ready)},
+            "/metrics": {"get": _get("get_metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         },
         "components": {"schemas": components(limits, types)},
     }
@@ -119,28 +117,39 @@ def _catalog_paths() -> dict[str, Any]:
     missing = {"name": "missing", "in": "query", "schema": {"type": "string", "enum": ["error", "ignore"], "default": "error"}}
     return {
         "/v1/items": {
-            "put": _change("Insert or replace items: all lines or none", "ChangeAnswer", lines, [_KEY]),
-            "patch": _change("Change the attributes or codes that each line names", "ChangeAnswer", lines, [_KEY]),
-            "delete": _change("Remove the items of the lines", "ChangeAnswer", lines, [_KEY, missing]),
+            "put": _change("put_items", "Insert or replace items: all lines or none", "ChangeAnswer", lines, [_KEY]),
+            "patch": _change(
+                "patch_items", "Change the attributes or codes that each line names", "ChangeAnswer", lines, [_KEY]
+            ),
+            "delete": _change("delete_items", "Remove the items of the lines", "ChangeAnswer", lines, [_KEY, missing]),
         },
         "/v1/items/{item_id}": {
-            "get": _change("An item, its codes and attributes", "ItemAnswer", None, item),
-            "delete": _change("Remove an item", "ChangeAnswer", None, [*item, _KEY]),
+            "get": _change("get_item", "An item, its codes and attributes", "ItemAnswer", None, item),
+            "delete": _change("delete_item", "Remove an item", "ChangeAnswer", None, [*item, _KEY]),
         },
-        "/v1/catalog": {"get": _change("The catalog: its size, columns, snapshots", "CatalogAnswer", None, [])},
-        "/v1/catalog/compact": {"post": _change("Merge all changes in the background", "CatalogAnswer", None, [])},
+        "/v1/catalog": {"get": _change("get_catalog", "The catalog: its size, columns, snapshots", "CatalogAnswer", None, [])},
+        "/v1/catalog/reload": {
+            "post": _change("reload_catalog", "Read the table of items again, and evaluate all rules", "RulesAnswer", None, [])
+        },
+        "/v1/catalog/compact": {
+            "post": _change("compact_catalog", "Merge all changes in the background", "CatalogAnswer", None, [])
+        },
         "/v1/catalog/snapshot": {
-            "post": _change("Save all items under a name", "SnapshotAnswer", _content("SnapshotBody"), [])
+            "post": _change("save_snapshot", "Save all items under a name", "SnapshotAnswer", _content("SnapshotBody"), [])
         },
         "/v1/catalog/rollback": {
-            "post": _change("Go back to a snapshot", "ChangeAnswer", _content("RollbackBody"), [_KEY]),
+            "post": _change("roll_back", "Go back to a snapshot", "ChangeAnswer", _content("RollbackBody"), [_KEY]),
         },
-        "/v1/catalog/snapshots/{name}": {"delete": _change("Remove a snapshot", "CatalogAnswer", None, snapshot)},
-        "/v1/rules": {"get": _change("All rules", "RulesAnswer", None, [])},
+        "/v1/catalog/snapshots/{name}": {
+            "delete": _change("delete_snapshot", "Remove a snapshot", "CatalogAnswer", None, snapshot)
+        },
+        "/v1/rules": {"get": _change("list_rules", "All rules", "RulesAnswer", None, [])},
         "/v1/rules/{name}": {
-            "get": _change("A rule", "RuleAnswer", None, snapshot),
-            "put": _change("Add or replace a rule, once it can be evaluated", "RuleAnswer", _content("RuleBody"), snapshot),
-            "delete": _change("Remove a rule made by PUT", "RuleAnswer", None, snapshot),
+            "get": _change("get_rule", "A rule", "RuleAnswer", None, snapshot),
+            "put": _change(
+                "put_rule", "Add or replace a rule, once it can be evaluated", "RuleAnswer", _content("RuleBody"), snapshot
+            ),
+            "delete": _change("delete_rule", "Remove a rule made by PUT", "RuleAnswer", None, snapshot),
         },
     }
 
@@ -153,9 +162,12 @@ _KEY = {
 }
 
 
-def _change(summary: str, answer: str, body: dict[str, Any] | None, parameters: list[dict[str, Any]]) -> dict[str, Any]:
-    """A method of a route of the catalog."""
+def _change(
+    name: str, summary: str, answer: str, body: dict[str, Any] | None, parameters: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """A method of a route of the catalog. name: of the clients' method."""
     return {
+        "operationId": name,
         "summary": summary,
         **({"parameters": parameters} if parameters else {}),
         **({} if body is None else {"requestBody": {"required": True, "content": body}}),
@@ -167,10 +179,20 @@ def _failed(schema: str, failures: dict[str, str]) -> dict[str, Any]:
     return {status: {"description": text, "content": _content(schema)} for status, text in failures.items()}
 
 
-def _post(summary: str, bodies: list[str], answer: str, failure: str = "ErrorAnswer") -> dict[str, Any]:
+def _post(
+    name: str,
+    summary: str,
+    bodies: list[str],
+    answer: str,
+    parameters: Sequence[dict[str, Any]] = (),
+    *,
+    failure: str = "ErrorAnswer",
+) -> dict[str, Any]:
     return {
         "post": {
+            "operationId": name,
             "summary": summary,
+            **({"parameters": list(parameters)} if parameters else {}),
             "requestBody": {"required": True, "content": _content(*bodies)},
             "responses": {
                 "200": {"description": "Answered", "content": _content(answer)},
@@ -185,8 +207,12 @@ def _content(*schemas: str) -> dict[str, Any]:
     return {"application/json": {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}}
 
 
-def _get(summary: str, content: dict[str, Any], failures: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}, **(failures or {})}}
+def _get(name: str, summary: str, content: dict[str, Any], failures: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "responses": {"200": {"description": "OK", "content": content}, **(failures or {})},
+    }
 
 
 def page_of(document: dict[str, Any]) -> str:

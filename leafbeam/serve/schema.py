@@ -214,6 +214,20 @@ class OpenAIError(Struct, frozen=True):
     error: OpenAIErrorDetail
 
 
+class ModelEntry(Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "leafbeam"
+
+
+class ModelsAnswer(Struct, frozen=True, kw_only=True):
+    """What `model` of a request may be."""
+
+    data: list[ModelEntry]
+    object: str = "list"
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """The process is up."""
 

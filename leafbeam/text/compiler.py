@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import leafbeam
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 
@@ -121,7 +120,7 @@ class ConstraintCompiler:
         self._raise_if_closed()
         if self._child is not None:
             return self._child
-        source = str(Path(leafbeam.__file__).parent.parent)
+        source = str(Path(__file__).parents[2])
         paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         child = self._child = subprocess.Popen(
             [sys.executable, "-m", "leafbeam.text.compile_child"],

@@ -85,6 +85,23 @@ def test_a_change_is_visible_in_the_next_request_and_after_a_restart(shop):
         assert client.post("/v1/catalog/compact").status_code == 200
 
 
+def test_rows_that_others_wrote_and_rules_of_the_file_are_read_at_a_reload(shop):
+    with served(shop) as client:
+        assert 1000 in answered(client, rules=["cheap"])
+        with duckdb.connect(str(shop.files[2])) as table:
+            table.execute("UPDATE items SET price = 99 WHERE item_id = 1000")
+        assert 1000 in answered(client, rules=["cheap"])
+        reloaded = client.post("/v1/catalog/reload")
+        assert {rule["name"]: rule["error"] for rule in reloaded.json()["rules"]} == {
+            "cheap": None,
+            "in_stock": None,
+            "none": None,
+        }
+        assert 1000 not in answered(client, rules=["cheap"])
+        assert 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in client.get("/metrics").text
+        assert client.post("/v1/catalog/reload", headers={"origin": "https://other.example.com"}).status_code == 403
+
+
 def test_items_arrive_as_arrow_too(shop):
     table = pa.table({"item_id": [1, 2], "codes": [[0, 1], [0, 2]], "price": [1.0, 2.0]})
     sink = io.BytesIO()

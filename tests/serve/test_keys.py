@@ -124,6 +124,24 @@ def test_a_key_beyond_its_rate_gets_429_until_it_has_waited(served: Any, tmp_pat
     assert [client.get("/v1/models", headers=slow).status_code for _ in range(2)] == [200, 429]
     clock.now += 1000
     assert [client.get("/v1/models", headers=slow).status_code for _ in range(3)] == [200, 200, 429]
+    assert client.put("/v1/items", headers=bearer(keys["read"])).status_code == 403
+    page = client.get("/metrics", headers=bearer(keys["read"])).text
+    for reason, number in (("key_rate", 3), ("forbidden", 1), ("unauthorized", 0)):
+        assert f'leafbeam_access_refused_total{{reason="{reason}"}} {number:.1f}' in page
+
+
+def test_a_rate_changes_while_a_server_runs(served: Any, tmp_path: Path, keys: dict[str, str]) -> None:
+    client, _, clock = served
+    path = tmp_path / "keys.json"
+    entries = json.loads(path.read_text())
+    entries["keys"][0]["rate"] = 1.0
+    path.write_text(json.dumps(entries))
+    clock.now += 1
+    assert [client.get("/v1/models", headers=bearer(keys["read"])).status_code for _ in range(2)] == [200, 429]
+    entries["keys"][0]["rate"] = 3.0
+    path.write_text(json.dumps(entries) + " ")
+    clock.now += 1
+    assert [client.get("/v1/models", headers=bearer(keys["read"])).status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
 @pytest.mark.parametrize(

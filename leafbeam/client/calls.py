@@ -1,0 +1,286 @@
+"""Calls: one request to each route of a server, and how its answer is read. Nothing here sends anything.
+
+Each function is a method of `Client` and `AsyncClient`, under the name that the OpenAPI document has as its operationId.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+from uuid import uuid4
+
+from leafbeam.errors import ArgumentError, short_repr
+from leafbeam.extras import optional_imports
+
+with optional_imports("leafbeam.Client", "client"):
+    import msgspec
+
+from leafbeam.engine import Channel, ItemId, Scoring
+from leafbeam.serve.catalog_schema import (
+    CatalogAnswer,
+    ChangeAnswer,
+    FoundItems,
+    ItemAnswer,
+    RollbackBody,
+    RuleAnswer,
+    RuleBody,
+    RulesAnswer,
+    SnapshotAnswer,
+    SnapshotBody,
+)
+from leafbeam.serve.schema import (
+    Health,
+    InteractionBody,
+    InteractionsAnswer,
+    InteractionsBody,
+    ModelsAnswer,
+    Readiness,
+    RecommendAnswer,
+    RecommendBody,
+    SlowBatchesAnswer,
+)
+
+JSON, JSON_LINES = "application/json", "application/x-ndjson"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[T]):
+    """A request, and how its answer is read.
+
+    target: path and query, percent-encoded. answer: the type of its JSON; `str` for text. key: of the header Idempotency-Key.
+    repeatable: whether it may be sent again if the answer was lost: it only reads, changes nothing the second time, or has a
+    key. statuses: those of an answer.
+    """
+
+    method: str
+    target: str
+    answer: type[T]
+    body: bytes | None = field(default=None, repr=False)
+    content_type: str = JSON
+    key: str | None = None
+    repeatable: bool = True
+    statuses: frozenset[int] = frozenset([200])
+
+
+def recommend(
+    history: Sequence[ItemId] = (),
+    *,
+    user: ItemId | None = None,
+    num_items: int = 10,
+    rules: Sequence[str] = (),
+    filter: str | None = None,
+    deny_item_ids: Sequence[ItemId] = (),
+    keep_history: bool = False,
+    num_beams: int | None = None,
+    scoring: Scoring = "full",
+    channel: Channel | None = None,
+    explain: bool = False,
+    deadline_ms: float | None = None,
+) -> Call[RecommendAnswer]:
+    """Items to recommend after a history, under rules: `POST /v1/recommend`. Arguments as of `leafbeam.engine.Request`."""
+    body = RecommendBody(
+        history=list(history),
+        user=user,
+        num_items=num_items,
+        rules=_names("rules", rules),
+        filter=filter,
+        deny_item_ids=list(deny_item_ids),
+        keep_history=keep_history,
+        num_beams=num_beams,
+        scoring=scoring,
+        channel=channel,
+        explain=explain,
+        deadline_ms=deadline_ms,
+    )
+    return Call(method="POST", target="/v1/recommend", answer=RecommendAnswer, body=_encode(_without_defaults(body)))
+
+
+def count_interactions(interactions: Iterable[InteractionBody], *, key: str | None = None) -> Call[InteractionsAnswer]:
+    """Count what users took in the item memory, up to 1,000 interactions: `POST /v1/interactions`. key: see `put_items`."""
+    body = _encode(InteractionsBody(interactions=list(interactions)))
+    return Call(method="POST", target="/v1/interactions", answer=InteractionsAnswer, body=body, key=key or new_key())
+
+
+def put_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
+    """Insert or replace up to 10,000 items, all or none: `PUT /v1/items`.
+
+    items: `item_id`, maybe `codes` or `vector`, and attributes by the names of their columns; NaN is sent as null. key: the
+    same request with the same key is made once, whoever sends it again and when. Default: a new key for the attempts of this
+    call.
+    Raises InvalidRequestError whose `lines` say what is wrong with each item.
+    """
+    return _change("PUT", "/v1/items", encode_lines(items), key)
+
+
+def patch_items(items: Iterable[Mapping[str, Any]], *, key: str | None = None) -> Call[ChangeAnswer]:
+    """Change the attributes or codes that each item names, of all items or none: `PATCH /v1/items`. Else as `put_items`."""
+    return _change("PATCH", "/v1/items", encode_lines(items), key)
+
+
+def delete_items(item_ids: Iterable[ItemId], *, missing_ok: bool = False, key: str | None = None) -> Call[ChangeAnswer]:
+    """Remove items, all or none: `DELETE /v1/items`. missing_ok: items that are not there are ignored. key: see `put_items`."""
+    target = "/v1/items?missing=ignore" if missing_ok else "/v1/items"
+    return _change("DELETE", target, encode_lines({"item_id": item_id} for item_id in item_ids), key)
+
+
+def delete_item(item_id: ItemId, *, key: str | None = None) -> Call[ChangeAnswer]:
+    """Remove an item: `DELETE /v1/items/{item_id}`. key: see `put_items`."""
+    return _change("DELETE", f"/v1/items/{_part('item_id', item_id)}", None, key)
+
+
+def find_items(
+    query: str = "",
+    *,
+    item_ids: Sequence[ItemId] = (),
+    limit: int = 20,
+    rules: Sequence[str] = (),
+    filter: str | None = None,
+) -> Call[FoundItems]:
+    """Items by words of their title, or by id, and which rules allow them: `GET /v1/items`."""
+    values = {"query": query, "id": [str(item_id) for item_id in item_ids], "limit": limit, "rule": _names("rules", rules)}
+    if filter is not None:
+        values["filter"] = filter
+    try:
+        return _get(f"/v1/items?{urlencode(values, doseq=True)}", FoundItems)
+    except UnicodeEncodeError:
+        raise ArgumentError("query, ids, rules and filter must be valid Unicode") from None
+
+
+def get_item(item_id: ItemId) -> Call[ItemAnswer]:
+    """An item, its codes, attributes and the rules that allow it: `GET /v1/items/{item_id}`. Raises NotFoundError."""
+    return _get(f"/v1/items/{_part('item_id', item_id)}", ItemAnswer)
+
+
+def get_catalog() -> Call[CatalogAnswer]:
+    """The catalog: its size, columns, snapshots, and whether it can be changed: `GET /v1/catalog`."""
+    return _get("/v1/catalog", CatalogAnswer)
+
+
+def reload_catalog() -> Call[RulesAnswer]:
+    """Read the table of items again and evaluate all rules, as at SIGHUP: `POST /v1/catalog/reload`."""
+    return Call(method="POST", target="/v1/catalog/reload", answer=RulesAnswer)
+
+
+def compact_catalog() -> Call[CatalogAnswer]:
+    """Merge all changes in the background: `POST /v1/catalog/compact`."""
+    return Call(method="POST", target="/v1/catalog/compact", answer=CatalogAnswer)
+
+
+def save_snapshot(name: str) -> Call[SnapshotAnswer]:
+    """Save all items under a name: `POST /v1/catalog/snapshot`. Not sent again if its answer is lost."""
+    body = _encode(SnapshotBody(name=name))
+    return Call(method="POST", target="/v1/catalog/snapshot", answer=SnapshotAnswer, body=body, repeatable=False)
+
+
+def roll_back(snapshot: str | None = None, *, key: str | None = None) -> Call[ChangeAnswer]:
+    """Go back to a snapshot, the newest by default: `POST /v1/catalog/rollback`. key: see `put_items`."""
+    return _change("POST", "/v1/catalog/rollback", _encode(RollbackBody(snapshot=snapshot)), key, JSON)
+
+
+def delete_snapshot(name: str) -> Call[CatalogAnswer]:
+    """Remove a snapshot: `DELETE /v1/catalog/snapshots/{name}`. Not sent again if its answer is lost."""
+    target = f"/v1/catalog/snapshots/{_part('name', name)}"
+    return Call(method="DELETE", target=target, answer=CatalogAnswer, repeatable=False)
+
+
+def list_rules() -> Call[RulesAnswer]:
+    """All rules in force: `GET /v1/rules`."""
+    return _get("/v1/rules", RulesAnswer)
+
+
+def get_rule(name: str) -> Call[RuleAnswer]:
+    """A rule: `GET /v1/rules/{name}`. Raises NotFoundError."""
+    return _get(f"/v1/rules/{_part('name', name)}", RuleAnswer)
+
+
+def put_rule(name: str, where: str, *, refresh: str | None = None) -> Call[RuleAnswer]:
+    """Add or replace a rule, once it can be evaluated: `PUT /v1/rules/{name}`.
+
+    where: an SQL predicate over the columns. refresh: how often it is evaluated again, such as "60s".
+    """
+    body = _encode(RuleBody(where=where, refresh=refresh))
+    return Call(method="PUT", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, body=body)
+
+
+def delete_rule(name: str) -> Call[RuleAnswer]:
+    """Remove a rule made by `put_rule`: `DELETE /v1/rules/{name}`. Not sent again if its answer is lost."""
+    return Call(method="DELETE", target=f"/v1/rules/{_part('name', name)}", answer=RuleAnswer, repeatable=False)
+
+
+def list_slow_batches() -> Call[SlowBatchesAnswer]:
+    """Batches that took over five times the median, the last of them: `GET /v1/slow-batches`."""
+    return _get("/v1/slow-batches", SlowBatchesAnswer)
+
+
+def list_models() -> Call[ModelsAnswer]:
+    """What OpenAI's clients may name as `model`: `GET /v1/models`."""
+    return _get("/v1/models", ModelsAnswer)
+
+
+def get_health() -> Call[Health]:
+    """Whether the process is up: `GET /healthz`."""
+    return _get("/healthz", Health)
+
+
+def get_readiness() -> Call[Readiness]:
+    """Whether the server answers requests now, or why not: `GET /readyz`. A server that is not ready is no error."""
+    return Call(method="GET", target="/readyz", answer=Readiness, statuses=frozenset([200, 503]))
+
+
+def get_metrics() -> Call[str]:
+    """The metrics as text for Prometheus: `GET /metrics`."""
+    return _get("/metrics", str)
+
+
+def new_key() -> str:
+    """An Idempotency-Key that no other request has."""
+    return uuid4().hex
+
+
+def encode_lines(items: Iterable[Mapping[str, Any]]) -> bytes:
+    """Items as JSON lines. Raises ArgumentError for a value that JSON does not have."""
+    return b"\n".join(encode_line(item, number) for number, item in enumerate(items, 1))
+
+
+def encode_line(item: Mapping[str, Any], number: int) -> bytes:
+    """One of them."""
+    return _encode(item, f"item {number:,}")
+
+
+def _get(target: str, answer: type[T]) -> Call[T]:
+    return Call(method="GET", target=target, answer=answer)
+
+
+def _change(method: str, target: str, body: bytes | None, key: str | None, kind: str = JSON_LINES) -> Call[ChangeAnswer]:
+    return Call(method=method, target=target, answer=ChangeAnswer, body=body, content_type=kind, key=key or new_key())
+
+
+def _names(argument: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):  # would be taken as a list of its letters
+        raise ArgumentError(f"{argument}: expected a list of names, not the text {short_repr(names)}")
+    return list(names)
+
+
+def _part(argument: str, value: ItemId) -> str:
+    """A value as one part of a path."""
+    text = str(value)
+    if not text:
+        raise ArgumentError(f"{argument} must not be empty")
+    try:
+        return quote(text, safe="").replace(".", "%2E")  # "." and ".." would lead to another path
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{argument} must be valid Unicode, not {short_repr(value)}") from None
+
+
+def _without_defaults(body: RecommendBody) -> dict[str, Any]:
+    """The fields that say something: a server need not know the others."""
+    fields, plain = msgspec.structs.asdict(body), RecommendBody()
+    return {name: value for name, value in fields.items() if value != getattr(plain, name)}
+
+
+def _encode(value: Any, place: str = "the request") -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ArgumentError(f"{place} holds what JSON does not have: {error}") from None

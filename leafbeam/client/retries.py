@@ -1,0 +1,183 @@
+"""Attempts of one call: what is sent, when it is sent again, what its answer means. Nothing here reads a clock or socket."""
+
+import itertools
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from leafbeam.client.calls import Call
+from leafbeam.errors import (
+    AccessDeniedError,
+    ArgumentError,
+    InvalidRequestError,
+    NoAnswerError,
+    NotFoundError,
+    ServerBusyError,
+    ServerError,
+)
+
+REQUEST_ID = "x-request-id"
+_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_KINDS: dict[int, type[ServerError]] = {
+    HTTPStatus.UNAUTHORIZED: AccessDeniedError,
+    HTTPStatus.FORBIDDEN: AccessDeniedError,
+    HTTPStatus.NOT_FOUND: NotFoundError,
+    **dict.fromkeys(_BUSY, ServerBusyError),
+}
+_MAX_WAIT_S = 3600.0  # that a server may ask for
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How long and how often a client tries.
+
+    deadline_s: seconds of one call with its retries; each chunk of an import is a call. attempts: at most, of one call. The
+    pause before attempt n + 1 is what the server asks for (`Retry-After`) and a random part of `first_pause_s` * 2 ** (n - 1),
+    which is `max_pause_s` at most. A call whose next attempt would come after its deadline fails at once.
+
+    Sent again are: what the server was too busy for (429, 503), what did not reach it, and, if the answer was lost, what only
+    reads or changes nothing the second time.
+    """
+
+    deadline_s: float = 30.0
+    attempts: int = 5
+    first_pause_s: float = 0.1
+    max_pause_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        pauses = (self.first_pause_s, self.max_pause_s)
+        if not 0 < self.deadline_s < math.inf or self.attempts < 1 or not all(0 <= pause < math.inf for pause in pauses):
+            raise ArgumentError(f"{self}: expected a deadline above 0, one attempt or more, and pauses of 0 s or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """Send a call once, with this id, within so many seconds; it leads to a Reply or a Fault."""
+
+    call: Call[Any]
+    request_id: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pause:
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """A whole answer. headers: by their names in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Why there is no answer."""
+
+    code: Literal["unreachable", "cut", "late", "malformed", "stale"]
+    message: str
+
+
+Outcome = Reply | Fault | None  # None: of a pause
+Steps = Generator[Send | Pause, Outcome, T]
+
+
+def attempts(
+    call: Call[T], retries: Retries, *, clock: Callable[[], float], random: Callable[[], float], new_id: Callable[[], str]
+) -> Steps[T]:
+    """The steps of a call, until its answer. random: a number from 0 to 1. Raises ServerError."""
+    until = clock() + retries.deadline_s
+    for attempt in itertools.count():
+        request_id, left_s = new_id(), until - clock()
+        outcome = yield Send(call=call, request_id=request_id, timeout_s=max(left_s, 1e-3))
+        assert outcome is not None, "a pause is no answer"
+        if isinstance(outcome, Fault):
+            error: ServerError = _no_answer(call, outcome, request_id)
+            is_worth_it = outcome.code == "unreachable" or (call.repeatable and outcome.code in ("cut", "stale"))
+        elif outcome.status in call.statuses:
+            return _read(call, outcome, request_id)
+        else:
+            error = _failure(call, outcome, request_id)
+            is_worth_it = isinstance(error, ServerBusyError)
+        pause_s = random() * min(retries.first_pause_s * 2**attempt, retries.max_pause_s) + (error.retry_after_s or 0.0)
+        if not is_worth_it or attempt + 1 >= retries.attempts or clock() + pause_s >= until:
+            raise error
+        yield Pause(seconds=pause_s)
+    raise AssertionError
+
+
+def _read(call: Call[T], reply: Reply, request_id: str) -> T:
+    try:
+        if call.answer is str:
+            return reply.body.decode()  # pyright: ignore[reportReturnType]: T is str
+        return msgspec.json.decode(reply.body, type=call.answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
+        fault = Fault(code="malformed", message=f"answered what is no {call.answer.__name__} ({error}): {reply.body[:80]!r}")
+        raise _no_answer(call, fault, request_id, reply.status) from None
+
+
+def _no_answer(call: Call[Any], fault: Fault, request_id: str, status: int | None = None) -> NoAnswerError:
+    message = f"{_name(call)}: the server {fault.message}"
+    if fault.code != "unreachable" and call.method != "GET":
+        if call.key is not None:
+            message += f"; whether it made the change is not known: the same call with key={call.key!r} makes it once"
+        elif not call.repeatable:
+            message += "; whether it made the change is not known, so it was not sent again"
+    return NoAnswerError(message, status=status, code=fault.code, request_id=request_id)
+
+
+def _failure(call: Call[Any], reply: Reply, request_id: str) -> ServerError:
+    """The error of an answer that is a failure, of leafbeam or of a proxy before it."""
+    status = reply.status
+    kind = _KINDS.get(status, InvalidRequestError if 400 <= status < 500 else ServerError)
+    detail = _detail(reply.body)
+    message, code, reason = (detail.get(name) for name in ("message", "type", "reason"))
+    if not isinstance(message, str):
+        message = f"it says {reply.body[:80].decode(errors='replace')!r}, which is no answer of leafbeam"
+    return kind(
+        f"{_name(call)}: the server answered {status}: {message}",
+        status=status,
+        code=code if isinstance(code, str) else f"http_{status}",
+        reason=reason if isinstance(reason, str) else None,
+        request_id=reply.headers.get(REQUEST_ID, request_id),
+        retry_after_s=_retry_after_s(reply, detail) if kind is ServerBusyError else None,
+        lines=_lines(detail.get("lines")),
+    )
+
+
+def _detail(body: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    detail = content.get("error") if isinstance(content, dict) else None
+    return detail if isinstance(detail, dict) else {}
+
+
+def _retry_after_s(reply: Reply, detail: dict[str, Any]) -> float | None:
+    """The pause that the server asks for, from its body in milliseconds or from the header in seconds."""
+    in_ms = detail.get("retry_after_ms")
+    if isinstance(in_ms, int | float) and not isinstance(in_ms, bool) and 0 <= in_ms < math.inf:
+        return min(in_ms / 1e3, _MAX_WAIT_S)
+    text = reply.headers.get("retry-after", "")
+    return min(float(text[:9]), _MAX_WAIT_S) if text.isdecimal() and text.isascii() else None
+
+
+def _lines(found: Any) -> dict[int, str]:
+    if not isinstance(found, dict):
+        return {}
+    return {int(number): str(problem) for number, problem in found.items() if number[:9].isdecimal() and number == number[:9]}
+
+
+def _name(call: Call[Any]) -> str:
+    return f"{call.method} {call.target.partition('?')[0][:100]}"
