@@ -31,6 +31,11 @@ request names. If fewer items are allowed than requested, fewer are returned, an
 
 Every failure has the body `{"error": {"type": ..., "message": ...}}`: 4xx says what to change in the request; 429 that \
 there are more requests than can be answered in time; 503 that the server is unavailable. 429 and 503 carry `Retry-After`."""
+_ACCESS = {
+    "401": "The server needs a key that it knows",
+    "403": "This key may not do this, or it is not taken from there",
+}
+_RATE = {"429": "This key sends more requests than it may: try again after `Retry-After` seconds"}
 _FAILURES = {
     "400": "The body is not JSON, or the request not HTTP/1.1",
     "408": "The headers or the body did not arrive in time",
@@ -42,7 +47,6 @@ _FAILURES = {
     "503": "Stopping, or the device does not answer: try another server, or again after `Retry-After` seconds",
 }
 _CHANGE_FAILURES = _FAILURES | {
-    "403": "Changes are not taken from there",
     "404": "There is no such item, rule or snapshot",
     "409": "The catalog is read-only here, the key belongs to another request, or the name is taken",
     "415": "The body is of another type than items can be sent in",
@@ -79,7 +83,14 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
         slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
         paths["/v1/slow-batches"] = {"get": slow}
         search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))
+        failures = {status: text for status, text in (_ACCESS | _CHANGE_FAILURES).items() if status not in ("409", "415")}
         paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
+        slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
+        paths["/v1/slow-batches"] = {"get": slow}
+        search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))
+        failures = {status: text for status, text in (_ACCESS | _CHANGE_FAILURES).items() if status not in ("409", "415")}
+        paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
+        paths["/v1/items"]["get"]["responses"] |= _failed("ErrorAnswer", failures)
         types += [RecommendBody, RecommendAnswer, InteractionsBody, InteractionsAnswer, ItemCompletionBody, SlowBatchesAnswer]
         types += catalog_schema.TYPES
     bodies = [*(["CompletionBody"] if has_text else []), *([] if limits is None else ["ItemCompletionBody"])]
@@ -171,7 +182,10 @@ def _change(
         "summary": summary,
         **({"parameters": parameters} if parameters else {}),
         **({} if body is None else {"requestBody": {"required": True, "content": body}}),
-        "responses": {"200": {"description": "Done", "content": _content(answer)}, **_failed("ErrorAnswer", _CHANGE_FAILURES)},
+        "responses": {
+            "200": {"description": "Done", "content": _content(answer)},
+            **_failed("ErrorAnswer", _ACCESS | _CHANGE_FAILURES),
+        },
     }
 
 
@@ -196,6 +210,7 @@ def _post(
             "requestBody": {"required": True, "content": _content(*bodies)},
             "responses": {
                 "200": {"description": "Answered", "content": _content(answer)},
+                **_failed("ErrorAnswer", _ACCESS),
                 **_failed(failure, _FAILURES),
             },
         }
@@ -211,7 +226,10 @@ def _get(name: str, summary: str, content: dict[str, Any], failures: dict[str, A
     return {
         "operationId": name,
         "summary": summary,
-        "responses": {"200": {"description": "OK", "content": content}, **(failures or {})},
+        "responses": {
+            "200": {"description": "OK", "content": content},
+            **(failures or _failed("ErrorAnswer", _ACCESS | _RATE)),
+        },
     }
 
 
@@ -235,7 +253,7 @@ def page_of(document: dict[str, Any]) -> str:
             parts.append(f"<tr><td><code>{field}</code><td>{kind}<td>{_text(of.get('description', ''))}")
         parts.append("</table>")
     parts.append("<h2>Failures</h2><table>")
-    parts += [f"<tr><td>{status}<td>{_text(text)}" for status, text in _FAILURES.items()]
+    parts += [f"<tr><td>{status}<td>{_text(text)}" for status, text in sorted((_ACCESS | _FAILURES).items())]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>leafbeam</title><style>{_STYLE}</style>"
     return f"{head}{''.join(parts)}</table>"
 
