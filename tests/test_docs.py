@@ -33,6 +33,7 @@ from leafbeam.engine import COUNTERS, Engine, Limits, Settings
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.serve import Metrics
 from leafbeam.serve.catalog_schema import ItemBody, RollbackBody, RuleBody, SnapshotBody
+from leafbeam.serve.conversions import request_of
 from leafbeam.serve.schema import RecommendAnswer, RecommendBody
 from tests import prose
 
@@ -162,7 +163,7 @@ def test_requests_rules_and_json_of_the_pages_are_valid() -> None:
                 kinds |= {"catalog/snapshot": SnapshotBody, "catalog/rollback": RollbackBody}
                 found = msgspec.json.decode(body, type=next(kinds[name] for name in kinds if f"/v1/{name}" in url))
                 if isinstance(found, RecommendBody):
-                    found.to_request()
+                    request_of(found)
                 checked += 1
         for block in blocks(page):
             if block["language"] == "toml":

@@ -5,7 +5,7 @@ Each function is a method of `Client` and `AsyncClient`, under the name that the
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -15,7 +15,6 @@ from leafbeam.extras import optional_imports
 with optional_imports("leafbeam.Client", "client"):
     import msgspec
 
-from leafbeam.engine import Channel, ItemId, Scoring
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
     ChangeAnswer,
@@ -33,6 +32,7 @@ from leafbeam.serve.schema import (
     InteractionBody,
     InteractionsAnswer,
     InteractionsBody,
+    ItemId,
     ModelsAnswer,
     Readiness,
     RecommendAnswer,
@@ -41,6 +41,8 @@ from leafbeam.serve.schema import (
 )
 
 JSON, JSON_LINES = "application/json", "application/x-ndjson"
+Scoring = Literal["full", "allowed"]
+Channel = Literal["model", "memory", "fused"]
 T = TypeVar("T")
 
 

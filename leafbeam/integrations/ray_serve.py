@@ -161,16 +161,17 @@ class Recommender:
         """For other deployments: the JSON of POST /v1/recommend in and out. Raises what `Engine.submit` raises."""
         import msgspec
 
+        from leafbeam.serve.conversions import recommend_answer, request_of
         from leafbeam.serve.errors import BodyError, describe
-        from leafbeam.serve.schema import RecommendAnswer, RecommendBody
+        from leafbeam.serve.schema import RecommendBody
 
         try:
-            request = msgspec.convert(body, RecommendBody).to_request()
+            request = request_of(msgspec.convert(body, RecommendBody))
         except msgspec.ValidationError as error:
             raise BodyError(describe(error)) from None
         with self._current() as served:
             future = await asyncio.to_thread(served.engine.submit, request)
-            answer = RecommendAnswer.of(await asyncio.wrap_future(future))
+            answer = recommend_answer(await asyncio.wrap_future(future))
             return msgspec.json.decode(msgspec.json.encode(answer))
 
     async def status(self) -> dict[str, Any]:

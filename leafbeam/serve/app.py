@@ -22,6 +22,7 @@ from leafbeam.ingest import CatalogWriter
 from leafbeam.serve.access import Access, AccessMiddleware
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
+from leafbeam.serve.conversions import slow_batch_answer
 from leafbeam.serve.errors import http_error, unexpected_error
 from leafbeam.serve.exchange import Bounds, json_response
 from leafbeam.serve.item_search import ItemSearchRoute
@@ -30,7 +31,7 @@ from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
-from leafbeam.serve.schema import Health, Readiness, SlowBatchAnswer, SlowBatchesAnswer
+from leafbeam.serve.schema import Health, Readiness, SlowBatchesAnswer
 from leafbeam.text import TextService
 
 _CORS: dict[str, Any] = {
@@ -92,7 +93,7 @@ def create_app(
 
     async def slow_batches(http: HttpRequest) -> Response:
         kept = () if engine is None else engine.slow_batches.kept
-        return json_response(SlowBatchesAnswer(batches=[SlowBatchAnswer.of(batch) for batch in kept]))
+        return json_response(SlowBatchesAnswer(batches=[slow_batch_answer(batch) for batch in kept]))
 
     async def prometheus(http: HttpRequest) -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)

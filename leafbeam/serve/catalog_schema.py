@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from leafbeam.engine import ItemId
-from leafbeam.serve.schema import Id
+from leafbeam.serve.schema import Id, ItemId
 
 MAX_ITEMS = 256  # that a search finds, and ids that it looks up
 MAX_CHARACTERS = 200  # of its query

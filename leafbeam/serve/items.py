@@ -13,10 +13,11 @@ from starlette.routing import Route
 from leafbeam.engine import Engine, Limits, Request
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
+from leafbeam.serve.conversions import recommend_answer, request_of
 from leafbeam.serve.errors import error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, RecommendAnswer, RecommendBody
+from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, RecommendBody
 
 _DECODER = msgspec.json.Decoder(RecommendBody)
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
@@ -40,7 +41,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         finally:
             gone.cancel()
         metrics.observe_result(result, request.num_items)
-        return json_response(RecommendAnswer.of(result, explain=request.explain))
+        return json_response(recommend_answer(result, explain=request.explain))
 
     async def recommend(http: HttpRequest) -> Response:
         began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -77,7 +78,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
     """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
-    return decode_body(body, content_type, _DECODER, _max_values(limits)).to_request()
+    return request_of(decode_body(body, content_type, _DECODER, _max_values(limits)))
 
 
 def _max_values(limits: Limits) -> int:

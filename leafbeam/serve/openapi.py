@@ -1,10 +1,14 @@
 """The OpenAPI document of the HTTP interface, and the page that shows it without scripts."""
 
 import html
+import inspect
 import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from leafbeam.catalog.expression import MAX_CHARACTERS as MAX_EXPRESSION
 from leafbeam.engine import Limits
 from leafbeam.serve import catalog_schema
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS
@@ -16,14 +20,16 @@ from leafbeam.serve.completion_schema import (
     ItemCompletionBody,
 )
 from leafbeam.serve.schema import (
+    ErrorAnswer,
+    Health,
     InteractionsAnswer,
     InteractionsBody,
     ModelsAnswer,
     OpenAIError,
+    Readiness,
     RecommendAnswer,
     RecommendBody,
     SlowBatchesAnswer,
-    components,
 )
 
 _DESCRIPTION = """Recommendations under rules: every item in an answer is in the index and allowed by each rule that the \
@@ -58,6 +64,12 @@ _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem 
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem .6rem;text-align:left;
 vertical-align:top}code,pre{background:#f4f4f4;padding:.1rem .3rem}pre{padding:.8rem;overflow:auto}h2{margin-top:2.5rem}"""
 
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
+    "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
+}
+_REF = "#/components/schemas/{name}"
 
 _SEARCH = [
     {"name": name, "in": "query", "description": text, "schema": schema}
@@ -113,8 +125,30 @@ def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]
             "/readyz": {"get": _get("get_readiness", "Does the server answer requests now?", _content("Readiness"), not_ready)},
             "/metrics": {"get": _get("get_metrics", "Counters for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         },
-        "components": {"schemas": components(limits, types)},
+        "components": {"schemas": _components(limits, types)},
     }
+
+
+def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
+    """The schemas of the OpenAPI document: of these types, and of what every server has. limits: of the engine, if any."""
+    _, schemas = msgspec.json.schema_components([*types, ErrorAnswer, Health, Readiness], ref_template=_REF)
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = inspect.cleandoc(schema["description"])
+    for name, example in _EXAMPLES.items():
+        if name in schemas:
+            schemas[name]["example"] = example
+    if limits is None:
+        return schemas
+    properties = schemas["RecommendBody"]["properties"]
+    properties["filter"]["maxLength"] = MAX_EXPRESSION
+    maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}
+    for name, maximum in maxima.items():
+        properties[name]["maximum"] = maximum
+    properties["num_items"]["minimum"] = properties["num_beams"]["minimum"] = 1
+    for name, maximum in (("history", limits.max_history), ("deny_item_ids", limits.max_deny), ("rules", limits.max_rules)):
+        properties[name]["maxItems"] = maximum
+    return schemas
 
 
 def _catalog_paths() -> dict[str, Any]:

@@ -1,28 +1,22 @@
-"""The JSON of the HTTP interface: types are checked here, strictly; values by `Request` and `Limits`, as in Python."""
+"""The JSON of the HTTP interface: types are checked here, strictly; values by `Request` and `Limits`, as in Python.
 
-import inspect
-from typing import Annotated, Any
+Clients read these types too, so that this module needs nothing but msgspec.
+"""
+
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
-from leafbeam.catalog.expression import MAX_CHARACTERS
-from leafbeam.decode import BeamLevel
-from leafbeam.engine import ItemId, Limits, Request, Result, SlowBatch
-
 # Bounded, because parsing an integer takes time quadratic in its digits.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Id = Int64 | str
+ItemId = int | str
 # Bounds that the engine checks, with its own messages, are for the reader of the schema alone.
 _BEAMS = Meta(
     description="Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a "
     "beam finds one item; the answer says how many were used."
 )
-_EXAMPLES: dict[str, dict[str, Any]] = {
-    "RecommendBody": {"history": ["B0009V1YR8"], "num_items": 10, "rules": ["in_stock"], "deny_item_ids": ["B00021DPQK"]},
-    "CompletionBody": {"model": "Qwen3-0.6B", "prompt": "A lamp is a", "guided_choice": ["thing", "person"]},
-}
-_REF = "#/components/schemas/{name}"
 
 
 class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +41,6 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(
             description="An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with "
             "the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left.",
-            extra_json_schema={"maxLength": MAX_CHARACTERS},
         ),
     ] = None
     deny_item_ids: Annotated[list[Id], Meta(description="Items that must not be returned, on top of the rules.")] = []
@@ -79,11 +72,6 @@ class RecommendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             extra_json_schema={"exclusiveMinimum": 0},
         ),
     ] = None
-
-    def to_request(self) -> Request:
-        """The engine's request. Raises RequestError for a value out of range."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__ if name != "deadline_ms"}
-        return Request(**values, deadline_s=None if self.deadline_ms is None else self.deadline_ms / 1e3)
 
 
 class InteractionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,10 +121,6 @@ class LevelAnswer(Struct, frozen=True, kw_only=True):
     scores: Annotated[list[float], Meta(description="Its log probability so far.")]
     num_sids: Annotated[list[int], Meta(description="Semantic IDs of the index below its prefix, allowed or not.")]
 
-    @classmethod
-    def of(cls, level: BeamLevel) -> "LevelAnswer":
-        return cls(**{name: getattr(level, name).tolist() for name in cls.__struct_fields__})
-
 
 class RecommendAnswer(Struct, frozen=True, kw_only=True):
     """Items, best first, all of them in the index and allowed by every rule of the request."""
@@ -169,15 +153,6 @@ class RecommendAnswer(Struct, frozen=True, kw_only=True):
         tuple[LevelAnswer, ...] | msgspec.UnsetType,
         Meta(description="With `explain`: the beams of each level; empty if no search ran."),
     ] = msgspec.UNSET
-
-    @classmethod
-    def of(cls, result: Result, *, explain: bool = False) -> "RecommendAnswer":
-        timings = TimingsAnswer(**{name: 1e3 * getattr(result.timings, name) for name in TimingsAnswer.__struct_fields__})
-        reasons = tuple(ReasonAnswer(channel=why.channel, item_id=why.item_id, score=why.score) for why in result.reasons)
-        levels = tuple(map(LevelAnswer.of, result.levels)) if explain else msgspec.UNSET
-        renamed: dict[str, Any] = {"timings_ms": timings, "reasons": reasons, "levels": levels}
-        renamed["ignored_deny_item_ids"] = result.ignored_deny
-        return cls(**renamed, **{name: getattr(result, name) for name in cls.__struct_fields__ if name not in renamed})
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -266,49 +241,8 @@ class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
     preempted: Annotated[int, Meta(description="Times that the system gave its core to something else.")]
     faults: Annotated[int, Meta(description="Pages of memory that were not there.")]
 
-    @classmethod
-    def of(cls, batch: SlowBatch) -> "SlowBatchAnswer":
-        size, use = batch.size, batch.use
-        return cls(
-            ended_at=batch.ended_at,
-            worker=batch.worker,
-            seconds=batch.seconds,
-            median_s=batch.median_s,
-            requests=size.requests,
-            tokens=size.tokens,
-            num_beams=size.num_beams,
-            prefill_s=batch.prefill_s,
-            rounds_s=batch.rounds_s,
-            constrain_s=batch.constrain_s,
-            cpu_s=use.cpu_s,
-            waits=use.waits,
-            preempted=use.preempted,
-            faults=use.faults,
-        )
-
 
 class SlowBatchesAnswer(Struct, frozen=True, kw_only=True):
     """The last slow batches, the oldest first."""
 
     batches: list[SlowBatchAnswer]
-
-
-def components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
-    """The schemas of the OpenAPI document: of these types, and of what every server has. limits: of the engine, if any."""
-    _, schemas = msgspec.json.schema_components([*types, ErrorAnswer, Health, Readiness], ref_template=_REF)
-    for schema in schemas.values():
-        if "description" in schema:
-            schema["description"] = inspect.cleandoc(schema["description"])
-    for name, example in _EXAMPLES.items():
-        if name in schemas:
-            schemas[name]["example"] = example
-    if limits is None:
-        return schemas
-    properties = schemas["RecommendBody"]["properties"]
-    maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}
-    for name, maximum in maxima.items():
-        properties[name]["maximum"] = maximum
-    properties["num_items"]["minimum"] = properties["num_beams"]["minimum"] = 1
-    for name, maximum in (("history", limits.max_history), ("deny_item_ids", limits.max_deny), ("rules", limits.max_rules)):
-        properties[name]["maxItems"] = maximum
-    return schemas

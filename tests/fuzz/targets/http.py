@@ -15,6 +15,7 @@ from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
+from leafbeam.serve.conversions import request_of
 from leafbeam.serve.items import parse_body
 from leafbeam.serve.schema import RecommendBody
 
@@ -109,4 +110,4 @@ def fuzz_body(data: bytes) -> None:
     engine.limits.check(request)
     pending = engine._preparer.prepare(request, 0.0)
     assert len(pending.codes) <= len(request.history)
-    assert RecommendBody().to_request() is not None
+    assert request_of(RecommendBody()) is not None
