@@ -213,13 +213,15 @@ def _draw(rows: list[Row]) -> Figure:
     names = [
         name
         for name in METHODS
-        if name not in ("unconstrained", "catalog") and all(name in row["measured"]["methods"] for row in rows)
+        if name not in ("unconstrained", "catalog") and any(name in row["measured"]["methods"] for row in rows)
     ]
     for number, (axes, ((data, share, sids, teacher), group)) in enumerate(zip(panels, groups.items(), strict=True)):
         for offset, recall, colour in ((-0.2, "recall_1", "#1f7a4a"), (0.2, "recall_10", "#3b82b8")):
-            values = [pooled([row["measured"]["methods"][name]["all"][recall] for row in group]) for name in names]
+            found = {place: [row["measured"]["methods"].get(name) for row in group] for place, name in enumerate(names)}
+            found = {place: [one["all"][recall] for one in each] for place, each in found.items() if None not in each}
+            values = [pooled(each) for each in found.values()]
             axes.barh(
-                [place + offset for place in range(len(names))],
+                [place + offset for place in found],
                 [100 * mean for mean, _ in values],
                 height=0.38,
                 xerr=[100 * error for _, error in values],
@@ -232,8 +234,8 @@ def _draw(rows: list[Row]) -> Figure:
         axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number % 2 == 0 else [""] * len(names))
         axes.invert_yaxis()
         axes.set_xlabel("percent of users")
-        kind = "" if (sids, teacher) == ("leafbeam", "none") else f", {sids}, teacher {teacher}"
-        axes.set_title(f"{data}, newest {share:.0%}{kind}", fontsize=10, loc="left")
+        kind = "" if (sids, teacher) == ("leafbeam", "none") else f": {sids}, teacher {teacher}"
+        axes.set_title(f"{data.removeprefix('amazon_')}, newest {share:.0%}{kind}", fontsize=10, loc="left")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle("STATIC, Table 3: recommending new items", fontsize=11)
