@@ -232,7 +232,7 @@ def _draw(rows: list[Row]) -> Figure:
         if "trie_full" in paper:
             axes.axvline(paper["trie_full"], color="#d9822b", ls="--", lw=1.2, label="STATIC's Recall@1, 10^9 parameters")
         axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number % 2 == 0 else [""] * len(names))
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlabel("percent of users")
         kind = "" if (sids, teacher) == ("leafbeam", "none") else f": {sids}, teacher {teacher}"
         axes.set_title(f"{data.removeprefix('amazon_')}, newest {share:.0%}{kind}", fontsize=10, loc="left")
