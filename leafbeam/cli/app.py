@@ -7,7 +7,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, evaluate, generate, index, items, keys, serve, sids, train
+from leafbeam.cli import demo, evaluate, generate, import_run, index, items, keys, serve, sids, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
@@ -35,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Generative retrieval that can only return items you may show.\n\n"
     "From an interaction log to recommendations: fit-sids, train, evaluate, build, then recommend or serve. "
+    "[bold]leafbeam import[/bold] begins with a model and Semantic IDs of your own. "
     "[bold]leafbeam demo[/bold] runs all of them on a synthetic shop.",
 )
 
@@ -59,6 +60,7 @@ app.command("fit-sids")(sids.fit_sids)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("build")(index.build)
+app.command("import")(import_run.import_run)
 app.command("recommend")(serve.recommend)
 app.command("serve")(serve.serve)
 app.add_typer(items.app, name="items")

@@ -132,6 +132,15 @@ class CodesTable:
         return flat.reshape(len(batch), self.num_levels)
 
 
+def codes_of_table(file: Path, table: Any, id_column: str) -> list[tuple[NDArray[np.integer], NDArray[np.generic]]]:
+    """(codes_nL, item_ids) of a table with a column a level, of a file in another format. Raises as `CodesTable.batches`."""
+    names = _code_columns(file, table.schema, id_column)
+    return [
+        (np.stack([_numbers(file, name, batch[name], 0) for name in names], axis=1), _ids(file, batch[id_column], 0))
+        for batch in table.combine_chunks().to_batches()
+    ]
+
+
 def _opened(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)

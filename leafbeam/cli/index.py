@@ -101,7 +101,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     rules = rules_from_text(extra_rules)
     sids = SidTable.load(paths.sids)
     source = Source.load(paths.source)
-    items = source.read().items
+    items = source.read_items()
 
     began = time.perf_counter()
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
@@ -120,7 +120,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     else:
         Catalog.create(paths.catalog, items, overwrite=force)
     if not paths.rules.exists():
-        if (rules_of_log := source.directory / "rules.toml").exists():
+        if source.directory is not None and (rules_of_log := source.directory / "rules.toml").exists():
             shutil.copyfile(rules_of_log, paths.rules)
         else:
             paths.rules.write_text(EMPTY_RULES.format(columns=", ".join(items.column_names)), encoding="utf-8")

@@ -18,8 +18,9 @@ _WRITERS = {"source": "fit-sids", "sids": "fit-sids", "model": "train", "trie": 
 class RunDirectory:
     """Paths of a run, and its report.
 
-    source.json          where the log is, its format, columns and units    (fit-sids)
-    sids.parquet, sids/  Semantic IDs, and the quantiser that made them     (fit-sids)
+    source.json          where the log is, its format, columns and units    (fit-sids, import)
+    sids.parquet, sids/  Semantic IDs, and the quantiser that made them     (fit-sids, import)
+    imported_items.parquet  the items of imported Semantic IDs              (import)
     checkpoint/, model/  training's state, and the model in HF's format     (train)
     memory.leafbeam      the item memory, and how it is fused with the model   (train)
     index.leafbeam       the index                                          (build)
@@ -33,6 +34,7 @@ class RunDirectory:
         self.path = path
         self.source = path / "source.json"
         self.sids = path / "sids.parquet"
+        self.items = path / "imported_items.parquet"
         self.quantiser = path / "sids"
         self.model = path / "model"
         self.memory = path / "memory.leafbeam"
@@ -61,8 +63,8 @@ class RunDirectory:
         """What gives new items codes from their text; or why this run has nothing that does."""
         from leafbeam.semid import ItemEncoder, SidTable
 
-        if not self.sids.exists():
-            return f"{self.path} has no {self.sids.name}: its Semantic IDs are from elsewhere"
+        if not self.sids.exists() or not self.quantiser.exists():
+            return f"{self.path} has no {self.quantiser.name}/: its Semantic IDs are from elsewhere, so give new items codes"
         try:
             sids = SidTable.load(self.sids)
             encoder = ItemEncoder.load(self.quantiser, sids)

@@ -100,7 +100,7 @@ def fit_sids(
     }
     source = replace(remembered, **{name: value for name, value in given.items() if value is not None})
     embedding = EmbeddingConfig(text=text, text_columns=source.text_columns, **({"behaviour_dims": 0} if no_behaviour else {}))
-    if not source.path.exists():
+    if source.path is None or not source.path.exists():
         raise DataError(f"there is no {source.path}: pass the log's directory or file with --data")
     from leafbeam.train import leave_one_out
 

@@ -1,5 +1,8 @@
 """The interaction log of a run: its files, format, columns and units, and reading it."""
 
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import json
@@ -12,10 +15,14 @@ from leafbeam.errors import ArgumentError, DataError
 from leafbeam.files import read_text, write_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from leafbeam.train import InteractionLog
 
 
-_KINDS: dict[str, Any] = {"path": str, "text_columns": (list, type(None))}  # in JSON; other fields are like their defaults
+# In JSON; other fields are like their defaults.
+_KINDS: dict[str, Any] = {"path": str | None, "text_columns": (list, type(None))}
+_PATHS = ("path", "items", "listed")
 _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 
 
@@ -23,13 +30,14 @@ _COLUMNS = ("user_column", "item_column", "time_column", "id_column")
 class Source:
     """A log's files and how to read them, saved in a run so that later commands read the same log.
 
-    path: a directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews.
+    path: a directory of tables (interactions.*, items.*) or of MovieLens, or the file of interactions or of Amazon reviews;
+    None: an imported run without a log. listed: a Parquet file of the items of an imported run, in the place of the log's.
     items: the file of items, where it is not in that directory. k_core: keep only users and items with so many interactions.
     id_column: the item id in the table of items; None: item_column. text_columns: of the items; None: every column of words.
     The other fields are those of `load_log`; all but path, items and k_core apply to tables alone.
     """
 
-    path: Path
+    path: Path | None
     kind: Format = "tables"
     items: Path | None = None
     k_core: int = 0
@@ -43,6 +51,7 @@ class Source:
     text_ids: bool = False
     delimiter: str = ","
     items_delimiter: str | None = None
+    listed: Path | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Format):
@@ -57,9 +66,32 @@ class Source:
                 raise ArgumentError(f"{flag} goes with --format tables; {self.kind} has columns and units of its own")
 
     def read(self) -> InteractionLog:
-        """The log. Raises DataError where it cannot be read."""
+        """The log. Raises DataError where it cannot be read, or the run was imported without one."""
+        log = self._read_log()
+        if self.listed is None:
+            return log
+        from leafbeam.train.item_join import with_items
+
+        return with_items(log, self._read_listed())
+
+    def read_items(self) -> pa.Table:
+        """The items with their attributes, `item_id` first. Raises DataError."""
+        return self.read().items if self.listed is None else self._read_listed()
+
+    def _read_listed(self) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.read_table(self.listed, page_checksum_verification=True)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{self.listed} cannot be read ({error}): import the run again") from error
+
+    def _read_log(self) -> InteractionLog:
         from leafbeam.train import Columns, load_amazon, load_log, load_movielens
 
+        if self.path is None:
+            raise DataError("this run was imported without interactions: import it again, with their file as --data")
         if self.kind == "amazon":
             return load_amazon(self.path, self.items, k_core=self.k_core)
         if self.kind == "movielens":
@@ -84,14 +116,14 @@ class Source:
         )
 
     @property
-    def directory(self) -> Path:
-        """The directory of the log, which may hold a rules.toml too."""
-        return self.path if self.path.is_dir() else self.path.parent
+    def directory(self) -> Path | None:
+        """The directory of the log, which may hold a rules.toml too; None without a log."""
+        return self.path if self.path is None or self.path.is_dir() else self.path.parent
 
     def save(self, path: Path) -> None:
         """Write it as JSON with absolute paths."""
-        fields = asdict(self) | {"path": str(self.path.resolve())}
-        fields["items"] = None if self.items is None else str(self.items.resolve())
+        fields = asdict(self)
+        fields |= {name: None if (file := getattr(self, name)) is None else str(file.resolve()) for name in _PATHS}
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, fields)
 
@@ -107,8 +139,7 @@ class Source:
                 kind = _KINDS.get(name, str | None if default is None else type(default))
                 if not isinstance(value, kind):
                     raise TypeError(f"{name} is {value!r:.80}")
-            fields["path"] = Path(fields["path"])
-            fields["items"] = None if fields["items"] is None else Path(fields["items"])
+            fields |= {name: None if (file := fields.get(name)) is None else Path(file) for name in _PATHS}
             fields["text_columns"] = None if fields.get("text_columns") is None else tuple(fields["text_columns"])
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -40,9 +40,9 @@ class RequestPreparer:
     ) -> None:
         self._has_memory = has_memory
         self._index, self._settings, self._clock = index, settings, clock
-        self._num_levels, self._num_leading = self.version.num_levels, model.vocabulary.num_leading
+        self._num_levels, self._vocabulary = self.version.num_levels, model.vocabulary
         max_positions = model.config.max_position_embeddings
-        self._max_items = (max_positions + 1 - self._num_leading) // self._num_levels - 1
+        self._max_items = model.vocabulary.max_history(max_positions)
         self.max_history = min(limits.max_history, self._max_items)
         if self._max_items < 0:
             raise CheckpointError(f"the model has {max_positions} positions, too few for one SID of {self._num_levels} codes")
@@ -54,7 +54,7 @@ class RequestPreparer:
 
     def num_tokens(self, num_items: int) -> int:
         """Tokens of a prompt with a history of `num_items` items."""
-        return self._num_leading + num_items * self._num_levels
+        return self._vocabulary.prompt_length(num_items)
 
     def num_beams(self, request: Request) -> int:
         """The beams of a request's last level: a beam finds one item."""

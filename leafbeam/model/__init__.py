@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from leafbeam.model.session import DecodeSession
     from leafbeam.model.transformer import Transformer
     from leafbeam.model.two_stage import GeneratedText, TwoStage
-    from leafbeam.model.vocabulary import AnyVocabulary, TextTokens, TokenTable, Vocabulary, vocabulary_from_dict
+    from leafbeam.model.vocabulary import AnyVocabulary, PromptTokens, TextTokens, TokenTable, Vocabulary, vocabulary_from_dict
     from leafbeam.model.workspace import Workspace
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "GeneratedText",
     "ModelConfig",
     "PromptStore",
+    "PromptTokens",
     "TextTokens",
     "TokenTable",
     "Transformer",

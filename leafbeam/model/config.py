@@ -71,7 +71,9 @@ class ModelConfig:
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float = 0.0) -> "ModelConfig":
         """The config of a parsed config.json; CheckpointError names a field that is missing or not implemented."""
         if hf.get("model_type") != "qwen3":
-            raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; leafbeam runs 'qwen3' models only")
+            raise CheckpointError(
+                f"config.json has model_type {hf.get('model_type')!r}, and a Transformer reads 'qwen3': load_model reads T5 too"
+            )
         implemented = {"attention_bias": False, "attention_dropout": 0, "auto_map": None, "hidden_act": "silu"}
         implemented |= {"quantization_config": None, "rope_scaling": {"rope_type": "default"}, "use_sliding_window": False}
         _check_implemented(hf, implemented)
@@ -173,7 +175,10 @@ class EncoderDecoderConfig:
     def from_hf(cls, hf: Mapping[str, Any], *, dropout: float | None = None) -> "EncoderDecoderConfig":
         """As `ModelConfig.from_hf`. dropout: None takes the file's dropout_rate."""
         if hf.get("model_type") not in ("t5", "leafbeam_t5_moe"):
-            raise CheckpointError(f"config.json has model_type {hf.get('model_type')!r}; leafbeam's encoder-decoder reads 't5'")
+            raise CheckpointError(
+                f"config.json has model_type {hf.get('model_type')!r}, and an EncoderDecoder reads 't5': "
+                "load_model reads qwen3 too"
+            )
         _check_implemented(hf, {"auto_map": None, "quantization_config": None})
         values: dict[str, Any] = {field.name: hf[field.name] for field in fields(cls) if hf.get(field.name) is not None}
         tied = values.setdefault("tie_word_embeddings", True)

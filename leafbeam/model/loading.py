@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-from leafbeam.errors import ArgumentError
+from leafbeam.errors import ArgumentError, CheckpointError, short_repr
 from leafbeam.extras import require_device
 from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
 from leafbeam.model.encoder_decoder import EncoderDecoder
@@ -48,10 +48,19 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> AnyModel:
-    """The model in a directory, of either architecture. Raises as `Transformer.from_pretrained` and `new_model`."""
+    """The model in a directory, of the architecture that the model_type in its config.json names.
+
+    Raises CheckpointError for another model_type, and as `Transformer.from_pretrained` and `new_model`.
+    """
     require_device(str(device))
-    kind = EncoderDecoder if read_hf(Path(directory)).get("model_type") in ("t5", "leafbeam_t5_moe") else Transformer
-    return kind.from_pretrained(directory, vocabulary=vocabulary, dtype=dtype, device=device)
+    kinds: dict[str, type[AnyModel]] = {"qwen3": Transformer, "t5": EncoderDecoder, "leafbeam_t5_moe": EncoderDecoder}
+    name = read_hf(Path(directory)).get("model_type")
+    if name not in kinds:
+        raise CheckpointError(
+            f"{directory}: config.json has model_type {short_repr(name)}, and leafbeam reads {', '.join(kinds)}: serve another "
+            "model with a class of your own"
+        )
+    return kinds[name].from_pretrained(directory, vocabulary=vocabulary, dtype=dtype, device=device)
 
 
 def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConfig:

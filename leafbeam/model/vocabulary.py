@@ -5,7 +5,7 @@ Shapes: N items, L levels, V codes of a level, D hidden, B requests, T tokens of
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate
@@ -20,6 +20,21 @@ from leafbeam.errors import ArgumentError, CheckpointError, CodesError
 
 Int64Array = npt.NDArray[np.int64]
 UserId = int | str | np.integer | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTokens:
+    """The tokens of a prompt around its history: before it, between two items, after it."""
+
+    before: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("before", "between", "after"):
+            object.__setattr__(self, name, _whole_numbers(f"{name} of a prompt", getattr(self, name)))
+        if not self.before and not self.after:
+            raise ArgumentError("no token stands before or after the history, so a prompt without one is empty: give one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +55,21 @@ class _SidTokens(ABC):
     def num_levels(self) -> int:
         return len(self.codebook_sizes)
 
-    @property
-    def num_leading(self) -> int:
-        """How many tokens of a prompt stand before its history: `bos`, and the user's token where users have tokens."""
-        return 2 if self.num_users else 1
+    @cached_property
+    def prompt_tokens(self) -> PromptTokens:
+        """What stands around the history of a prompt: `bos` before it. Where users have tokens, theirs follows `before`."""
+        return PromptTokens(before=(self.bos,))
+
+    def prompt_length(self, num_items: int) -> int:
+        """Tokens of a prompt with a history of `num_items` items."""
+        tokens = self.prompt_tokens
+        around = len(tokens.before) + len(tokens.after) + (1 if self.num_users else 0)
+        return around + num_items * self.num_levels + max(0, num_items - 1) * len(tokens.between)
+
+    def max_history(self, max_positions: int) -> int:
+        """How many items of history fit into `max_positions` before the SID of an answer; -1 if not even a prompt of none."""
+        room, between = max_positions + 1 - self.num_levels - self.prompt_length(0), len(self.prompt_tokens.between)
+        return -1 if room < 0 else (room + between) // (self.num_levels + between)
 
     @cached_property
     @abstractmethod
@@ -119,23 +145,36 @@ class _SidTokens(ABC):
     def prompts(
         self, histories: Sequence[npt.ArrayLike], users: Sequence[UserId] | npt.NDArray[Any] | None = None
     ) -> tuple[Int64Array, Int64Array]:
-        """`[bos]` and the SIDs of each history (n, L), oldest first -> tokens_BT padded on the right, lengths_B.
+        """The SIDs of each history (n, L), oldest first, in `prompt_tokens` -> tokens_BT padded on the right, lengths_B.
 
         With user tokens, the user's token follows `bos`: that of `users`, or `no_user` where `users` is None. Raises
         ArgumentError unless there is one user per history, and for users of a vocabulary without user tokens.
         """
         if users is not None and len(users) != len(histories):
             raise ArgumentError(f"{len(users):,} users for {len(histories):,} histories: give one for each")
-        rows = [self.tokens(history).reshape(-1) for history in histories]
-        begin = self.num_leading
-        lengths_B = np.array([begin + len(row) for row in rows], np.int64)
-        tokens_BT = np.full((len(rows), int(lengths_B.max(initial=begin))), self.pad, np.int64)
-        tokens_BT[:, 0] = self.bos
+        around = self.prompt_tokens
+        rows = [self._joined(self.tokens(history), around.between) for history in histories]
+        begin = len(around.before)
+        lengths_B = np.array([self.prompt_length(0) + len(row) for row in rows], np.int64)
+        tokens_BT = np.full((len(rows), int(lengths_B.max(initial=self.prompt_length(0)))), self.pad, np.int64)
+        tokens_BT[:, :begin] = around.before
         if users is not None or self.num_users:
-            tokens_BT[:, 1:2] = self.user_tokens([None] * len(rows) if users is None else users)[:, None]
+            users_B = self.user_tokens([None] * len(rows) if users is None else users)
+            tokens_BT[:, begin : begin + 1] = users_B[:, None]
+            begin += 1
         for row, tokens in enumerate(rows):
-            tokens_BT[row, begin : begin + len(tokens)] = tokens
+            end = begin + len(tokens)
+            tokens_BT[row, begin:end] = tokens
+            tokens_BT[row, end : end + len(around.after)] = around.after
         return tokens_BT, lengths_B
+
+    @staticmethod
+    def _joined(tokens_nL: Int64Array, between: tuple[int, ...]) -> Int64Array:
+        """The tokens of a history in one row, with others between its items."""
+        if not between or len(tokens_nL) < 2:
+            return tokens_nL.reshape(-1)
+        others = np.broadcast_to(np.array(between, np.int64), (len(tokens_nL), len(between)))
+        return np.concatenate([tokens_nL, others], axis=1).reshape(-1)[: -len(between)]
 
     def user_tokens(self, users: Sequence[UserId] | npt.NDArray[Any]) -> Int64Array:
         """The token of each user id; ArgumentError without user tokens."""
@@ -216,7 +255,8 @@ class TokenTable(_SidTokens):
     """SID tokens anywhere inside the vocabulary of a large language model: `Vocabulary` with a look-up for the offset.
 
     tokens_per_level: for each level, the token of code 0, of code 1, ... Distinct within a level; levels may share some.
-    size: the model's vocab_size. pad, bos, eos: the language model's own. It has no user tokens.
+    size: the model's vocab_size. pad, bos, eos: the language model's own. prompt: the tokens around a history, as in the
+    model's training; None: `bos` before it. It has no user tokens.
     """
 
     tokens_per_level: tuple[tuple[int, ...], ...]
@@ -224,6 +264,7 @@ class TokenTable(_SidTokens):
     pad: int
     bos: int
     eos: int
+    prompt: PromptTokens | None = None
 
     def __post_init__(self) -> None:
         levels = tuple(_whole_numbers("tokens_per_level", level) for level in self.tokens_per_level)
@@ -234,6 +275,10 @@ class TokenTable(_SidTokens):
         for name, token in specials.items():
             if not 0 <= token < self.size:
                 raise ArgumentError(f"{name}={token} is outside the vocabulary of {self.size:,} tokens")
+        around = self.prompt_tokens
+        for token in (*around.before, *around.between, *around.after):
+            if not 0 <= token < self.size:
+                raise ArgumentError(f"token {token} of the prompt is outside the vocabulary of {self.size:,} tokens")
         if not levels or not all(levels):
             raise ArgumentError("tokens_per_level must name at least one level of at least one token")
         for number, level in enumerate(levels):
@@ -246,6 +291,10 @@ class TokenTable(_SidTokens):
 
     def __repr__(self) -> str:
         return f"TokenTable(codebook_sizes={self.codebook_sizes}, size={self.size})"
+
+    @cached_property
+    def prompt_tokens(self) -> PromptTokens:
+        return super().prompt_tokens if self.prompt is None else self.prompt
 
     @classmethod
     def behind(cls, first: int, codebook_sizes: Sequence[int], *, size: int, pad: int, bos: int, eos: int) -> "TokenTable":
@@ -262,7 +311,8 @@ class TokenTable(_SidTokens):
         """The JSON object that `vocabulary_from_dict` reads."""
         levels = [list(level) for level in self.tokens_per_level]
         specials = {"pad": self.pad, "bos": self.bos, "eos": self.eos}
-        return {"kind": "table", "tokens_per_level": levels, "size": self.size} | specials
+        prompt = {} if self.prompt is None else {"prompt": {name: list(part) for name, part in asdict(self.prompt).items()}}
+        return {"kind": "table", "tokens_per_level": levels, "size": self.size} | specials | prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,9 +356,12 @@ def vocabulary_from_dict(fields: Mapping[str, Any]) -> AnyVocabulary:
     kind = str(fields.get("kind"))
     if kind not in kinds:
         raise CheckpointError(f"the vocabulary's kind is {kind!r}, expected one of {sorted(kinds)}: save the model again")
+    values = {name: value for name, value in fields.items() if name != "kind"}
     try:
-        return kinds[kind](**{name: value for name, value in fields.items() if name != "kind"})
-    except (TypeError, ArgumentError) as error:
+        if "prompt" in values:
+            values["prompt"] = PromptTokens(**{name: tuple(part) for name, part in values["prompt"].items()})
+        return kinds[kind](**values)
+    except (TypeError, AttributeError, ArgumentError) as error:
         raise CheckpointError(f"the vocabulary cannot be read ({error}): save the model again with leafbeam") from error
 
 

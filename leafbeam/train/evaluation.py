@@ -105,7 +105,7 @@ def evaluate(
         sizes = f"the index has codebooks {trie.codebook_sizes}, the model {model.vocabulary.codebook_sizes}"
         raise ArgumentError(f"{sizes}: build the index from the Semantic IDs that the model was trained on")
     if max_items is None:
-        max_items = max(1, (model.config.max_position_embeddings - 1) // trie.num_levels - 1)
+        max_items = _longest_history(model)
     if min(num_beams, batch_users, max_items, threads) < 1:
         raise ArgumentError(f"{num_beams=}, {batch_users=}, {max_items=}, {threads=}: at least 1 each")
     eval_set = EvaluationSet.from_split(split, part, sample=sample, seed=seed)
@@ -208,13 +208,19 @@ def fit_fusion(
         return Fusion()
     eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
     examples = FusionExamples(memory, eval_set.histories, eval_set.targets_U)
-    max_items = max(1, (model.config.max_position_embeddings - 1) // trie.num_levels - 1)
+    max_items = _longest_history(model)
     search = BeamSearch(trie, num_beams=num_beams)
     evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, ("kept",), on_beams=examples.observe)
     with torch_threads(threads):
         for batch in eval_set.batches(max_items, 128):
             evaluator.run_batch(batch, compare=False)
     return Fusion.fit(examples.found)
+
+
+def _longest_history(model: AnyModel) -> int:
+    """Items of the longest history that the model was trained on, by its positions; at least 1."""
+    positions, vocabulary = model.config.max_position_embeddings, model.vocabulary
+    return max(1, min((positions - 1) // vocabulary.num_levels - 1, vocabulary.max_history(positions)))
 
 
 class _Evaluator:

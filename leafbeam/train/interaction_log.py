@@ -222,7 +222,7 @@ def log_from_tables(
             raise DataError(f"{items.source} has no rows: leave it out, or fill it")
         if not text_ids:
             taken, listed = same_id_type(taken, listed, interactions, items)
-        _check_unique(listed, items.source)
+        check_listed_once(listed, items.source)
     unlisted_ids = pc.unique(taken.filter(pc.invert(pc.is_in(taken, value_set=listed.combine_chunks()))))
     if len(unlisted_ids) and unlisted == "refuse":
         raise DataError(
@@ -279,7 +279,8 @@ def log_from_tables(
     )
 
 
-def _check_unique(listed: pa.ChunkedArray, source: str) -> None:
+def check_listed_once(listed: pa.ChunkedArray, source: str) -> None:
+    """Raise DataError for an item id that a table has twice."""
     encoded = listed.combine_chunks().dictionary_encode()
     codes = encoded.indices.to_numpy()
     repeated = np.flatnonzero(np.bincount(codes) > 1)

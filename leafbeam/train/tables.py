@@ -1,4 +1,4 @@
-"""Tables of interactions and items from Parquet or CSV: ids as int64 or text, times as microseconds.
+"""Tables of interactions and items from Parquet, CSV or JSON: ids as int64 or text, times as microseconds.
 
 All work is on whole columns; only an error looks at single rows, to name the first bad one. Rows are counted from 0.
 
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
+from leafbeam.train.json_tables import JSON_SUFFIXES, read_json_table
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
@@ -35,7 +36,7 @@ _OPTIONS = {  # of the command line, by the field of `Columns`
 
 
 class SourceTable(NamedTuple):
-    """A table, the name of its source for messages, and whether its ids are CSV text, which may stand for whole numbers."""
+    """A table, the name of its source for messages, and whether its ids are text of CSV or JSON keys that may be numbers."""
 
     table: pa.Table
     source: str
@@ -51,7 +52,7 @@ def find_table(directory: Path, stem: str) -> Path | None:
 
 
 def read_table(path: Path, id_columns: tuple[str, ...], *, delimiter: str = ",") -> SourceTable:
-    """Read one Parquet or CSV file; in CSV the `id_columns` stay text, so that "007" is not 7. delimiter: of CSV."""
+    """Read one Parquet, CSV or JSON file; in CSV the `id_columns` stay text, so that "007" is not 7. delimiter: of CSV."""
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.stat().st_size == 0:
@@ -65,8 +66,10 @@ def read_table(path: Path, id_columns: tuple[str, ...], *, delimiter: str = ",")
             convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
             parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
             table = pacsv.read_csv(path, convert_options=convert, parse_options=parse)
+        elif path.suffix in JSON_SUFFIXES:
+            table, is_csv = read_json_table(path, id_columns[0])
         else:
-            raise DataError(f"{path.name} is neither .parquet, .csv nor .csv.gz: convert it to one of them")
+            raise DataError(f"{path.name} is neither .parquet, .csv, .csv.gz, .jsonl nor .json: convert it to one of them")
         names = table.column_names  # raises UnicodeDecodeError
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error

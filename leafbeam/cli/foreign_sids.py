@@ -1,0 +1,209 @@
+"""Semantic IDs of other programs: tables, JSON indexes (LETTER, LC-Rec), tensors (GRID). Shapes: N items, L levels."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+from numpy.typing import NDArray
+
+from leafbeam.cli.codes import CodesTable, codes_of_table
+from leafbeam.errors import ArgumentError, CodesError, DataError, short_repr
+from leafbeam.extras import require
+from leafbeam.files import open_regular
+from leafbeam.index.items import decode_ids
+from leafbeam.train.json_tables import read_json
+
+FORMATS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".ndjson", ".json", ".pt", ".pth", ".npy")
+_TOKEN = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+_MAX_NUMBER = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ForeignSids:
+    """The numbers of each item's codes, as a file has them.
+
+    item_ids: int64 or text (N,). is_text_file: ids are text because the format has no other, and may stand for whole numbers.
+    numbers_NL: int64. names: of the tokens of each level, such as `<a_*>`; () where the file holds numbers alone.
+    codebook_sizes: () where the file does not say.
+    """
+
+    source: str
+    item_ids: NDArray[np.int64] | NDArray[np.str_]
+    is_text_file: bool
+    numbers_NL: NDArray[np.int64]
+    names: tuple[str, ...] = ()
+    codebook_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.numbers_NL.size == 0:
+            raise DataError(f"{self.source} holds no codes: expected at least one item of at least one level")
+
+    def first_item(self, mask_N: NDArray[np.bool_]) -> str:
+        """The first item of a mask, for messages."""
+        return short_repr(self.item_ids[int(mask_N.argmax())].item())
+
+
+def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
+    """Read a file by its ending. id_column: of tables and JSON lines.
+
+    Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
+    MissingExtraError (a `.pt` file without torch).
+    """
+    if not path.exists():
+        raise DataError(f"there is no {path}: name a file of Semantic IDs ({', '.join(FORMATS)})")
+    if path.name.endswith((".pkl", ".pickle")):
+        raise DataError(f"{path} is a pickle, which can run any program: save the tensor alone with torch.save, or as .npy")
+    if path.is_dir() or path.name.endswith(".parquet"):
+        table = CodesTable.open(path, None, id_column=id_column, sizes_needed=False)
+        return _joined(path, list(table.batches()), codebook_sizes=table.codebook_sizes)
+    try:
+        if path.name.endswith((".csv", ".csv.gz")):
+            return _joined(path, codes_of_table(path, _read_csv(path, id_column), id_column), is_text_file=True)
+        if path.name.endswith((".jsonl", ".ndjson", ".json")):
+            return _of_json(path, id_column)
+    except (OSError, EOFError, ValueError, RecursionError, MemoryError, pa.ArrowException) as error:
+        if isinstance(error, DataError | CodesError):
+            raise
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if path.name.endswith(".npy"):
+        return _of_matrix(path, _array(path))
+    if path.name.endswith((".pt", ".pth")):
+        return _of_torch(path)
+    raise ArgumentError(f"{path}: expected a file of Semantic IDs that ends in {', '.join(FORMATS)}")
+
+
+def _read_csv(path: Path, id_column: str) -> pa.Table:
+    convert = pacsv.ConvertOptions(column_types={id_column: pa.string()}, strings_can_be_null=True)
+    return pacsv.read_csv(path, convert_options=convert)
+
+
+def _joined(
+    path: Path,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    is_text_file: bool = False,
+    codebook_sizes: tuple[int, ...] = (),
+) -> ForeignSids:
+    if not batches:
+        raise DataError(f"{path} holds no codes: expected at least one item of at least one level")
+    codes = np.concatenate([codes for codes, _ in batches])
+    if np.any((codes < 0) | (codes > _MAX_NUMBER)):
+        raise CodesError(f"{path} has codes below 0 or above {_MAX_NUMBER:,}")
+    return ForeignSids(
+        source=str(path),
+        item_ids=decode_ids(np.concatenate([ids for _, ids in batches])),
+        is_text_file=is_text_file,
+        numbers_NL=codes.astype(np.int64),
+        codebook_sizes=codebook_sizes,
+    )
+
+
+def _of_matrix(path: Path, array: Any) -> ForeignSids:
+    """Codes of the items 0, 1, ...: (N, L), or (L, N) as GRID's TIGER reads them: the shorter side is that of the levels."""
+    if array.ndim != 2 or array.dtype.kind not in "iu":
+        raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected whole numbers (items, levels)")
+    codes_NL = array.T if array.shape[0] < array.shape[1] else array
+    return _joined(path, [(codes_NL, np.arange(len(codes_NL)))])
+
+
+def _array(path: Path) -> NDArray[Any]:
+    try:
+        with open_regular(path) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except Exception as error:  # its parser of headers raises any
+        raise DataError(f"{path} cannot be read as an array: {error}") from error
+
+
+def _of_torch(path: Path) -> ForeignSids:
+    require(f"reading {path.name}", "torch")
+    import torch
+
+    try:
+        with open_regular(path) as file:
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # its unpickler raises any
+        raise DataError(f"{path} is not a file of tensors that can be read safely ({type(error).__name__})") from error
+    if isinstance(content, torch.Tensor):
+        if content.layout != torch.strided or content.is_floating_point() or content.is_complex() or content.is_quantized:
+            raise DataError(f"{path} holds a tensor of {content.dtype}: expected whole numbers (items, levels)")
+        return _of_matrix(path, content.numpy())
+    if isinstance(content, Mapping):
+        tensors = cast("Mapping[Any, Any]", content)
+        return _of_lists(path, {key: row.tolist() if isinstance(row, torch.Tensor) else row for key, row in tensors.items()})
+    raise DataError(f"{path} holds a {type(content).__name__}: expected a tensor (items, levels), or codes by item")
+
+
+def _of_json(path: Path, id_column: str) -> ForeignSids:
+    content = read_json(path)
+    if isinstance(content, dict):
+        return _of_lists(path, cast("dict[Any, Any]", content), is_text_file=True)
+    rows: list[Any] = content if isinstance(content, list) else [content]
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path}: expected an object from items to codes, or objects with {id_column} and codes")
+    if any("codes" in row for row in rows):
+        by_id = {}
+        for number, row in enumerate(rows):
+            item_id = row.get(id_column)
+            if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+                raise DataError(f"{path}: row {number:,} has {id_column} {short_repr(item_id)}: expected a number or a text")
+            if item_id in by_id:
+                raise DataError(f"{path}: item {short_repr(item_id)} is in row {number:,} and before: keep one")
+            by_id[item_id] = row.get("codes")
+        return _of_lists(path, by_id)
+    return _joined(path, codes_of_table(path, pa.Table.from_pylist(rows), id_column))
+
+
+def _of_lists(path: Path, by_id: Mapping[Any, Any], *, is_text_file: bool = False) -> ForeignSids:
+    """Lists of tokens, such as ["<a_12>", "<b_3>"], or of numbers, by item."""
+    kinds = {type(item_id) for item_id in by_id}
+    if not kinds <= {int} and not kinds <= {str}:
+        raise DataError(f"{path} has items {' and '.join(sorted(kind.__name__ for kind in kinds))}: expected numbers or texts")
+    if kinds == {int} and not all(-(1 << 63) <= item_id < 1 << 63 for item_id in by_id):
+        raise DataError(f"{path} has an item id beyond 64 bits with sign: write ids as text")
+    parsed: dict[str, tuple[str, int]] = {}
+    names: list[str] = []
+    numbers: list[list[int]] = []
+    for item_id, codes in by_id.items():
+        where = f"{path}: item {short_repr(item_id)}"
+        if not isinstance(codes, list) or not codes:
+            raise CodesError(f"{where} has the codes {short_repr(codes)}: expected a list of tokens or numbers")
+        row = [_parsed(code, where, parsed) for code in cast("list[Any]", codes)]
+        names = names or [name for name, _ in row]
+        if len(row) != len(names):
+            raise CodesError(f"{where} has {len(row)} codes, others {len(names)}: expected as many for every item")
+        for level, (name, _) in enumerate(row):
+            if name != names[level]:
+                expected = names[level] or "a number"
+                raise CodesError(
+                    f"{where} has {short_repr(codes[level])} at level {level}, where the first item has {expected}"
+                )
+        numbers.append([number for _, number in row])
+    named = [name for name in names if name]
+    if named and len(named) < len(names):
+        raise CodesError(f"{path} has tokens at some levels and numbers at others: expected one of the two")
+    ids: Any = np.array(list(by_id), np.int64 if kinds == {int} else np.str_)
+    numbers_NL = np.array(numbers, np.int64).reshape(len(ids), len(names))
+    return ForeignSids(source=str(path), item_ids=ids, is_text_file=is_text_file, numbers_NL=numbers_NL, names=tuple(named))
+
+
+def _parsed(code: Any, where: str, parsed: dict[str, tuple[str, int]]) -> tuple[str, int]:
+    """The name and number of a token; of a number, no name."""
+    if isinstance(code, int) and not isinstance(code, bool) and 0 <= code <= _MAX_NUMBER:
+        return "", code
+    if isinstance(code, str):
+        if code in parsed:
+            return parsed[code]
+        match = _TOKEN.fullmatch(code)
+        if match and len(match[2]) <= 9 and "*" not in code and match[1] + match[3]:
+            return parsed.setdefault(code, (f"{match[1]}*{match[3]}", int(match[2])))
+    raise CodesError(
+        f"{where} has the code {short_repr(code)}: expected a token such as <a_12>, or a number up to {_MAX_NUMBER:,}"
+    )

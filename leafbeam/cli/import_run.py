@@ -1,0 +1,184 @@
+"""`leafbeam import`: a run of Semantic IDs, items and a model that other programs made."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from leafbeam.cli.console import done, stdout
+from leafbeam.cli.options import DEFAULT_RUN, Format, Order, RunOption, TimeUnit, option, split_names
+from leafbeam.cli.parse import parse_sizes
+from leafbeam.cli.run import RunDirectory
+from leafbeam.cli.sources import Source
+from leafbeam.errors import ArgumentError, CodesError, ConflictError, short_repr
+from leafbeam.extras import require
+from leafbeam.files import replacing
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from leafbeam.cli.foreign_sids import ForeignSids
+    from leafbeam.model import AnyModel
+    from leafbeam.train import InteractionLog
+
+MODEL = "The model's tokens and prompts"
+LOG = "Interactions, to evaluate or train"
+
+
+def import_run(
+    sids: Annotated[Path, option("--sids", "A table of codes, a JSON index of tokens, a tensor or array.")],
+    model: Annotated[Path | None, option("--model", "A Hugging Face directory: Qwen3 or T5.")] = None,
+    items: Annotated[Path | None, option("--items", "The items' attributes: Parquet, CSV or JSON.")] = None,
+    run: RunOption = DEFAULT_RUN,
+    item_column: Annotated[str, option("--item-column", "The column of item ids in all tables.")] = "item_id",
+    text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False,
+    sizes: Annotated[
+        str | None, option("--codebook-sizes", "Codes of each level.", default="the model's; else by the largest codes")
+    ] = None,
+    tokens: Annotated[
+        str | None, option("--tokens", "Names of a table's tokens: '<a_*>,<b_*>'.", MODEL, default="as in a JSON index")
+    ] = None,
+    first_token: Annotated[int | None, option("--first-token", "Tokens without names: that of the first code.", MODEL)] = None,
+    prompt: Annotated[
+        str | None, option("--prompt", "The text of a prompt, with {history}.", MODEL, default="{history}")
+    ] = None,
+    separator: Annotated[str, option("--separator", "The text between two items of a history.", MODEL)] = "",
+    data: Annotated[Path | None, option("--data", "Directory or file of interactions.", LOG)] = None,
+    kind: Annotated[Format, option("--format", "As of `fit-sids`.", LOG, metavar="NAME")] = "tables",
+    user_column: Annotated[str, option("--user-column", "User of an interaction.", LOG)] = "user_id",
+    time_column: Annotated[str, option("--time-column", "Its time.", LOG)] = "timestamp",
+    time_unit: Annotated[TimeUnit, option("--time-unit", "Unit of numbers.", LOG, metavar="s|ms|us|ns")] = "s",
+    order: Annotated[Order, option("--order", "file: no times needed.", LOG, metavar="NAME")] = "time",
+) -> None:
+    """Make a run of Semantic IDs, items and a model from elsewhere, ready to serve.
+
+    Without --model, train one on --data.
+    """
+    paths = RunDirectory(run)
+    if paths.sids.exists():
+        raise ConflictError(f"{paths.sids} exists: name another --run, or remove that one")
+    if tokens is not None and first_token is not None:
+        raise ArgumentError("expected one of --tokens and --first-token: the names of tokens, or where they begin")
+    for flag, value in (("--tokens", tokens), ("--first-token", first_token), ("--prompt", prompt), ("--separator", separator)):
+        if model is None and value not in (None, ""):
+            raise ArgumentError(f"{flag} goes with --model")
+    given_sizes = None if sizes is None else parse_sizes(sizes)
+    require("`leafbeam import`", "duckdb", "pyarrow", *([] if model is None else ["torch"]))
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    from leafbeam.cli.foreign_sids import read_sids
+    from leafbeam.cli.index import build_run
+    from leafbeam.semid import SidTable
+    from leafbeam.semid.table import numpy_ids
+    from leafbeam.train.item_join import with_items
+
+    console, began = stdout(), time.perf_counter()
+    found = read_sids(sids, id_column=item_column)
+    source = Source(path=data, kind=kind)
+    if kind == "tables":
+        source = replace(source, user_column=user_column, item_column=item_column, time_column=time_column)
+        source = replace(source, time_unit=time_unit, order=order, text_ids=text_ids)
+    log = None if data is None else source.read()
+    table, without_sid = _items(found, items, log, item_column, text_ids=text_ids)
+    if log is not None:
+        with_items(log, table)  # its mistakes are said now, not by `evaluate`
+    loaded, codes_NL = None, found.numbers_NL
+    if model is not None:
+        names = found.names if tokens is None else split_names(tokens)
+        prompts = {"prompt": prompt, "separator": separator}
+        loaded, codes_NL = _load(model, found, given_sizes, names, first_token, prompts)
+        given_sizes = loaded.vocabulary.codebook_sizes
+    codebook_sizes = given_sizes or found.codebook_sizes or tuple((found.numbers_NL.max(axis=0) + 1).tolist())
+    sid_table = SidTable(item_ids=numpy_ids(table["item_id"]), codes=codes_NL, codebook_sizes=codebook_sizes)
+
+    run.mkdir(parents=True, exist_ok=True)
+    with replacing(paths.items) as part:
+        pq.write_table(table, part, write_page_checksum=True)
+    replace(source, listed=paths.items).save(paths.source)
+    if loaded is not None:
+        loaded.save_pretrained(paths.model)
+        around = loaded.vocabulary.prompt_tokens
+        prompts_shown = " ".join(map(str, [*around.before, "HISTORY", *around.after]))
+        done(console, f"{paths.model}: {type(loaded).__name__}; prompts are the tokens {prompts_shown}", since=began)
+    sid_table.save(paths.sids)
+    done(console, f"{paths.sids}: {len(sid_table):,} SIDs of {' x '.join(map(str, codebook_sizes))}", since=began)
+    shared = np.unique(sid_table.codes, axis=0, return_counts=True)[1]
+    counts = {"items without a SID left out": without_sid, "items share their SID with another": shared[shared > 1].sum()}
+    counts["items have codes unlike their tokens' numbers"] = (codes_NL != found.numbers_NL).any(axis=1).sum()
+    if notes := [f"{count:,} {what}" for what, count in counts.items() if count]:
+        console.print(", ".join(notes), style="dim", soft_wrap=True)
+    figures = {what.replace(" ", "_").replace("'", ""): int(count) for what, count in counts.items()}
+    paths.add_to_report("import", {"sids": str(sids), "model": None if model is None else str(model), **figures})
+    build_run(run, False, [])
+
+
+def _items(
+    found: "ForeignSids", items: Path | None, log: "InteractionLog | None", item_column: str, *, text_ids: bool
+) -> tuple["pa.Table", int]:
+    """The items of the SIDs with attributes, of a file or of the log; and how many items of it have no SID."""
+    import pyarrow as pa
+
+    from leafbeam.train.item_join import item_table
+    from leafbeam.train.tables import SourceTable, read_table
+
+    ids = SourceTable(pa.table({"item_id": pa.array(found.item_ids)}), found.source, found.is_text_file)
+    if items is not None:
+        return item_table(ids, read_table(items, (item_column,)), item_column=item_column, text_ids=text_ids)
+    return item_table(ids, None if log is None else SourceTable(log.items, "the log"), text_ids=text_ids)
+
+
+def _load(
+    directory: Path,
+    found: "ForeignSids",
+    sizes: tuple[int, ...] | None,
+    names: tuple[str, ...],
+    first_token: int | None,
+    prompts: dict[str, Any],
+) -> "tuple[AnyModel, NDArray[np.int64]]":
+    """The model, and the codes (N, L) that its tokens have. prompts: `prompt` and `separator` of `named_vocabulary`."""
+    import numpy as np
+
+    from leafbeam.model import load_model
+    from leafbeam.model.token_names import families, named_vocabulary, offset_vocabulary, read_codebooks, read_token_ids
+
+    codes_NL = found.numbers_NL
+    num_levels = codes_NL.shape[1]
+    if (directory / "leafbeam.json").exists():
+        if first_token is not None or any(prompts.values()):
+            raise ArgumentError(f"{directory} has a leafbeam.json, which says its tokens and prompts: leave these options out")
+        model = load_model(directory)
+    elif first_token is not None:
+        sizes = sizes or found.codebook_sizes
+        if len(sizes) == 1:
+            sizes *= num_levels
+        if not sizes or any(prompts.values()):
+            raise ArgumentError("--first-token needs --codebook-sizes, the codes of each level, and has no --prompt of text")
+        model = load_model(directory, vocabulary=offset_vocabulary(directory, first_token, sizes))
+    elif names:
+        if len(names) != num_levels:
+            raise CodesError(f"{found.source} has {num_levels} levels: expected as many names of tokens, not {len(names)}")
+        codebooks = read_codebooks(directory, names)
+        codes_NL = np.stack([book.codes(codes_NL[:, level]) for level, book in enumerate(codebooks)], axis=1)
+        if (missing_NL := codes_NL < 0).any():
+            row, level = (int(at[0]) for at in np.nonzero(missing_NL))
+            token = names[level].replace("*", str(found.numbers_NL[row, level]))
+            raise CodesError(
+                f"the tokenizer of {directory} has no token {token}, of item {short_repr(found.item_ids[row].item())}: are the "
+                "SIDs those that the model was trained on?"
+            )
+        model = load_model(directory, vocabulary=named_vocabulary(directory, codebooks, **prompts))
+    else:
+        known = ", ".join(families(read_token_ids(directory))) or "none"
+        raise ArgumentError(
+            f"{found.source} holds numbers: name the model's tokens of each level with --tokens '<a_*>,<b_*>' (its tokenizer "
+            f"has {known}), or where they begin with --first-token"
+        )
+    if model.vocabulary.num_levels != num_levels:
+        raise CodesError(f"{found.source} has {num_levels} levels, the model in {directory} {model.vocabulary.num_levels}")
+    return model, codes_NL

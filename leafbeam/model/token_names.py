@@ -1,0 +1,199 @@
+"""The tokens of Semantic IDs in a Hugging Face directory of another program, by their names or by where they begin.
+
+A name is a pattern with one star for the number: `<a_*>` of the tokens <a_0>, <a_1>, ... Shapes: V codes of a level.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from leafbeam.errors import ArgumentError, CheckpointError, short_repr
+from leafbeam.extras import require
+from leafbeam.files import read_text
+from leafbeam.model.vocabulary import PromptTokens, TokenTable
+from leafbeam.model.weights import read_hf
+
+HISTORY = "{history}"
+_FILES = ("tokenizer.json", "added_tokens.json", "tokenizer_config.json")
+_DIGITS = r"(\d{1,9})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Codebook:
+    """The tokens of a level: code c is the token called by numbers_V[c], ascending. Numbers without a token have no code."""
+
+    name: str
+    numbers_V: npt.NDArray[np.int64]
+    tokens_V: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.numbers_V)
+
+    def codes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The codes of numbers, -1 where there is no such token."""
+        found = np.searchsorted(self.numbers_V, numbers).clip(max=len(self) - 1)
+        return np.where(self.numbers_V[found] == numbers, found, -1)
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether a code is another number than the one in its token's name, because tokens between are missing."""
+        return int(self.numbers_V[-1]) != len(self) - 1
+
+
+def read_token_ids(directory: Path) -> dict[str, int]:
+    """Every token by its text, from tokenizer.json, added_tokens.json and tokenizer_config.json, those that exist.
+
+    Raises CheckpointError where none does, one is damaged, or two give a token different numbers.
+    """
+    paths = [path for name in _FILES if (path := directory / name).is_file()]
+    if not paths:
+        raise CheckpointError(f"{directory} has no {', '.join(_FILES[:-1])} or {_FILES[-1]}: save the model's tokenizer there")
+    found: dict[str, int] = {}
+    for path in paths:
+        try:
+            content = json.loads(read_text(path))
+            for text, token in _tokens_of(path.name, content).items():
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 31:
+                    raise ValueError(f"token {text!r:.60} has the number {short_repr(token)}")
+                if found.setdefault(text, token) != token:
+                    raise ValueError(f"token {text!r:.60} is {token}, and {found[text]} in another file")
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not the file of a tokenizer ({error}): save the tokenizer again") from error
+    return found
+
+
+def read_codebooks(directory: Path, names: Sequence[str]) -> tuple[Codebook, ...]:
+    """The tokens of each level. names: one a level, such as `<a_*>`. Raises CheckpointError, also for a name without tokens."""
+    return tuple(_codebook(directory, read_token_ids(directory), name) for name in names)
+
+
+def families(tokens: Mapping[str, int], most: int = 12) -> list[str]:
+    """Names that at least two tokens have, largest families first: what a user may have meant."""
+    counts: dict[str, int] = {}
+    for text in tokens:
+        if match := re.fullmatch(r"(<.*?)(\d{1,9})(\D*>)", text):
+            counts[f"{match[1]}*{match[3]}"] = counts.get(f"{match[1]}*{match[3]}", 0) + 1
+    return [name for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])) if count > 1][:most]
+
+
+def check_name(name: str) -> None:
+    """Raise ArgumentError unless a name has one star."""
+    if name.count("*") != 1:
+        raise ArgumentError(f"the tokens {name!r}: expected one * in the place of the number, such as <a_*>")
+
+
+def named_vocabulary(
+    directory: Path, codebooks: Sequence[Codebook], *, prompt: str | None = None, separator: str = ""
+) -> TokenTable:
+    """The vocabulary of a directory whose tokenizer names the SID tokens.
+
+    prompt: the text of a prompt, with {history} once, tokenized as a whole with all that the tokenizer adds; separator: the
+    text between two items. Without a tokenizer.json both have to be left out: then `</s>` ends the prompt of a T5, and `bos`
+    begins that of a Qwen3. Raises CheckpointError, ArgumentError, MissingExtraError without the package tokenizers.
+    """
+    if (directory / "tokenizer.json").is_file():
+        around = _tokenized(directory, codebooks, HISTORY if prompt is None else prompt, separator)
+    elif prompt is not None or separator:
+        raise CheckpointError(f"{directory} has no tokenizer.json, which a prompt of text needs: save a fast tokenizer there")
+    else:
+        around = None
+    return _table(directory, [book.tokens_V.tolist() for book in codebooks], around)
+
+
+def offset_vocabulary(directory: Path, first: int, codebook_sizes: Sequence[int]) -> TokenTable:
+    """The vocabulary of a directory whose levels lie end to end from token `first` on; prompts as without a tokenizer."""
+    ends = np.cumsum([first, *codebook_sizes]).tolist()
+    return _table(directory, [list(range(ends[level], ends[level + 1])) for level in range(len(codebook_sizes))], None)
+
+
+def _tokens_of(file: str, content: Any) -> dict[str, Any]:
+    if file == "added_tokens.json":
+        return dict(content)
+    if file == "tokenizer_config.json":
+        added: dict[str, dict[str, Any]] = content.get("added_tokens_decoder") or {}
+        return {fields["content"]: int(token) for token, fields in added.items()}
+    vocab: Any = content["model"].get("vocab") or {}
+    if isinstance(vocab, list):  # Unigram: texts with their scores, in order
+        vocab = {str(text): token for token, (text, _) in enumerate(cast("list[Any]", vocab))}
+    return dict(vocab) | {added["content"]: added["id"] for added in content.get("added_tokens") or []}
+
+
+def _codebook(directory: Path, tokens: Mapping[str, int], name: str) -> Codebook:
+    check_name(name)
+    before, after = name.split("*")
+    pattern = re.compile(re.escape(before) + _DIGITS + re.escape(after))
+    by_number: dict[int, int] = {}
+    for text, token in tokens.items():
+        if (match := pattern.fullmatch(text)) and by_number.setdefault(int(match[1]), token) != token:
+            raise CheckpointError(f"{directory}: two tokens {name} have the number {int(match[1])}, one of them {text}")
+    if not by_number:
+        known = ", ".join(families(tokens)) or "none like <a_0>"
+        raise CheckpointError(f"the tokenizer of {directory} has no tokens {name}; numbered ones are {known}")
+    numbers = sorted(by_number)
+    return Codebook(name=name, numbers_V=np.array(numbers), tokens_V=np.array([by_number[number] for number in numbers]))
+
+
+def _tokenized(directory: Path, codebooks: Sequence[Codebook], prompt: str, separator: str) -> PromptTokens:
+    """What the tokenizer makes of a prompt with two items, less the items."""
+    if prompt.count(HISTORY) != 1:
+        raise ArgumentError(f"the prompt {short_repr(prompt)} has {prompt.count(HISTORY)} times {HISTORY}: expected once")
+    require("tokenizers of models", "tokenizers")
+    from tokenizers import Tokenizer
+
+    path = directory / "tokenizer.json"
+    wanted = {int(token) for book in codebooks for token in book.tokens_V[[0, -1]]}
+    texts = {token: text for text, token in read_token_ids(directory).items() if token in wanted}
+    items = ["".join(texts[int(book.tokens_V[code])] for book in codebooks) for code in (0, -1)]
+    try:
+        tokenizer = Tokenizer.from_str(read_text(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokens: list[int] = tokenizer.encode(prompt.replace(HISTORY, separator.join(items))).ids
+    except Exception as error:  # the package raises Exception itself
+        raise CheckpointError(f"{path} cannot be used ({error}): save the tokenizer again") from error
+    sids = [[int(book.tokens_V[code]) for book in codebooks] for code in (0, -1)]
+    first = _find(tokens, sids[0], 0)
+    second = -1 if first < 0 else _find(tokens, sids[1], first + len(sids[0]))
+    if second < 0:
+        raise CheckpointError(
+            f"the tokenizer of {directory} splits {''.join(items)} into other tokens than {sids[0] + sids[1]}: expected one "
+            "for each code, so add them with tokenizer.add_tokens"
+        )
+    before, between = tokens[:first], tokens[first + len(sids[0]) : second]
+    after = tokens[second + len(sids[1]) :]
+    if not before and not after:
+        raise ArgumentError(
+            f"the tokenizer of {directory} puts no token around a history, so a prompt without one is empty: name what stands "
+            "there with --prompt, such as '<|im_start|>{history}'"
+        )
+    return PromptTokens(before=tuple(before), between=tuple(between), after=tuple(after))
+
+
+def _find(tokens: Sequence[int], part: Sequence[int], start: int) -> int:
+    """Where a part begins, from `start` on; -1 if nowhere."""
+    last = len(tokens) - len(part) + 1
+    return next((at for at in range(start, last) if list(tokens[at : at + len(part)]) == list(part)), -1)
+
+
+def _table(directory: Path, levels: list[list[int]], around: PromptTokens | None) -> TokenTable:
+    hf = read_hf(directory)
+    is_t5 = hf.get("model_type") == "t5"
+    eos: Any = hf.get("eos_token_id", 1 if is_t5 else None)
+    eos = eos[0] if isinstance(eos, list) and eos else eos  # a list has the tokens that end a text, the first is its own
+    if eos is None:
+        raise CheckpointError(
+            f"{directory / 'config.json'} has no eos_token_id: write the number of the token that ends a text"
+        )
+    pad, bos = (eos if hf.get(name) is None else hf[name] for name in ("pad_token_id", "bos_token_id"))
+    try:
+        around = PromptTokens(after=(eos,)) if around is None and is_t5 else around
+        size: Any = hf.get("vocab_size", 0)
+        return TokenTable(tokens_per_level=tuple(map(tuple, levels)), size=size, pad=pad, bos=bos, eos=eos, prompt=around)
+    except ArgumentError as error:
+        raise CheckpointError(f"the SID tokens do not fit the model in {directory}: {error}") from error

@@ -1,0 +1,71 @@
+"""Items of one table beside the ids or the interactions of another. Shapes: N items, E interactions."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from leafbeam.errors import DataError
+from leafbeam.semid.table import numpy_ids
+from leafbeam.train.histories import Histories
+from leafbeam.train.interaction_log import InteractionLog, check_listed_once
+from leafbeam.train.tables import SourceTable, id_column, same_id_type, whole_numbers
+
+
+def item_table(
+    ids: SourceTable, items: SourceTable | None, *, item_column: str = "item_id", text_ids: bool = False
+) -> tuple[pa.Table, int]:
+    """The items of some ids with their attributes, null where they are not listed; and how many of the listed it leaves out.
+
+    ids: a table with the column item_id. items: None: no attributes. item_column: its ids. Types of ids are as of
+    `log_from_tables`. Raises DataError, also where no id is listed.
+    """
+    taken = id_column(ids, "item_id", role="item", as_text=text_ids)
+    if items is None:
+        return pa.table({"item_id": whole_numbers(taken) if ids.is_csv and not text_ids else taken}), 0
+    listed = id_column(items, item_column, role="item_of_items", as_text=text_ids)
+    if not text_ids:
+        taken, listed = same_id_type(taken, listed, ids, items)
+    check_listed_once(listed, items.source)
+    rows = pc.index_in(taken, value_set=listed.combine_chunks())
+    found = len(taken) - rows.null_count
+    if not found:
+        other = repr(listed[0].as_py()) if len(listed) else "no items"
+        raise DataError(
+            f"no item of {ids.source}, such as {taken[0].as_py()!r}, is in {items.source}, which has {other}: the ids differ"
+        )
+    others = [name for name in items.table.column_names if name not in (item_column, "item_id")]
+    attributes = items.table.select(others).take(rows.combine_chunks())
+    table = pa.Table.from_arrays([taken, *attributes.columns], names=["item_id", *others])
+    return table.replace_schema_metadata(None), len(listed) - found
+
+
+def with_items(log: InteractionLog, items: pa.Table) -> InteractionLog:
+    """The same interactions over other items (a table with `item_id`). Raises DataError unless it has all that occur."""
+    ids = numpy_ids(items["item_id"])
+    if ids.dtype.kind != log.item_ids.dtype.kind:
+        raise DataError(
+            f"item ids are like {log.item_ids[0].item()!r} in the log and {ids[0].item()!r} in the run: expected one type; "
+            "--text-ids reads all as text"
+        )
+    rows_N = _rows_of(log.item_ids, ids)
+    items_E = rows_N[log.histories.items_E]
+    if (items_E < 0).any():
+        occurs_N = np.bincount(log.histories.items_E, minlength=log.num_items) > 0
+        missing_N = occurs_N & (rows_N < 0)
+        raise DataError(
+            f"{missing_N.sum():,} items of the log have no Semantic ID, the first is "
+            f"{log.item_ids[missing_N.argmax()].item()!r}: give each one, or take its rows out of the log"
+        )
+    histories = Histories(indptr_U1=log.histories.indptr_U1, items_E=items_E.astype(np.int32), times_E=log.histories.times_E)
+    return replace(log, item_ids=ids, items=items, histories=histories, report=replace(log.report, items=len(ids)))
+
+
+def _rows_of(ids: NDArray[np.generic], among: NDArray[np.generic]) -> NDArray[np.int64]:
+    """The row of each id, -1 where there is none."""
+    return pc.fill_null(pc.index_in(pa.array(ids), value_set=pa.array(among)), -1).to_numpy().astype(np.int64)
