@@ -139,7 +139,8 @@ class Source:
                 kind = _KINDS.get(name, str | None if default is None else type(default))
                 if not isinstance(value, kind):
                     raise TypeError(f"{name} is {value!r:.80}")
-            fields |= {name: None if (file := fields.get(name)) is None else Path(file) for name in _PATHS}
+            fields = {"listed": None} | fields
+            fields |= {name: None if (file := fields[name]) is None else Path(file) for name in _PATHS}
             fields["text_columns"] = None if fields.get("text_columns") is None else tuple(fields["text_columns"])
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

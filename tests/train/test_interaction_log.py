@@ -303,9 +303,9 @@ def test_missing_and_ambiguous_files_are_named(tmp_path):
         load_log(tmp_path)
     with pytest.raises(DataError, match="there is no file"):
         load_log(interactions=tmp_path / "clicks.csv")
-    (tmp_path / "clicks.json").write_text("{}")
+    (tmp_path / "clicks.txt").write_text("{}")
     with pytest.raises(DataError, match="neither"):
-        load_log(interactions=tmp_path / "clicks.json")
+        load_log(interactions=tmp_path / "clicks.txt")
     write(tmp_path, "csv", ROWS)
     write(tmp_path, "parquet", ROWS)
     with pytest.raises(DataError, match="keep one"):
