@@ -31,6 +31,7 @@ _HELP = {
     "serving": {
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
         "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
+        "traffic": "The scheduler under a month of traffic, in simulated time.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }

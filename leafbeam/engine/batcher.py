@@ -224,6 +224,8 @@ class Batcher(Generic[RequestT]):
                     size, due = grown, min(due, entry.size.deadline)
                     continue
             full = True
+            if self._p95(size.with_prompt(1)) > min(self._max_batch_s, due - now):
+                break  # no shorter prompt fits either
         return entries, size, full or not self.capacity.holds(size.with_prompt(1))
 
     def _seconds_ahead(self, order: tuple[float, float] | None) -> float:
