@@ -127,22 +127,23 @@ def _replicas(
 
 
 def _share(outcome: Outcome) -> float:
-    return outcome.in_time.total() / max(1, outcome.offered.total() - outcome.left)
+    return outcome.in_time.total() / max(1, outcome.offered.total() - outcome.left.total())
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
-    """Shares of all requests; latencies in ms, from the try that was answered."""
+    """Shares of all requests, those in time of the clients who stayed; latencies in ms, from the try that was answered."""
     offered = max(1, outcome.offered.total())
     return {
         "offered_a_second": round(outcome.offered.total() / outcome.seconds, 1),
         "goodput": round(outcome.goodput, 1),
         "in_time": round(_share(outcome), 5),
         "in_time_by_beams": {
-            str(width): round(outcome.in_time[width] / number, 4) for width, number in sorted(outcome.offered.items())
+            str(width): round(outcome.in_time[width] / max(1, number - outcome.left[width]), 4)
+            for width, number in sorted(outcome.offered.items())
         },
         "late": round(outcome.late / offered, 5),
         "gave_up": round(outcome.gave_up / offered, 5),
-        "left": round(outcome.left / offered, 5),
+        "left": round(outcome.left.total() / offered, 5),
         "refused_tries": {reason: round(number / offered, 5) for reason, number in sorted(outcome.refused.items())},
         "latency_ms": {name: round(1e3 * outcome.latency(q), 2) for name, q in (("p50", 0.5), ("p99", 0.99))},
     }

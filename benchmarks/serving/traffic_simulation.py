@@ -48,15 +48,15 @@ class Clients:
 
 @dataclass(kw_only=True, eq=False)
 class Outcome:
-    """What became of the requests that were first sent while `is_counted`. Latencies in seconds from the first try."""
+    """What became of the requests that were first sent while `is_counted`. Latencies in seconds, from the try that was answered."""
 
     seconds: float = 0.0  # that were counted
     offered: Counter[int] = field(default_factory=Counter[int])  # by beams
     in_time: Counter[int] = field(default_factory=Counter[int])
     refused: Counter[str] = field(default_factory=Counter[str])  # tries, by reason
     latencies: list[float] = field(default_factory=list[float])
+    left: Counter[int] = field(default_factory=Counter[int])
     late: int = 0
-    left: int = 0
     gave_up: int = 0
 
     @property
@@ -229,6 +229,6 @@ class _Simulation:
     def _leave(self, ask: _Ask) -> None:
         if not ask.is_over:
             ask.is_over = True
-            self._outcome.left += ask.counted
+            self._outcome.left[ask.num_beams] += ask.counted
             if ask.replica is not None and ask.entry is not None:
                 ask.replica.batcher.remove(ask.entry)
