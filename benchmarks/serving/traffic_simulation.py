@@ -48,7 +48,7 @@ class Clients:
 
 @dataclass(kw_only=True, eq=False)
 class Outcome:
-    """What became of the requests that were first sent while `is_counted`. Latencies in seconds, from the try that was answered."""
+    """What became of the requests first sent while `is_counted`. Latencies: seconds from the try that was answered."""
 
     seconds: float = 0.0  # that were counted
     offered: Counter[int] = field(default_factory=Counter[int])  # by beams
