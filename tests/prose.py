@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 TERMS = ROOT / "docs" / "prose-terms.txt"
 LOG = ROOT / "docs" / "engineering-log"
 
-MAX_WORDS = 20_000  # of docs/ without the engineering log and the page that a command writes from the OpenAPI document
+MAX_WORDS = 21_000  # of docs/ without the engineering log and the page that a command writes from the OpenAPI document
 WRITTEN = "docs/reference/http.md"
 MAX_README_WORDS = 900
 MAX_SENTENCE = 40  # words
