@@ -7,7 +7,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, evaluate, generate, import_run, index, items, keys, serve, sids, train
+from leafbeam.cli import demo, evaluate, generate, import_run, index, items, keys, serve, sids, top, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
@@ -65,6 +65,7 @@ app.command("recommend")(serve.recommend)
 app.command("serve")(serve.serve)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
+app.command("top")(top.top)
 app.command("generate")(generate.generate)
 app.command("inspect")(index.inspect)
 app.command("make-shop")(demo.make_shop)

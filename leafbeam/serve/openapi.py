@@ -140,6 +140,7 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
             schemas[name]["example"] = example
     if limits is None:
         return schemas
+    schemas["ItemBody"]["additionalProperties"] = True  # attributes
     properties = schemas["RecommendBody"]["properties"]
     properties["filter"]["maxLength"] = MAX_EXPRESSION
     maxima = {"num_items": limits.max_items, "num_beams": limits.max_beams, "deadline_ms": limits.max_deadline_s * 1000}
@@ -153,9 +154,9 @@ def _components(limits: Limits | None, types: list[type]) -> dict[str, Any]:
 
 def _catalog_paths() -> dict[str, Any]:
     """The routes that show and change the catalog."""
-    lines = {
-        kind: {"schema": {"$ref": "#/components/schemas/ItemBody"}} for kind in ("application/x-ndjson", "application/json")
-    }
+    item_body = {"$ref": "#/components/schemas/ItemBody"}
+    lines: dict[str, Any] = {"application/x-ndjson": {"schema": item_body}}
+    lines["application/json"] = {"schema": {"anyOf": [item_body, {"type": "array", "items": item_body}]}}
     lines["application/vnd.apache.arrow.stream"] = {"schema": {"type": "string", "format": "binary"}}
     snapshot = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     item = [{"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -245,7 +246,7 @@ def _post(
             "responses": {
                 "200": {"description": "Answered", "content": _content(answer)},
                 **_failed("ErrorAnswer", _ACCESS),
-                **_failed(failure, _FAILURES),
+                **_failed(failure, _FAILURES | ({"404": "There is no such model"} if failure == "OpenAIError" else {})),
             },
         }
     }

@@ -8,14 +8,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 import uvicorn
+from starlette.requests import Request as HttpRequest
 from uvicorn.server import ServerState
 
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.conversions import request_of
+from leafbeam.serve.exchange import json_response
+from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import parse_body
 from leafbeam.serve.schema import RecommendBody
 
@@ -94,13 +98,23 @@ def _engine() -> Engine:
     sizes = (8, 8)
     codes_NL = np.random.default_rng(0).integers(0, 8, (40, 2))
     ids = [f"item {n}" for n in range(39)] + ["é"]
-    table = pa.table({"item_id": ids, "price": np.arange(40), "stock": np.arange(40) % 3})
+    table = pa.table({"item_id": ids, "title": ids, "price": np.arange(40), "stock": np.arange(40) % 3})
     catalog = Catalog.in_memory(
         table, Trie.build(codes_NL, sizes, item_ids=ids), {"cheap": "price < 20", "in_stock": "stock > 0"}
     )
     vocabulary = Vocabulary(codebook_sizes=sizes)
     config = ModelConfig(vocab_size=vocabulary.size, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     return Engine(Transformer(config, vocabulary, torch.Generator().manual_seed(0)), catalog)
+
+
+def fuzz_item_query(data: bytes) -> None:
+    """The query of `GET /v1/items`, through the route to the table."""
+    engine, (loop, _) = _engine(), _server()
+    scope = {"type": "http", "method": "GET", "path": "/v1/items", "headers": [], "query_string": data}
+    found = loop.run_until_complete(ItemSearchRoute(engine)._found(HttpRequest(scope)))
+    assert len(found.items) <= MAX_ITEMS
+    assert found.num_allowed <= found.num_items == 40
+    assert json_response(found).body
 
 
 def fuzz_body(data: bytes) -> None:

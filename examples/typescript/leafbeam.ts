@@ -1,0 +1,753 @@
+// Written by examples/typescript/generate.py from the OpenAPI document of leafbeam. Do not edit.
+
+/** The catalog now. */
+export interface CatalogAnswer {
+  index_version: string;
+  num_items: number;
+  /** Items inserted or deleted since the last compaction. */
+  num_changed: number;
+  is_compacting: boolean;
+  codebook_sizes: Array<number>;
+  /** What item ids are; null without items. */
+  item_ids: "numbers" | "text" | null;
+  /** The attributes and their types. */
+  columns: Record<string, string>;
+  /** Those from which a new item gets its codes; may be empty. */
+  text_columns: Array<string>;
+  writable: boolean;
+  /** Why it is not writable, or why new items need codes of their own. */
+  reason: string | null;
+  snapshots: Array<SnapshotAnswer>;
+}
+
+/** What a batch did. It is on disk, and the next request sees it. */
+export interface ChangeAnswer {
+  /** Items that were not there. */
+  inserted: number;
+  /** Items that were. */
+  updated: number;
+  deleted: number;
+  /** Lines of items to delete that were not there, with `?missing=ignore`. */
+  ignored: number;
+  /** Of the version that has the change: `index_version` ends in `+number` or a later one. */
+  number: number;
+}
+
+/** The next message of a chat. */
+export interface ChatAnswer {
+  id: string;
+  created: number;
+  model: string;
+  choices: Array<ChatChoice>;
+  usage: Usage;
+  object?: string;
+}
+
+/** A request for the next message of a chat. */
+export interface ChatBody {
+  model: string;
+  /** Tokens of a text, its end included. Default 256. */
+  max_tokens?: number | null;
+  /** Default 1; 0 is greedy. */
+  temperature?: number | null;
+  /** Draw among the likeliest tokens with this mass. */
+  top_p?: number | null;
+  /** Draw among so many tokens. */
+  top_k?: number | null;
+  /** The same seed draws the same texts. Default: a new one. */
+  seed?: number | null;
+  /** Texts for each prompt: drawn, or the best beams. Default 1. */
+  n?: number | null;
+  /** Beams of an exact search, in the place of drawing. */
+  beam_width?: number | null;
+  /** A text ends before the first of these, up to 4. */
+  stop?: string | Array<string> | null;
+  /** Send pieces of the texts as server-sent events. */
+  stream?: boolean | null;
+  stream_options?: StreamOptions | null;
+  /** `json_schema`: texts are its instances. */
+  response_format?: ResponseFormat | null;
+  /** A pattern of the whole text. */
+  guided_regex?: string | null;
+  /** The text is one of these. */
+  guided_choice?: Array<string> | null;
+  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
+  guided_template?: Array<unknown> | null;
+  /** Append forced text at once: fewer calls of the model. */
+  retokenize?: boolean | null;
+  /** Changes nothing. */
+  user?: string | null;
+  best_of?: number | null;
+  echo?: boolean | null;
+  frequency_penalty?: number | null;
+  logit_bias?: Record<string, number> | null;
+  logprobs?: boolean | number | null;
+  presence_penalty?: number | null;
+  suffix?: string | null;
+  top_logprobs?: number | null;
+  messages: Array<Message>;
+  /** As `max_tokens`. */
+  max_completion_tokens?: number | null;
+}
+
+export interface ChatChoice {
+  index: number;
+  message: ChatMessage;
+  finish_reason: string;
+  logprobs?: null;
+}
+
+export interface ChatMessage {
+  content: string;
+  role?: string;
+  refusal?: null;
+}
+
+/** Texts, or items, best first. */
+export interface CompletionAnswer {
+  id: string;
+  created: number;
+  model: string;
+  choices: Array<CompletionChoice>;
+  object?: string;
+  /** Of items: the version of the index. */
+  system_fingerprint?: string | null;
+  /** Tokens of texts; null for items. */
+  usage?: Usage | null;
+}
+
+/** A request for texts after prompts. */
+export interface CompletionBody {
+  model: string;
+  /** Tokens of a text, its end included. Default 256. */
+  max_tokens?: number | null;
+  /** Default 1; 0 is greedy. */
+  temperature?: number | null;
+  /** Draw among the likeliest tokens with this mass. */
+  top_p?: number | null;
+  /** Draw among so many tokens. */
+  top_k?: number | null;
+  /** The same seed draws the same texts. Default: a new one. */
+  seed?: number | null;
+  /** Texts for each prompt: drawn, or the best beams. Default 1. */
+  n?: number | null;
+  /** Beams of an exact search, in the place of drawing. */
+  beam_width?: number | null;
+  /** A text ends before the first of these, up to 4. */
+  stop?: string | Array<string> | null;
+  /** Send pieces of the texts as server-sent events. */
+  stream?: boolean | null;
+  stream_options?: StreamOptions | null;
+  /** `json_schema`: texts are its instances. */
+  response_format?: ResponseFormat | null;
+  /** A pattern of the whole text. */
+  guided_regex?: string | null;
+  /** The text is one of these. */
+  guided_choice?: Array<string> | null;
+  /** Parts of the text: a text, or an object with one of `regex`, `json_schema`, `choices`, `template`, `free_text` (with `stop`, `max_length`). */
+  guided_template?: Array<unknown> | null;
+  /** Append forced text at once: fewer calls of the model. */
+  retokenize?: boolean | null;
+  /** Changes nothing. */
+  user?: string | null;
+  best_of?: number | null;
+  echo?: boolean | null;
+  frequency_penalty?: number | null;
+  logit_bias?: Record<string, number> | null;
+  logprobs?: boolean | number | null;
+  presence_penalty?: number | null;
+  suffix?: string | null;
+  top_logprobs?: number | null;
+  /** A text, a list of tokens, or a list of several of either. */
+  prompt: string | Array<string | number | Array<number>>;
+}
+
+export interface CompletionChoice {
+  index: number;
+  text: string;
+  /** `stop`: whole, or at a stop. `length`: cut off. */
+  finish_reason: string | null;
+  logprobs: null;
+  /** Of items: the id; `text` is the same as text. */
+  item_id?: number | string | null;
+  /** Of items: as `scores` of `/v1/recommend`. */
+  score?: number | null;
+}
+
+/** The body of every failure. */
+export interface ErrorAnswer {
+  error: ErrorDetail;
+}
+
+export interface ErrorDetail {
+  /** The class of the error, such as `UnknownRuleError`. */
+  type: string;
+  /** What was expected, what came, how to fix it. */
+  message: string;
+  /** With 408, 429, 431 and 503: the reason as the metrics count it, such as `queue_full`. */
+  reason?: string | null;
+  /** With 429 and 503: when to try again; `Retry-After` in whole seconds. */
+  retry_after_ms?: number | null;
+  /** Of a batch of items: what is wrong with each line, by its number. */
+  lines?: Record<string, string> | null;
+}
+
+/** An item, its attributes, and the rules that allow it. */
+export interface FoundItem {
+  item_id: number | string;
+  attributes: Record<string, unknown>;
+  /** Whether it can be recommended. */
+  in_index: boolean;
+  /** The rules that allow it. */
+  rules: Array<string>;
+  /** Whether the rules and the filter of the query allow it. */
+  allowed: boolean;
+}
+
+/** Items found, and how many items of the whole index the rules and the filter of the query allow. */
+export interface FoundItems {
+  items: Array<FoundItem>;
+  num_allowed: number;
+  /** Items of the index. */
+  num_items: number;
+  /** The column that is searched; null: ids alone. */
+  title_column: string | null;
+  index_version: string;
+}
+
+/** The process is up. */
+export interface Health {
+  alive?: boolean;
+}
+
+/** What a user took, and the newest items that the user had before. */
+export interface InteractionBody {
+  /** Item ids, oldest first; the last few count. */
+  history?: Array<number | string>;
+  item_id: number | string;
+}
+
+/** What was counted, durably. */
+export interface InteractionsAnswer {
+  /** Pairs of items of the memory that were counted. */
+  pairs: number;
+}
+
+/** Interactions to count in the item memory. */
+export interface InteractionsBody {
+  interactions: Array<InteractionBody>;
+}
+
+/** An item that may be recommended. */
+export interface ItemAnswer {
+  item_id: number | string;
+  /** Its Semantic ID. */
+  sid: Array<number>;
+  attributes: Record<string, unknown>;
+  /** The rules that allow it. */
+  rules: Array<string>;
+  index_version: string;
+}
+
+/** One item of a batch: a line of `application/x-ndjson`, or an object of a JSON list. Its attributes are further fields. */
+export interface ItemBody {
+  item_id: number | string;
+  /** Its Semantic ID, one code a level. Default: made from its text. */
+  codes?: Array<number> | null;
+  /** In place of text, where the Semantic IDs were fitted on vectors of your own. */
+  vector?: Array<number> | null;
+  [attribute: string]: unknown;
+}
+
+/** A request for items, as `/v1/recommend` answers it, for clients of OpenAI. */
+export interface ItemCompletionBody {
+  model: string;
+  /** The history: item ids, oldest first; empty for none. */
+  prompt: Array<number | string> | string;
+  /** The most items to return. Default 1. */
+  n?: number | null;
+  /** `num_beams` of `/v1/recommend`. */
+  beam_width?: number | null;
+  rules?: Array<string>;
+  filter?: string | null;
+  deny_item_ids?: Array<number | string>;
+  keep_history?: boolean;
+  scoring?: string;
+  channel?: string | null;
+  user?: number | string | null;
+  deadline_ms?: number | null;
+  /** Changes nothing: an item has as many codes as it has. */
+  max_tokens?: number | null;
+  /** 0 or absent: items are ranked, not drawn. */
+  temperature?: number | null;
+  stream?: boolean | null;
+}
+
+/** A JSON Schema in `response_format`; its name, description and `strict` change nothing. */
+export interface JsonSchemaFormat {
+  schema: unknown;
+}
+
+/** The beams that the search kept at one level, best first. */
+export interface LevelAnswer {
+  /** The code that each beam took. */
+  codes: Array<number>;
+  /** The beam of the level before that each extends. */
+  parents: Array<number>;
+  /** Its log probability so far. */
+  scores: Array<number>;
+  /** Semantic IDs of the index below its prefix, allowed or not. */
+  num_sids: Array<number>;
+}
+
+/** A message of a chat. */
+export interface Message {
+  role: string;
+  /** Text, or a list of parts of type `text`. */
+  content: string | Array<TextPart>;
+  name?: string | null;
+}
+
+export interface ModelEntry {
+  id: string;
+  created: number;
+  object?: string;
+  owned_by?: string;
+}
+
+/** What `model` of a request may be. */
+export interface ModelsAnswer {
+  data: Array<ModelEntry>;
+  object?: string;
+}
+
+/** The body of every failure of these routes. */
+export interface OpenAIError {
+  error: OpenAIErrorDetail;
+}
+
+export interface OpenAIErrorDetail {
+  message: string;
+  /** `invalid_request_error`, `rate_limit_error` or `server_error`. */
+  type: string;
+  /** The field of the body that is wrong, if it is one. */
+  param: string | null;
+  /** The class of the error; with 404, 408, 413, 429 and 503 the reason. */
+  code: string;
+}
+
+/** Whether requests are answered now, and from which index and rules. */
+export interface Readiness {
+  ready: boolean;
+  /** Why not ready, such as a worker that hangs. */
+  reason: string | null;
+  index_version: string | null;
+  num_items: number;
+  /** Items that each rule allows now. */
+  rules: Record<string, number>;
+  /** Threads of each worker's matrix products. */
+  threads: number | null;
+  /** The language model of `/v1/completions`. */
+  text_model: string | null;
+}
+
+/** The largest part of an item's score. */
+export interface ReasonAnswer {
+  /** `model`, `transition` or `text`. */
+  channel: string;
+  /** The item of the history that it comes from; null for `model`. */
+  item_id: number | string | null;
+  score: number;
+}
+
+/** Items, best first, all of them in the index and allowed by every rule of the request. */
+export interface RecommendAnswer {
+  item_ids: Array<number | string>;
+  /** The Semantic ID of each item: one code per level. */
+  sids: Array<Array<number>>;
+  /** If `model` ranked, log probabilities: items that share a SID share a score. Else sums of features. */
+  scores: Array<number>;
+  /** Who ranked: `model`, `memory` or `fused`. */
+  channel: string;
+  /** The largest part of each score, one an item; empty if `model` ranked. */
+  reasons: Array<ReasonAnswer>;
+  /** How many items are returned, `num_items` or fewer; 0 if the rules allow none. */
+  num_valid: number;
+  /** Beams of the search that ran; 0 if none did. */
+  num_beams: number;
+  /** Whether the search kept every prefix that the rules allow. */
+  exhaustive: boolean;
+  /** How many items of the history the model saw. */
+  num_history_used: number;
+  /** Items of the history that the answer leaves out; 0 with `keep_history`. */
+  num_history_left_out: number;
+  /** Whether the model read the user's token. */
+  read_user: boolean;
+  /** Ids of the history that the index does not have. */
+  ignored_history: Array<number | string>;
+  /** Denied ids that the index does not have. */
+  ignored_deny_item_ids: Array<number | string>;
+  index_version: string;
+  /** 1 at start, one more after each reload of the rules. */
+  rules_generation: number | null;
+  /** How many requests ran together. */
+  batch_size: number;
+  timings_ms: TimingsAnswer;
+  /** With `explain`: the beams of each level; empty if no search ran. */
+  levels?: Array<LevelAnswer>;
+}
+
+/** A request. Every field has a default: `{}` asks for items without a history. */
+export interface RecommendBody {
+  /** Item ids, oldest first. Ids that the index does not have are left out and reported. */
+  history?: Array<number | string>;
+  /** Whose history it is, for models with user tokens; `read_user` of the answer says if it was read. */
+  user?: number | string | null;
+  /** The most items to return; fewer come back if the rules allow fewer. */
+  num_items?: number;
+  /** Names of rules of the catalog. Every item returned is allowed by all of them. */
+  rules?: Array<string>;
+  /** An expression over rule names that must hold too: `&` and, `|` or, `-` and not, and parentheses, with the precedence of Python, such as `(fresh | promo) & in_stock - adult`. A `-` needs a space on its left. */
+  filter?: string | null;
+  /** Items that must not be returned, on top of the rules. */
+  deny_item_ids?: Array<number | string>;
+  /** Whether items of the history may be returned too. */
+  keep_history?: boolean;
+  /** Beams of the search; more are better and slower. Default: the server's. Raised to `num_items`, because a beam finds one item; the answer says how many were used. */
+  num_beams?: number | null;
+  /** `full`: log probabilities over each level's whole codebook. `allowed`: over the legal codes only. */
+  scoring?: "full" | "allowed";
+  /** Who ranks: `model`, the search; `memory`, the item memory without a search; `fused`, both. Default: `fused` if the server has an item memory, else `model`. */
+  channel?: "model" | "memory" | "fused" | null;
+  /** Whether the answer has `levels`. Such requests form batches of their own, and take longer. */
+  explain?: boolean;
+  /** Milliseconds from the arrival of the request in which an answer is of use. Default: the server's objective. A request that cannot meet its deadline is rejected with 429, as early as that is clear. */
+  deadline_ms?: number | null;
+}
+
+export interface ResponseFormat {
+  /** `text` or `json_schema`. */
+  type: string;
+  json_schema?: JsonSchemaFormat | null;
+}
+
+/** A snapshot to go back to. */
+export interface RollbackBody {
+  /** Its name. Default: the newest. */
+  snapshot?: string | null;
+}
+
+/** A rule in force. */
+export interface RuleAnswer {
+  name: string;
+  where: string;
+  refresh_s: number | null;
+  /** Items that it allows. */
+  num_items: number;
+  /** Why its last evaluation failed; its filter before that stays in use. */
+  error: string | null;
+  /** Seconds since it was last evaluated over all items. */
+  age_s: number | null;
+}
+
+/** A rule. */
+export interface RuleBody {
+  /** An SQL predicate over the columns, such as `price < 20`. */
+  where: string;
+  /** How often it is evaluated again, such as `60s`. Default: when items change or rules are reloaded. */
+  refresh?: string | null;
+}
+
+/** All rules in force. */
+export interface RulesAnswer {
+  rules: Array<RuleAnswer>;
+}
+
+/** A batch that took more than five times the median of those before it. */
+export interface SlowBatchAnswer {
+  /** Seconds since 1970. */
+  ended_at: number;
+  worker: number;
+  seconds: number;
+  median_s: number;
+  requests: number;
+  /** Of all prompts. */
+  tokens: number;
+  num_beams: number;
+  prefill_s: number;
+  rounds_s: number;
+  constrain_s: number;
+  /** Of the worker's thread. Far below `seconds`: it had no core, or waited for a lock. */
+  cpu_s: number;
+  /** Times that the thread gave up its core: for a lock, the disk, other threads. */
+  waits: number;
+  /** Times that the system gave its core to something else. */
+  preempted: number;
+  /** Pages of memory that were not there. */
+  faults: number;
+}
+
+/** The last slow batches, the oldest first. */
+export interface SlowBatchesAnswer {
+  batches: Array<SlowBatchAnswer>;
+}
+
+/** A saved state of all items and attributes. */
+export interface SnapshotAnswer {
+  name: string;
+  num_items: number;
+  index_version: string;
+  /** When, in UTC. */
+  created: string;
+}
+
+/** A snapshot to make. */
+export interface SnapshotBody {
+  /** A letter or digit, and up to 63 letters, digits, `-`, `_` or `.`. */
+  name: string;
+}
+
+export interface StreamOptions {
+  include_usage?: boolean;
+}
+
+export interface TextPart {
+  type: "text";
+  text: string;
+}
+
+/** Milliseconds of each stage. `prefill`, `rounds` and `constrain` are those of the whole batch. */
+export interface TimingsAnswer {
+  /** Looking up ids, resolving rules. */
+  prepare: number;
+  /** Waiting for a batch. */
+  queue: number;
+  /** The forward pass of the prompts. */
+  prefill: number;
+  /** The forward passes of the beams. */
+  rounds: number;
+  /** Choosing legal codes. */
+  constrain: number;
+  /** From codes to item ids. */
+  postprocess: number;
+  /** The sum. */
+  total: number;
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+}
+
+/** A failure: what the server answered, or that it did not answer. */
+export class LeafbeamError extends Error {
+  /** status: 0 without an answer. code: the class of the server's error. lines: what is wrong with each line of a batch. */
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly code: string,
+    readonly requestId: string,
+    readonly lines: Record<string, string> = {},
+  ) {
+    super(message);
+    this.name = "LeafbeamError";
+  }
+}
+
+export interface Options {
+  /** What `leafbeam keys add` printed. */
+  key?: string;
+  /** Milliseconds of one call with its retries. */
+  deadlineMs?: number;
+  /** At most, of one call. */
+  attempts?: number;
+}
+
+interface Sent {
+  body?: unknown;
+  query?: object;
+  key?: string;
+}
+
+/** A value as one part of a path. */
+function part(value: string | number): string {
+  if (["", ".", ".."].includes(String(value))) throw new RangeError(`${JSON.stringify(value)} cannot be a part of a URL`);
+  return encodeURIComponent(value);
+}
+
+/** A client of `leafbeam serve`. Ids beyond 2^53 lose digits in JavaScript: use ids of text. */
+export class LeafbeamClient {
+  private readonly url: string;
+
+  constructor(url: string, private readonly options: Options = {}) {
+    this.url = url.replace(/\/+$/, "");
+  }
+
+  /** Recommend items under rules: POST /v1/recommend */
+  recommend(body: RecommendBody): Promise<RecommendAnswer> {
+    return this.send("POST", "/v1/recommend", { body });
+  }
+
+  /** Count interactions in the item memory (with --learn): POST /v1/interactions */
+  countInteractions(body: InteractionsBody, key: string = crypto.randomUUID()): Promise<InteractionsAnswer> {
+    return this.send("POST", "/v1/interactions", { body, key });
+  }
+
+  /** Insert or replace items: all lines or none: PUT /v1/items */
+  putItems(body: ItemBody | Array<ItemBody>, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
+    return this.send("PUT", "/v1/items", { body, key });
+  }
+
+  /** Change the attributes or codes that each line names: PATCH /v1/items */
+  patchItems(body: ItemBody | Array<ItemBody>, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
+    return this.send("PATCH", "/v1/items", { body, key });
+  }
+
+  /** Remove the items of the lines: DELETE /v1/items */
+  deleteItems(body: ItemBody | Array<ItemBody>, query: { missing?: "error" | "ignore" } = {}, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
+    return this.send("DELETE", "/v1/items", { body, query, key });
+  }
+
+  /** Items by title or id, and the rules that allow them: GET /v1/items */
+  findItems(query: { query?: string; id?: Array<string>; limit?: number; rule?: Array<string>; filter?: string } = {}): Promise<FoundItems> {
+    return this.send("GET", "/v1/items", { query });
+  }
+
+  /** An item, its codes and attributes: GET /v1/items/{item_id} */
+  getItem(itemId: string | number): Promise<ItemAnswer> {
+    return this.send("GET", "/v1/items/" + part(itemId), {});
+  }
+
+  /** Remove an item: DELETE /v1/items/{item_id} */
+  deleteItem(itemId: string | number, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
+    return this.send("DELETE", "/v1/items/" + part(itemId), { key });
+  }
+
+  /** The catalog: its size, columns, snapshots: GET /v1/catalog */
+  getCatalog(): Promise<CatalogAnswer> {
+    return this.send("GET", "/v1/catalog", {});
+  }
+
+  /** Read the table of items again, and evaluate all rules: POST /v1/catalog/reload */
+  reloadCatalog(): Promise<RulesAnswer> {
+    return this.send("POST", "/v1/catalog/reload", {});
+  }
+
+  /** Merge all changes in the background: POST /v1/catalog/compact */
+  compactCatalog(): Promise<CatalogAnswer> {
+    return this.send("POST", "/v1/catalog/compact", {});
+  }
+
+  /** Save all items under a name: POST /v1/catalog/snapshot */
+  saveSnapshot(body: SnapshotBody): Promise<SnapshotAnswer> {
+    return this.send("POST", "/v1/catalog/snapshot", { body });
+  }
+
+  /** Go back to a snapshot: POST /v1/catalog/rollback */
+  rollBack(body: RollbackBody, key: string = crypto.randomUUID()): Promise<ChangeAnswer> {
+    return this.send("POST", "/v1/catalog/rollback", { body, key });
+  }
+
+  /** Remove a snapshot: DELETE /v1/catalog/snapshots/{name} */
+  deleteSnapshot(name: string | number): Promise<CatalogAnswer> {
+    return this.send("DELETE", "/v1/catalog/snapshots/" + part(name), {});
+  }
+
+  /** All rules: GET /v1/rules */
+  listRules(): Promise<RulesAnswer> {
+    return this.send("GET", "/v1/rules", {});
+  }
+
+  /** A rule: GET /v1/rules/{name} */
+  getRule(name: string | number): Promise<RuleAnswer> {
+    return this.send("GET", "/v1/rules/" + part(name), {});
+  }
+
+  /** Add or replace a rule, once it can be evaluated: PUT /v1/rules/{name} */
+  putRule(name: string | number, body: RuleBody): Promise<RuleAnswer> {
+    return this.send("PUT", "/v1/rules/" + part(name), { body });
+  }
+
+  /** Remove a rule made by PUT: DELETE /v1/rules/{name} */
+  deleteRule(name: string | number): Promise<RuleAnswer> {
+    return this.send("DELETE", "/v1/rules/" + part(name), {});
+  }
+
+  /** Batches that took over five times the median: GET /v1/slow-batches */
+  listSlowBatches(): Promise<SlowBatchesAnswer> {
+    return this.send("GET", "/v1/slow-batches", {});
+  }
+
+  /** Texts or items, for clients of OpenAI: POST /v1/completions */
+  complete(body: CompletionBody | ItemCompletionBody): Promise<CompletionAnswer> {
+    return this.send("POST", "/v1/completions", { body });
+  }
+
+  /** The next message of a chat: POST /v1/chat/completions */
+  chat(body: ChatBody): Promise<ChatAnswer> {
+    return this.send("POST", "/v1/chat/completions", { body });
+  }
+
+  /** What `model` may be: GET /v1/models */
+  listModels(): Promise<ModelsAnswer> {
+    return this.send("GET", "/v1/models", {});
+  }
+
+  /** Is the process up?: GET /healthz */
+  getHealth(): Promise<Health> {
+    return this.send("GET", "/healthz", {});
+  }
+
+  /** Does the server answer requests now?: GET /readyz */
+  getReadiness(): Promise<Readiness> {
+    return this.send("GET", "/readyz", {});
+  }
+
+  /** Counters for Prometheus: GET /metrics */
+  getMetrics(): Promise<string> {
+    return this.send("GET", "/metrics", {});
+  }
+
+  /** Send a call; again after 429 and 503, and where it only reads or has a key and its answer was lost. */
+  private async send<T>(method: string, path: string, { body, query = {}, key }: Sent): Promise<T> {
+    const { deadlineMs = 30_000, attempts = 5 } = this.options;
+    const until = performance.now() + deadlineMs;
+    const headers: Record<string, string> = {};
+    if (body !== undefined) headers["content-type"] = "application/json";
+    if (key !== undefined) headers["idempotency-key"] = key;
+    if (this.options.key !== undefined) headers["authorization"] = `Bearer ${this.options.key}`;
+    const values = Object.entries(query).flatMap(([name, value]) => [value].flat().map((one) => [name, String(one)]));
+    const url = `${this.url}${path}${values.length ? `?${new URLSearchParams(values)}` : ""}`;
+    const isRepeatable = method === "GET" || key !== undefined || path === "/v1/recommend";
+    for (let attempt = 1;; attempt++) {
+      let failure: LeafbeamError;
+      let pauseMs = Math.random() * Math.min(100 * 2 ** (attempt - 1), 10_000);
+      let isWorthIt = isRepeatable;
+      try {
+        const signal = AbortSignal.timeout(Math.max(1, until - performance.now()));
+        const init: RequestInit = { method, headers, signal, redirect: "manual" };
+        const answer = await fetch(url, body === undefined ? init : { ...init, body: JSON.stringify(body) });
+        const isJson = answer.headers.get("content-type")?.startsWith("application/json") ?? false;
+        const content = isJson ? await answer.json() : await answer.text();
+        if (answer.ok || path === "/readyz") return content as T;
+        const error = (content as { error?: Partial<ErrorDetail> }).error ?? {};
+        const says = error.message ?? "this is no answer of leafbeam";
+        const id = answer.headers.get("x-request-id") ?? "";
+        failure = new LeafbeamError(
+          `${method} ${path}: the server answered ${answer.status}: ${says}`,
+          answer.status,
+          error.type ?? `http_${answer.status}`,
+          id,
+          error.lines ?? {},
+        );
+        isWorthIt = answer.status === 429 || answer.status === 503;
+        pauseMs += error.retry_after_ms ?? 0;
+      } catch (error) {
+        failure = new LeafbeamError(`${method} ${path}: no whole answer (${error})`, 0, "no_answer", "");
+      }
+      if (!isWorthIt || attempt >= attempts || performance.now() + pauseMs >= until) throw failure;
+      await new Promise((resolve) => setTimeout(resolve, pauseMs));
+    }
+  }
+}
