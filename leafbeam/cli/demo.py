@@ -44,6 +44,7 @@ def demo(
     items: Annotated[int, option("--items", "Items of the shop.")] = 20_000,
     users: Annotated[int, option("--users", "Users of the shop.")] = 20_000,
     seed: Annotated[int, option("--seed", "Seed of the shop, the Semantic IDs and the training.")] = 0,
+    open_page: Annotated[bool, option("--open", "End with the server running, and its page in a browser.")] = False,
 ) -> None:
     """Run every step from a log to recommendations that obey rules, and show the results."""
     if data is not None and not data.is_dir():
@@ -55,4 +56,13 @@ def demo(
     )
     from leafbeam.demo.pipeline import Demo
 
-    Demo(data=data, minutes=minutes, runs=runs, num_items=items, num_users=users, seed=seed, console=stdout()).run()
+    Demo(
+        data=data,
+        minutes=minutes,
+        runs=runs,
+        num_items=items,
+        num_users=users,
+        seed=seed,
+        console=stdout(),
+        open_page=open_page,
+    ).run()

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import time
+import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Demo:
 
     data: a directory with interactions.* and items.*; None generates a shop of `num_items` and `num_users`.
     minutes: of training; None is 2 for the shop and 10 for data. num_checked_users: users whose answers are checked in bulk.
+    open_page: whether it ends with the server running and its page in a browser, until Ctrl-C.
     """
 
     data: Path | None
@@ -41,6 +43,7 @@ class Demo:
     seed: int
     console: Console
     num_checked_users: int = 200
+    open_page: bool = False
 
     def __post_init__(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < 10_000:
@@ -80,10 +83,15 @@ class Demo:
             results: dict[str, Any] = {"answers": tour.show_answers(), "checked": tour.check_users(self.num_checked_users)}
             self._heading("A rule changes", "Edit a file, signal the server. Nothing is rebuilt or restarted.")
             results["change"] = tour.change_a_rule()
-        results["seconds"] = time.perf_counter() - start
-        report = json.loads((run / "report.json").read_text(encoding="utf-8")) | {"demo": results}
-        write_json(run / "report.json", report)
-        self._print_next_steps(run, results["seconds"])
+            results["seconds"] = time.perf_counter() - start
+            report = json.loads((run / "report.json").read_text(encoding="utf-8")) | {"demo": results}
+            write_json(run / "report.json", report)
+            if self.open_page:
+                self._print_next_steps(run, results["seconds"], server.address + tour.fragment)
+                webbrowser.open(server.address + tour.fragment)
+                server.wait()
+                return
+        self._print_next_steps(run, results["seconds"], None)
 
     def _clean_run(self) -> Path:
         run = self.runs / ("demo-shop" if self.data is None else f"demo-{self.data.resolve().name}")
@@ -111,19 +119,25 @@ class Demo:
             if not line.startswith("Next: "):
                 self.console.print(Text(line), soft_wrap=True)
 
-    def _print_next_steps(self, run: Path, seconds: float) -> None:
+    def _print_next_steps(self, run: Path, seconds: float, page: str | None) -> None:
         body = '{"rules": ["under_20"]}'
+        address = "localhost:8000" if page is None else page.partition("/#")[0]
         hints = Table.grid(padding=(0, 3, 0, 0))
         hints.add_column(style="dim", no_wrap=True)
         hints.add_column(overflow="fold")
         hints.add_row("Results", str(run / "report.json"))
         hints.add_row("Inspect", f"leafbeam inspect {run}")
-        hints.add_row("Serve", f"leafbeam serve --run {run}")
-        hints.add_row("", f"curl localhost:8000/v1/recommend -H 'content-type: application/json' -d '{body}'")
+        if page is None:
+            hints.add_row("Serve", f"leafbeam serve --run {run}")
+            hints.add_row("Its page", "http://localhost:8000, once it runs; `leafbeam demo --open` ends there")
+        else:
+            hints.add_row("Its page", page)
+        hints.add_row("", f"curl {address}/v1/recommend -H 'content-type: application/json' -d '{body}'")
         hints.add_row("Your own data", "leafbeam demo --data DIR, with interactions.parquet (user_id, item_id, timestamp)")
         hints.add_row("", "and items.parquet (item_id, title, price, stock, first_seen, ...)")
         self.console.print()
-        title = f"Done in {seconds / 60:.1f} minutes. The server has stopped; all files are in {run}."
+        server = "The server has stopped" if page is None else "The server runs until Ctrl-C"
+        title = f"Done in {seconds / 60:.1f} minutes. {server}; all files are in {run}."
         self.console.print(Panel(hints, title=title, title_align="left", border_style="green", padding=(1, 2)))
         tutorial = "docs/tutorial.md, from your own log to a server in fifteen minutes"
         self.console.print(Text.assemble(("Next: ", "bold"), (tutorial, "cyan")), soft_wrap=True)

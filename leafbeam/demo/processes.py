@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -95,6 +96,19 @@ class Server:
     def reload(self) -> None:
         """Make the server read rules and items again (SIGHUP)."""
         self.child.send_signal(signal.SIGHUP)
+
+    def wait(self) -> None:
+        """Return at Ctrl-C or SIGTERM. Raises DemoError if the server ends before."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+        try:
+            code = self.child.wait()
+        except KeyboardInterrupt:
+            return
+        finally:
+            if is_main:
+                signal.signal(signal.SIGTERM, before)
+        raise DemoError(f"the server ended with exit code {code}; its log is {self.log}")
 
 
 @contextmanager

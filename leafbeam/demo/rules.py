@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 NEW_DAYS = 7
+WIDER_DAYS = 30
 NEWEST_QUANTILE = 0.95
 
 
@@ -45,9 +46,20 @@ def supported_rules(items: pa.Table) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def _wider(rule: Rule) -> Rule | None:
+    """The same bound further out, with which the playground makes a slider."""
+    if rule.name == "under_20":
+        return Rule(name="under_50", predicate=rule.predicate.replace("20", "50"), title="under 50")
+    if rule.name == "new_this_week":
+        days = rule.predicate.replace(f"INTERVAL {NEW_DAYS} DAY", f"INTERVAL {WIDER_DAYS} DAY")
+        return Rule(name="new_this_month", predicate=days, title="new this month")
+    return None
+
+
 def write_rules(path: Path, items: pa.Table) -> tuple[str, ...]:
-    """Write a rules.toml with every supported rule; returns their names."""
-    rules = supported_rules(items)
+    """Write a rules.toml with every supported rule, and wider ones of price and age; returns their names."""
+    supported = supported_rules(items)
+    rules = [*supported, *(wider for rule in supported if (wider := _wider(rule)))]
     lines = "".join(f'{rule.name} = "{rule.predicate}"\n' for rule in rules)
     head = "# A rule is an SQL predicate over the table `items` of catalog.duckdb. A request names rules, never SQL.\n"
     path.write_text(f"{head}[rules]\n{lines}", encoding="utf-8")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import duckdb
 import numpy as np
@@ -64,6 +65,12 @@ class Tour:
         new = tuple(rule for rule in self.rules if rule.name.startswith("new"))
         other = tuple(rule for rule in self.rules if rule not in new)
         return [(), *(rules for rules in (other, new) if rules)]
+
+    @property
+    def fragment(self) -> str:
+        """The end of the address at which the server's page shows this user under the first rules."""
+        items = [("item", item) for item in self._history(self.user)]
+        return "/#" + urlencode([*items, *(("rule", rule.name) for rule in self.requests[1])])
 
     def show_user(self) -> None:
         """Print the user and the last items of the history."""

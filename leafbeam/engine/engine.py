@@ -351,6 +351,11 @@ class Engine:
             raise
         return pending.future
 
+    @property
+    def learns(self) -> bool:
+        """Whether `observe` counts interactions."""
+        return self._live_memory is not None
+
     def observe(self, events: Sequence[Event], request: RequestKey | None = None) -> int:
         """Count interactions in the item memory (see `LiveMemory.observe`); the next request sees them.
 

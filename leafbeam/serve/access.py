@@ -16,7 +16,8 @@ from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.keys import KeyFile, Scope
 
 Need = Scope | Literal["learn"]
-_OPEN = ("/healthz", "/readyz")
+_OPEN = ("/", "/healthz", "/readyz")
+_PAGE = "/playground/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +71,11 @@ def _hostname(host: str) -> str:
 
 
 def need_of(method: str, path: str) -> Need | None:
-    """What a request needs; None for health checks, which need nothing.
+    """What a request needs; None for health checks and the page's own files, which need nothing.
 
     "learn": interactions, which a server counts only if it was told to (--learn).
     """
-    if path in _OPEN:
+    if path in _OPEN or path.startswith(_PAGE):
         return None
     changes = method not in ("GET", "HEAD")
     if path.startswith("/v1/rules") or (changes and path.startswith("/v1/catalog")):

@@ -69,7 +69,12 @@ def create_app(
     metrics = metrics or Metrics(engine, text)
     batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
     catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds)
-    document = document_of(None if engine is None else engine.limits, text is not None)
+    document = document_of(
+        None if engine is None else engine.limits,
+        has_text=text is not None,
+        has_catalog=engine is not None and engine.catalog is not None,
+        learns=engine is not None and engine.learns,
+    )
     page = page_of(document)
 
     @asynccontextmanager

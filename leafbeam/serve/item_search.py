@@ -5,8 +5,8 @@
 
 import asyncio
 import re
-from http import HTTPStatus
 
+import numpy as np
 import pyarrow as pa
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from leafbeam.catalog import Catalog, Expression
 from leafbeam.engine import Engine, ItemId
 from leafbeam.errors import DataError, LeafbeamError, OverloadedError, UnavailableError
 from leafbeam.index import Version
-from leafbeam.index.items import is_possible
+from leafbeam.index.items import decode_ids, is_possible
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response
@@ -29,7 +29,7 @@ _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
 
 
 class ItemSearchRoute:
-    """`GET /v1/items` of an engine with a catalog."""
+    """`GET /v1/items` of an engine; without a catalog, items have ids alone."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._waiting = engine, 0
@@ -46,8 +46,6 @@ class ItemSearchRoute:
 
     async def _found(self, http: HttpRequest) -> FoundItems:
         catalog, values = self._engine.catalog, http.query_params
-        if catalog is None:
-            raise BodyError("this server has an index without a catalog", status=HTTPStatus.NOT_FOUND)
         if unknown := sorted(set(values) - _PARAMETERS):
             raise BodyError(f"there is no parameter {unknown[0][:80]!r}: expected {', '.join(sorted(_PARAMETERS))}")
         query, names, limit = values.get("query", ""), values.getlist("rule"), _limit_of(values.get("limit", "20"))
@@ -55,16 +53,21 @@ class ItemSearchRoute:
             raise BodyError(f"query may have up to {MAX_CHARACTERS} characters, none of them NUL")
         if len(names) > self._engine.limits.max_rules:
             raise BodyError(f"rule may be given up to {self._engine.limits.max_rules} times")
+        wanted = Expression.of(names, values.get("filter") or None) or ()
+        if len(values.getlist("id")) > MAX_ITEMS:
+            raise BodyError(f"id may be given up to {MAX_ITEMS} times, not {len(values.getlist('id')):,}")
+        if catalog is None:
+            if wanted:
+                raise BodyError("this server has an index without a catalog, so there are no rules")
+            return _bare(self._engine.version, query.strip(), values.getlist("id"), limit)
         rules = catalog.rules
-        allowed = rules.filter(Expression.of(names, values.get("filter") or None) or ())
+        allowed = rules.filter(wanted)
         ids = [_id_of(text, rules.version) for text in values.getlist("id")]
-        if len(ids) > MAX_ITEMS:
-            raise BodyError(f"id may be given up to {MAX_ITEMS} times, not {len(ids):,}")
         column, table = await self._read(catalog, query, ids, limit)
         items: list[FoundItem] = []
         for row in table.to_pylist():
             item_id = row.pop("item_id")
-            in_index = is_possible(item_id, 1 << 20) and bool(rules.version.knows([item_id])[0])
+            in_index = _knows(rules.version, item_id)
             found = FoundItem(
                 item_id=item_id,
                 attributes=row,
@@ -97,6 +100,28 @@ class ItemSearchRoute:
             raise UnavailableError(str(error), reason="catalog") from error
         finally:
             self._waiting -= 1
+
+
+def _bare(version: Version, query: str, texts: list[str], limit: int) -> FoundItems:
+    """Items of an index without a catalog: those of the ids, or the one whose id the query is, or the first ones."""
+    if texts:
+        ids = [_id_of(text, version) for text in texts]
+    elif query:
+        is_id = id_kind_of(version) != "i" or (_WHOLE.fullmatch(query) and is_possible(int(query), 0))
+        ids = [one for one in ([_id_of(query, version)] if is_id else [])[:limit] if _knows(version, one)]
+    else:
+        table = version.segments[0].trie.items
+        ids = decode_ids(table.ids_of(np.arange(min(limit, table.num_items)))).tolist()
+    items = [
+        FoundItem(item_id=one, attributes={}, in_index=known, rules=(), allowed=known)
+        for one, known in ((one, _knows(version, one)) for one in ids)
+    ]
+    count = version.num_items
+    return FoundItems(items=tuple(items), num_allowed=count, num_items=count, title_column=None, index_version=version.name)
+
+
+def _knows(version: Version, item_id: ItemId) -> bool:
+    return is_possible(item_id, 1 << 20) and bool(version.knows([item_id])[0])
 
 
 def _limit_of(text: str) -> int:

@@ -83,20 +83,23 @@ _SEARCH = [
 ]
 
 
-def document_of(limits: Limits | None, has_text: bool = False) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. limits: of the engine, None without one. has_text: whether there is a language model."""
+def document_of(
+    limits: Limits | None, *, has_text: bool = False, has_catalog: bool = True, learns: bool = True
+) -> dict[str, Any]:
+    """The OpenAPI 3.1 document: the routes that this server answers.
+
+    limits: of the engine, None without one. has_text: whether there is a language model. has_catalog: whether items have
+    attributes and rules. learns: whether interactions are counted.
+    """
     paths: dict[str, Any] = {}
     types: list[type] = [CompletionAnswer, ModelsAnswer, OpenAIError]
     if limits is not None:
         paths["/v1/recommend"] = _post("recommend", "Recommend items under rules", ["RecommendBody"], "RecommendAnswer")
-        summary = "Count interactions in the item memory (with --learn)"
-        paths["/v1/interactions"] = _post("count_interactions", summary, ["InteractionsBody"], "InteractionsAnswer", [_KEY])
-        paths |= _catalog_paths()
-        slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
-        paths["/v1/slow-batches"] = {"get": slow}
-        search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))
-        failures = {status: text for status, text in (_ACCESS | _CHANGE_FAILURES).items() if status not in ("409", "415")}
-        paths["/v1/items"]["get"] = search | {"parameters": _SEARCH}
+        if learns:
+            summary = "Count interactions in the item memory (with --learn)"
+            interactions = _post("count_interactions", summary, ["InteractionsBody"], "InteractionsAnswer", [_KEY])
+            paths["/v1/interactions"] = interactions
+        paths |= _catalog_paths() if has_catalog else {"/v1/items": {}}
         slow = _get("list_slow_batches", "Batches that took over five times the median", _content("SlowBatchesAnswer"))
         paths["/v1/slow-batches"] = {"get": slow}
         search = _get("find_items", "Items by title or id, and the rules that allow them", _content("FoundItems"))

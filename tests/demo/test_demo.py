@@ -2,11 +2,19 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import parse_qs
 
+import httpx
 import pyarrow as pa
 import pytest
 from rich.console import Console
@@ -14,7 +22,7 @@ from rich.console import Console
 from leafbeam.datasets import make_shop
 from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
 from leafbeam.demo.pipeline import Demo
-from leafbeam.demo.processes import Server, run_command
+from leafbeam.demo.processes import COMMAND, Server, run_command
 from leafbeam.demo.rules import supported_rules, write_rules
 from leafbeam.demo.sql_checker import SqlChecker
 from leafbeam.demo.tour import Tour
@@ -77,7 +85,10 @@ def test_a_price_that_is_text_is_compared_as_a_number():
 
 def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     items = make_shop(num_items=400, num_users=5, seed=0).items
-    assert write_rules(tmp_path / "rules.toml", items) == ("in_stock", "under_20", "new_this_week")
+    names = ("in_stock", "under_20", "new_this_week", "under_50", "new_this_month")
+    assert write_rules(tmp_path / "rules.toml", items) == names
+    written = tomllib.loads((tmp_path / "rules.toml").read_text())["rules"]
+    assert SqlChecker(items).count_allowed([written["under_50"]]) == sum(row["price"] < 50 for row in items.to_pylist())
     rules = {rule.name: rule.predicate for rule in supported_rules(items)}
     rows = items.to_pylist()
     newest = max(row["first_seen"] for row in rows)
@@ -85,6 +96,8 @@ def test_the_rules_of_a_shop_select_what_their_names_say(tmp_path: Path):
     assert checker.count_allowed([rules["in_stock"]]) == sum(row["stock"] > 0 for row in rows)
     assert checker.count_allowed([rules["under_20"]]) == sum(row["price"] < 20 for row in rows)
     assert checker.count_allowed([rules["new_this_week"]]) == sum((newest - row["first_seen"]).days < 7 for row in rows) == 12
+    month = sum((newest - row["first_seen"]).days < 30 for row in rows)
+    assert checker.count_allowed([written["new_this_month"]]) == month > 12
 
 
 def test_three_tables_fit_side_by_side_in_120_columns():
@@ -168,8 +181,9 @@ def test_the_demo_refuses_missing_data_and_invalid_minutes(tmp_path: Path):
 def test_the_last_line_leads_to_the_tutorial(tmp_path: Path):
     screen = console(120)
     shop = Demo(data=None, minutes=None, runs=tmp_path, num_items=9, num_users=9, seed=0, console=screen)
-    shop._print_next_steps(tmp_path / "demo-shop", 240.0)
+    shop._print_next_steps(tmp_path / "demo-shop", 240.0, None)
     last = text_of(screen).strip().splitlines()[-1]
+    assert "http://localhost:8000" in text_of(screen)
     assert last.startswith("Next: docs/tutorial.md")
     assert (Path(__file__).parents[2] / "docs" / "tutorial.md").exists()
 
@@ -178,3 +192,38 @@ def test_a_step_that_fails_stops_the_demo(capfd: pytest.CaptureFixture[str], tmp
     with pytest.raises(DemoError, match="ended with exit code 2"):
         list(run_command(["make-shop", "--out", str(tmp_path), "--items", "1"]))
     assert "at least one item for each of its" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_open_ends_with_the_page_of_the_user_in_a_browser_and_the_server_running(tmp_path: Path):
+    opened = tmp_path / "opened.txt"
+    browser = tmp_path / "browser"  # writes down what it was told to open
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o755)
+    words = ["demo", "--runs", str(tmp_path / "runs"), "--items", "300", "--users", "300", "--minutes", "0.02", "--open"]
+    out = (tmp_path / "out").open("w")
+    with subprocess.Popen([*COMMAND, *words], stdout=out, env={**os.environ, "BROWSER": f"{browser} %s"}) as child, out:
+        try:
+            while not opened.exists():
+                assert child.poll() is None
+                time.sleep(0.05)
+            page = opened.read_text()
+            address, query = page.split("/#")
+            state = parse_qs(query)
+            assert state["rule"] == ["in_stock", "under_20"]
+            body = {"history": state["item"], "rules": state["rule"]}
+            assert httpx.post(f"{address}/v1/recommend", json=body).json()["num_valid"] == 10
+            assert "playground" in httpx.get(address).text
+        finally:
+            child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+    assert f"Its page          {page[:40]}" in (tmp_path / "out").read_text()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(address)
+
+
+def test_a_server_that_ends_by_itself_is_reported(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as child:
+        server = Server(address="http://127.0.0.1:1", child=child, log=tmp_path / "log")
+        with pytest.raises(DemoError, match="exit code 3"):
+            server.wait()

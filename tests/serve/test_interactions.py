@@ -18,6 +18,7 @@ def test_interactions_are_counted_and_their_mistakes_are_named(first_shop, tmp_p
     files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=tmp_path / "memory.leafbeam", learn=True)
     with Engine.load(model, files) as engine:
         client = TestClient(create_app(engine), base_url=LOCAL)
+        assert "/v1/interactions" in client.get("/openapi.json").json()["paths"]
         wanted = {"history": [1005], "channel": "memory", "rules": ["cheap"]}
         assert client.post("/v1/recommend", json=wanted).json()["item_ids"] == []
         events = [{"history": [1005], "item_id": 1042}, {"history": [1005], "item_id": 1030}, {"item_id": 7}]
@@ -35,6 +36,8 @@ def test_interactions_are_counted_and_their_mistakes_are_named(first_shop, tmp_p
             assert response.status_code == 422, body
             assert response.json()["error"]["message"]
     with first_shop.engine() as engine:
-        response = TestClient(create_app(engine), base_url=LOCAL).post("/v1/interactions", json={"interactions": []})
+        client = TestClient(create_app(engine), base_url=LOCAL)
+        response = client.post("/v1/interactions", json={"interactions": []})
         assert response.status_code == 422
         assert "--learn" in response.json()["error"]["message"]
+        assert "/v1/interactions" not in client.get("/openapi.json").json()["paths"]

@@ -92,12 +92,36 @@ def test_items_without_titles_are_found_by_id_alone(shop):
     catalog.close()
 
 
-def test_an_index_without_a_catalog_has_no_items_to_search(first_shop):
+def test_an_index_without_a_catalog_has_ids_alone(first_shop):
     model, index, _, _ = first_shop.files
     with TestClient(create_app(Engine.load(model, index))) as client:
-        response = client.get(URL)
-    assert response.status_code == 404
-    assert "catalog" in response.json()["error"]["message"]
+        assert ids(client, limit=2) == list(Trie.load(index).item_ids[:2])
+        assert ids(client, query=" 1042 ") == [1042]
+        for text in ("thing", "7", "9" * 19, "-"):
+            assert ids(client, query=text) == []
+        assert ids(client, query="1042", limit=0) == []
+        answer = client.get(URL, params={"id": [1042, 7]}).json()
+        assert [(item["item_id"], item["in_index"], item["allowed"]) for item in answer["items"]] == [
+            (1042, True, True),
+            (7, False, False),
+        ]
+        assert (answer["num_items"], answer["num_allowed"], answer["title_column"]) == (100, 100, None)
+        assert "no rules" in client.get(f"{URL}?rule=cheap").json()["error"]["message"]
+        assert "no rules" in client.get(f"{URL}?filter=cheap").json()["error"]["message"]
+        assert client.get(f"{URL}?id=x").status_code == 422
+        paths = client.get("/openapi.json").json()["paths"]
+        assert "/v1/catalog" not in paths
+        assert set(paths["/v1/items"]) == {"get"}
+
+
+def test_ids_of_text_without_a_catalog_may_hold_anything(first_shop):
+    model, index, _, _ = first_shop.files
+    names = [f"ä {number}" for number in range(100)]
+    trie = Trie.build(Trie.load(index).codes_of(first_shop.item_ids), (8, 16), item_ids=names)
+    with TestClient(create_app(Engine(Transformer.from_pretrained(model), trie))) as client:
+        assert ids(client, query="ä 7") == ["ä 7"]
+        assert ids(client, query="x" * 200) == []
+        assert client.get(URL, params={"id": ["x" * 5000]}).json()["items"][0]["in_index"] is False
 
 
 def test_an_item_that_was_removed_is_found_and_cannot_be_recommended(shop):

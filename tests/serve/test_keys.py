@@ -69,8 +69,10 @@ def test_each_scope_may_do_what_those_before_it_may(served: Any, keys: dict[str,
             assert (status == 403) == (rank < needed), (method, path, scope, status)
             assert status != 401
         assert client.request(method, path, json={}).status_code == 401
-    for path in ("/healthz", "/readyz"):
+    for path in ("/healthz", "/readyz", "/", "/playground/main.js"):
         assert client.get(path).status_code == 200
+    for path in ("/playground", "/playground/../v1/items", "/playground/%2e%2e/v1/items", "//v1/items"):
+        assert client.get(path).status_code in (401, 404)
 
 
 def test_answers_do_not_say_which_part_was_wrong(served: Any, keys: dict[str, str]) -> None:

@@ -54,6 +54,7 @@ function card({ answer, place, known, rules, places, actions, marks }) {
  * since is the catalog alone. actions: [[label, act(item, sid)]] of each card.
  */
 export function showAnswers({ answer, without, known, rules, before, actions }) {
+  const focused = focusOf(document.activeElement);
   const places = before && new Map(before.item_ids.map((id, place) => [id, place]));
   const was = positions($("with"));
   const cards = (one, options) =>
@@ -65,6 +66,19 @@ export function showAnswers({ answer, without, known, rules, before, actions }) 
   $("without").replaceChildren(...(without ? cards(without, { places: null, marks: true }) : []));
   if (!answer.num_valid) $("with").replaceChildren(el("li", { class: "muted" }, "No item is allowed."));
   if (before) slide($("with"), was);
+  focused?.();
+}
+
+/** A function that focuses the same button of the card that takes this one's place; null for an element that is on no card. */
+function focusOf(element) {
+  const card = element?.closest(".card");
+  if (!card) return null;
+  const [list, label] = [card.parentElement, element.textContent];
+  const place = [...list.children].indexOf(card);
+  return () => {
+    const next = list.children[Math.min(place, list.children.length - 1)];
+    ([...(next?.querySelectorAll("button") ?? [])].find((button) => button.textContent === label) ?? $("answers")).focus({ preventScroll: true });
+  };
 }
 
 const positions = (list) => new Map([...list.children].map((one) => [one.dataset.id, one.getBoundingClientRect().top]));

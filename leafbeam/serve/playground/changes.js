@@ -1,59 +1,103 @@
-// The catalog's panel: put and remove items, and put rules, where the server takes changes.
+// The catalog's panel: put and remove items, count interactions, and put rules, where the server takes changes.
 
-import { get, put, putItem, remove } from "./api.js";
-import { $, el, titleOf } from "./dom.js";
+import { interact, put, putItem, remove, wholeOf } from "./api.js";
+import { combobox } from "./combobox.js";
+import { $, count, el, titleOf } from "./dom.js";
+import { columnCompletions } from "./rules.js";
 
-/** The panel, or null if the server takes no changes. paths: those that it has. changed(): called after each change, to ask again. */
-export async function openChanges(paths, numericIds, changed) {
-  if (!("/v1/catalog" in paths)) return null;
-  const catalog = await get("/v1/catalog");
-  if (!catalog.writable) return null;
-  const panel = new Changes(catalog, numericIds, changed);
-  $("change").hidden = false;
-  return panel;
+const NUMBER = /^(u?int|float|double|halffloat|decimal)/;
+const COPY = 1_000_000_000n; // how far the id of a copy is from that of its original
+const HIGH = 2n ** 62n;
+
+function copyOf(id) {
+  if (typeof id === "string") return `${id}-copy`;
+  return String(BigInt(id) + (BigInt(id) > HIGH ? -COPY : COPY));
 }
 
-class Changes {
-  constructor(catalog, numericIds, changed) {
+export class Changes {
+  /** catalog: what GET /v1/catalog says. learns: whether interactions count. changed(): asks again, and resolves to the answer. */
+  constructor(catalog, learns, changed) {
     this.catalog = catalog;
-    this.numericIds = numericIds;
+    this.learns = learns;
     this.changed = changed;
+    $("change").hidden = false;
+    $("item").hidden = $("rule").hidden = !catalog.writable;
+    if (!catalog.writable) {
+      $("change-note").textContent = `Items and rules cannot be changed here: ${catalog.reason}.`;
+      return;
+    }
     const needsCodes = catalog.text_columns.length === 0;
     $("change-note").textContent = needsCodes
-      ? `A new item needs codes. ${catalog.reason ?? ""}`
-      : `A new item gets its codes from ${catalog.text_columns.join(", ")}. Begin with a copy of a card.`;
+      ? `A new item needs codes: ${catalog.reason}.`
+      : `A new item gets its codes from ${catalog.text_columns.join(", ")}. Begin with “Copy” on a card.`;
     const names = ["item_id", ...Object.keys(catalog.columns), "codes"];
     $("fields").replaceChildren(...names.map((name) => this.field(name, needsCodes)));
     $("item").addEventListener("submit", (event) => this.submitItem(event));
     $("rule").addEventListener("submit", (event) => this.submitRule(event));
+    combobox($("rule-where"), $("columns"), {
+      eager: false,
+      suggest: async (text, caret) => columnCompletions(catalog.columns, text, caret),
+      choose: ([text, caret]) => {
+        $("rule-where").value = text;
+        $("rule-where").setSelectionRange(caret, caret);
+      },
+    });
+  }
+
+  /** What a card offers: [[label, act(item, sid)]]. */
+  get actions() {
+    const change = [["Copy", (item, sid) => this.copy(item, sid)], ["Remove", (item, sid) => this.remove(item, sid)]];
+    return this.catalog.writable ? change : [];
   }
 
   field(name, needsCodes) {
+    const kind = this.kindOf(name);
     const required = name === "item_id" || (name === "codes" && needsCodes);
-    const hint = name === "codes" ? this.catalog.codebook_sizes.map((size) => `0-${size - 1}`).join(" ") : this.catalog.columns[name];
-    const wide = name === "title" ? "wide" : null;
-    return el("label", { class: wide }, name, el("input", { name, required, placeholder: hint, autocomplete: "off" }));
+    const optional = name === "codes" && !needsCodes ? "made from the text" : null;
+    const hint = name === "codes" ? this.catalog.codebook_sizes.map((size) => `0-${size - 1}`).join(" ") : null;
+    return el(
+      "label",
+      { class: name === "title" || name === "codes" ? "wide" : null },
+      name,
+      el("input", {
+        name,
+        required,
+        type: kind.startsWith("date") ? "date" : "text",
+        inputmode: NUMBER.test(kind) ? "decimal" : null,
+        placeholder: optional ?? hint ?? (kind === "string" ? null : kind),
+        autocomplete: "off",
+      }),
+    );
+  }
+
+  kindOf(name) {
+    if (name === "item_id") return this.catalog.item_ids === "numbers" ? "int64" : "string";
+    return this.catalog.columns[name] ?? "string";
   }
 
   /** Fill the form with a copy of an item, under an id of its own. */
   copy(item, sid) {
     const inputs = $("item").elements;
     for (const [name, value] of Object.entries(item.attributes)) if (inputs[name]) inputs[name].value = value ?? "";
-    inputs.item_id.value = typeof item.item_id === "number" ? item.item_id + 1_000_000_000 : `${item.item_id}-copy`;
+    inputs.item_id.value = copyOf(item.item_id);
     inputs.codes.value = this.catalog.text_columns.length ? "" : sid.join(" ");
-    inputs.item_id.focus();
+    (inputs.title ?? inputs.item_id).focus();
   }
 
   /** Remove an item; the list of changes can put it back. */
   async remove(item, sid) {
-    await this.change(`Removed ${titleOf(item)}`, () => remove(`/v1/items/${encodeURIComponent(item.item_id)}`), [
-      "Put it back",
-      () => this.put({ item_id: item.item_id, codes: sid, ...item.attributes }, titleOf(item)),
-    ]);
+    await this.change(`Removed ${titleOf(item)}`, () => remove(`/v1/items/${encodeURIComponent(item.item_id)}`), {
+      undo: ["Put it back", () => this.put({ item_id: item.item_id, codes: sid, ...item.attributes }, titleOf(item))],
+    });
   }
 
   async put(item, title) {
-    await this.change(`Put ${title}`, () => putItem(item), null);
+    await this.change(`Put ${title}`, () => putItem(item), { item_id: item.item_id });
+  }
+
+  /** Count that an item was taken after a history. */
+  async take(history, item) {
+    await this.change(`Counted ${titleOf(item)} after the ${count(history.length)} items of the history`, () => interact(history, item.item_id));
   }
 
   async submitItem(event) {
@@ -66,31 +110,41 @@ class Changes {
     await this.put(item, item.title ?? item.item_id);
   }
 
+  /** What was typed, as the column's type has it; the server explains what is not of it. */
   valueOf(name, text) {
-    if (name === "codes") return text.split(/[\s,›]+/).filter(Boolean).map(Number);
-    const kind = name === "item_id" && this.numericIds ? "int64" : (this.catalog.columns[name] ?? "");
-    if (/^(u?int|float|double|halffloat|decimal)/.test(kind)) return Number(text);
-    return kind === "bool" ? text === "true" : text;
+    if (name === "codes") return text.split(/[\s,›]+/).filter(Boolean).map((code) => (/^\d+$/.test(code) ? wholeOf(code) : code));
+    const kind = this.kindOf(name);
+    if (NUMBER.test(kind)) {
+      if (/^-?\d+$/.test(text.trim())) return wholeOf(text.trim());
+      return Number.isFinite(Number(text)) ? Number(text) : text;
+    }
+    return kind === "bool" ? ({ true: true, false: false }[text.trim()] ?? text) : text;
   }
 
   async submitRule(event) {
     event.preventDefault();
     const name = $("rule-name").value;
-    await this.change(`Put the rule ${name}`, () => put(`/v1/rules/${encodeURIComponent(name)}`, { where: $("rule-where").value }), null);
+    const path = `/v1/rules/${encodeURIComponent(name)}`;
+    await this.change(`Put the rule ${name}`, () => put(path, { where: $("rule-where").value }), {
+      undo: ["Remove it", () => this.change(`Removed the rule ${name}`, () => remove(path))],
+    });
   }
 
-  /** Make a change, ask again, and list it with the time it took. */
-  async change(title, work, undo) {
+  /** Make a change, ask again, and list it with the time it took. item_id: of an item to look for in the new answer. */
+  async change(title, work, { undo = null, item_id = null } = {}) {
     const began = performance.now();
     const line = el("li", {});
     try {
       await work();
-      line.append(`${title}: on disk in ${(performance.now() - began).toFixed(0)} ms. `);
+      const seconds = performance.now() - began;
+      const answer = await this.changed();
+      const place = item_id === null || !answer ? null : answer.item_ids.indexOf(item_id) + 1;
+      const where = place === null ? "" : place ? `, and it is number ${place} of the answer` : `, and it is not among the ${answer.num_valid} of the answer`;
+      line.append(`${title}: on disk in ${seconds.toFixed(0)} ms${where}. `);
       if (undo) line.append(el("button", { type: "button", class: "small", onclick: undo[1] }, undo[0]));
     } catch (error) {
       line.append(el("span", { class: "error" }, `${title} failed: ${error.message}`));
     }
     $("changes").prepend(line);
-    await this.changed();
   }
 }

@@ -19,6 +19,9 @@ export const svg = (tag, attributes = {}, ...children) => fill(document.createEl
 
 export const count = (number) => number.toLocaleString("en");
 
+/** `2 items`. */
+export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
 const titleColumn = { name: "title" };
 export function setTitleColumn(name) {
   titleColumn.name = name ?? "title";

@@ -67,8 +67,8 @@ export function watchServer(everyMs = 2000) {
     if (!visible || document.hidden) return;
     try {
       readings.push([performance.now() / 1e3, parseMetrics(await text("/metrics"))]);
-    } catch {
-      $("live").replaceChildren(el("div", {}, el("dt", {}, "state"), el("dd", {}, "the server does not answer")));
+    } catch (error) {
+      $("live").replaceChildren(el("div", {}, el("dt", {}, "state"), el("dd", {}, error.message)));
       return;
     }
     const [now, last] = readings.at(-1);

@@ -2,9 +2,10 @@
 
 import * as api from "./api.js";
 import { broken, showAnswers, showStages } from "./answers.js";
-import { openChanges } from "./changes.js";
+import { Changes } from "./changes.js";
 import { combobox } from "./combobox.js";
-import { $, count, debounced, el, factsOf, setTitleColumn, titleOf } from "./dom.js";
+import { $, count, debounced, el, factsOf, plural, setTitleColumn, titleOf } from "./dom.js";
+import { hasKey, showKey } from "./keys.js";
 import { watchServer } from "./live.js";
 import { completions, loadRules, showRules } from "./rules.js";
 import { DEFAULTS, fromHash, toHash } from "./state.js";
@@ -25,23 +26,35 @@ class Page {
   }
 
   async start() {
+    this.paths = (await api.get("/openapi.json")).paths;
+    showKey();
     await this.loadItems().catch(async (error) => {
       this.showError(error); // an id of another kind in the address
       this.state.history = [];
       await this.loadItems();
     });
-    const { paths } = await api.get("/openapi.json");
-    this.paths = paths;
+    $("ruled").hidden = !this.has("/v1/rules");
+    const catalog = this.has("/v1/catalog") ? await api.get("/v1/catalog") : null;
+    this.columns = Object.keys(catalog?.columns ?? {});
     await this.loadRules();
-    const numericIds = [...this.known.keys()].every((id) => typeof id === "number");
-    this.changes = await openChanges(paths, numericIds, async () => {
-      await this.loadRules();
-      await this.askNow({ sameRequest: true });
-    });
+    if (catalog) {
+      this.changes = new Changes(catalog, this.has("/v1/interactions"), async () => {
+        await this.loadRules();
+        await this.askNow({ sameRequest: true });
+        return this.last;
+      });
+    }
     this.showForm();
     this.bind();
-    watchServer();
+    performance.mark("interactive");
     await this.askNow();
+    performance.mark("answered");
+    watchServer();
+  }
+
+  /** Whether the server has a route. */
+  has(path) {
+    return path in this.paths;
   }
 
   /** The items of the history; without one in the address, the first items of the catalog. */
@@ -49,12 +62,13 @@ class Page {
     const ids = this.state.history;
     const found = await api.items(ids.length ? { ids } : { limit: 3 });
     setTitleColumn(found.title_column);
+    $("by").textContent = found.title_column ? "title or id" : "id";
     for (const item of found.items) this.known.set(item.item_id, item);
     this.state.history = found.items.map((item) => item.item_id);
   }
 
   async loadRules() {
-    this.rules = await loadRules(this.paths);
+    this.rules = this.has("/v1/rules") ? await loadRules() : [];
     showRules(this.rules, this.state.rules, (names) => {
       this.state.rules = names;
       this.ask();
@@ -90,6 +104,13 @@ class Page {
     this.ask();
   }
 
+  /** Count the item as taken after the history, and go on from there. */
+  async take(item) {
+    const before = this.state.history;
+    this.addToHistory(item);
+    await this.changes.take(before, item);
+  }
+
   bind() {
     combobox($("search"), $("found"), {
       eager: true,
@@ -110,7 +131,7 @@ class Page {
     });
     combobox($("filter"), $("names"), {
       eager: false,
-      suggest: async (text, caret) => completions(this.rules, text, caret),
+      suggest: async (text, caret) => completions(this.rules, this.columns, text, caret),
       choose: ([text, caret]) => {
         $("filter").value = text;
         $("filter").setSelectionRange(caret, caret);
@@ -191,7 +212,7 @@ class Page {
     try {
       const began = performance.now();
       const asked = [this.body(true), ...(ruled ? [this.body(false)] : [])];
-      const [answer, without = null] = await Promise.all(asked.map((body) => api.post("/v1/recommend", { ...body, explain: true }, signal)));
+      const [answer, without = null] = await Promise.all(asked.map((body) => api.post("/v1/recommend", { ...body, explain: true }, { signal })));
       const milliseconds = performance.now() - began;
       const ids = [...new Set([...answer.item_ids, ...(without?.item_ids ?? [])])];
       const found = await api.items(ids.length ? { ids, rules, filter } : { limit: 0, rules, filter }, signal);
@@ -209,11 +230,12 @@ class Page {
     $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${count(found.num_items)} items.`;
     const how = answer.exhaustive ? ", every allowed prefix kept" : "";
     const wrong = without ? `; without rules ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} break them` : "";
-    $("summary").textContent = `${answer.num_valid} items in ${milliseconds.toFixed(0)} ms, ${answer.num_beams} beams${how}${wrong}.`;
-    const actions = [["Add to history", (item) => this.addToHistory(item)]];
-    if (this.changes) {
-      actions.push(["Copy", (item, sid) => this.changes.copy(item, sid)], ["Remove", (item, sid) => this.changes.remove(item, sid)]);
-    }
+    const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
+    const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
+    const beams = answer.num_beams ? `${plural(answer.num_beams, "beam")}${how}` : "no search";
+    $("summary").textContent = `${plural(answer.num_valid, "item")} in ${milliseconds.toFixed(0)} ms, ${beams}${left}${ignored}${wrong}.`;
+    const actions = [["Add to history", (item) => this.addToHistory(item)], ...(this.changes?.actions ?? [])];
+    if (this.changes?.learns) actions.unshift(["Take", (item) => this.take(item)]);
     showAnswers({ answer, without, known: this.known, rules, before: sameRequest ? this.last : null, actions });
     this.last = answer;
     showStages(answer.timings_ms);
@@ -245,10 +267,16 @@ class Page {
   }
 
   async copyAsCurl() {
-    const body = JSON.stringify(this.body(true)).replaceAll("'", String.raw`'\''`);
-    await navigator.clipboard.writeText(`curl ${location.origin}/v1/recommend -H 'content-type: application/json' -d '${body}'`);
-    $("copy").textContent = "Copied";
-    setTimeout(() => ($("copy").textContent = "Copy as curl"), 1500);
+    const body = api.stringify(this.body(true)).replaceAll("'", String.raw`'\''`);
+    const key = hasKey() ? "-H 'authorization: Bearer KEY' " : "";
+    const command = `curl ${location.origin}/v1/recommend ${key}-H 'content-type: application/json' -d '${body}'`;
+    try {
+      await navigator.clipboard.writeText(command);
+      $("copy").textContent = "Copied";
+      setTimeout(() => ($("copy").textContent = "Copy as curl"), 1500);
+    } catch {
+      this.showError(new Error(`This browser lets the page copy nothing: ${command}`));
+    }
   }
 
   showError(error) {

@@ -9,12 +9,12 @@ const DATE = new RegExp(String.raw`^\s*${COLUMN}\s*(<=?|>=?)\s*(?:DATE\s*|TIMEST
 const AGE = new RegExp(String.raw`^\s*${COLUMN}\s*(>=?)\s*.+-\s*INTERVAL\s+'?(\d+)'?\s+(HOUR|DAY|WEEK|MONTH|YEAR)S?'?\s*$`, "is");
 const DAYS = { HOUR: 1 / 24, DAY: 1, WEEK: 7, MONTH: 30, YEAR: 365 };
 
-/** All rules: {name, num_items, where}; `where` is null if the server does not show predicates. paths: those that it has. */
-export async function loadRules(paths) {
+/** All rules: {name, num_items, where}; `where` is null if the server does not show predicates. */
+export async function loadRules() {
   try {
-    if ("/v1/rules" in paths) return (await get("/v1/rules")).rules;
+    return (await get("/v1/rules")).rules;
   } catch (error) {
-    if (error.status !== 403) throw error; // they are shown to the server's own machine alone
+    if (error.status !== 403) throw error; // they are shown to the server's own machine, or to keys of scope admin
   }
   const { rules } = await get("/readyz");
   return Object.entries(rules).map(([name, num_items]) => ({ name, num_items, where: null }));
@@ -53,9 +53,11 @@ export function boundsOf(rules) {
   return sliders.map((stops) => ({ column: stops[0].column, stops: stops.sort((one, other) => one.order - other.order) }));
 }
 
-/** Draw toggles and sliders; `changed(names)` is called with the chosen rules. */
-export function showRules(rules, chosen, changed) {
+/** Draw toggles and sliders; `changed(names)` is called with the chosen rules. Chosen names that are no rule can be taken back. */
+export function showRules(known, chosen, changed) {
   const names = new Set(chosen);
+  const unknown = chosen.filter((name) => known.every((rule) => rule.name !== name));
+  const rules = [...known, ...unknown.map((name) => ({ name, num_items: null, where: null }))];
   const toggle = (name, on) => {
     if (on) names.add(name);
     else names.delete(name);
@@ -75,7 +77,7 @@ export function showRules(rules, chosen, changed) {
         },
       }),
       rule.name,
-      el("span", { class: "count" }, `${count(rule.num_items)} items`),
+      el("span", { class: "count" }, rule.num_items === null ? "no such rule" : `${count(rule.num_items)} items`),
     ),
   );
   $("rules").replaceChildren(...(boxes.length ? boxes : [el("p", { class: "muted" }, "This server has no rules.")]));
@@ -115,13 +117,25 @@ export function wordAt(text, caret) {
   return [text.slice(begin, caret), begin, end];
 }
 
-/** Completions of the word at the caret: [{label, note, value: [new text, new caret]}]. */
-export function completions(rules, text, caret) {
-  const [word, begin, end] = wordAt(text, caret);
-  const found = rules.filter((rule) => rule.name.toLowerCase().startsWith(word.toLowerCase()) && rule.name !== word);
-  return found.map((rule) => ({
-    label: rule.name,
-    note: `${count(rule.num_items)} items`,
-    value: [text.slice(0, begin) + rule.name + text.slice(end), begin + rule.name.length],
-  }));
+/** Completions of the word at the caret: [{label, note, value: [new text, new caret]}], by the names of rules and their columns. */
+export function completions(rules, columns, text, caret) {
+  const [word] = wordAt(text, caret);
+  const begins = (name) => name.toLowerCase().startsWith(word.toLowerCase());
+  const named = columns.filter((column) => word && begins(column));
+  const reads = (where) => named.find((column) => new RegExp(String.raw`\b${column}\b`).test(where ?? ""));
+  const found = rules.filter((rule) => rule.name !== word && (begins(rule.name) || reads(rule.where)));
+  found.sort((one, other) => begins(other.name) - begins(one.name));
+  return found.map((rule) => completion(rule.name, [`${count(rule.num_items)} items`, rule.where].filter(Boolean).join(" · "), text, caret));
+}
+
+/** Completions of a predicate: the names of columns, {name: type}. */
+export function columnCompletions(columns, text, caret) {
+  const [word] = wordAt(text, caret);
+  const found = Object.entries(columns).filter(([name]) => word && name !== word && name.toLowerCase().startsWith(word.toLowerCase()));
+  return found.map(([name, kind]) => completion(name, kind, text, caret));
+}
+
+function completion(name, note, text, caret) {
+  const [, begin, end] = wordAt(text, caret);
+  return { label: name, note, value: [text.slice(0, begin) + name + text.slice(end), begin + name.length] };
 }
