@@ -380,3 +380,11 @@ def test_the_tests_that_guarantees_name_exist() -> None:
         assert named, row
         for path in named:
             assert "\ndef test_" in (ROOT / path).read_text(encoding="utf-8"), path
+
+
+def test_the_pictures_of_the_page_are_small_and_have_a_command() -> None:
+    pictures = sorted((prose.ROOT / "docs" / "img").glob("*.png"))
+    script = (prose.ROOT / "docs" / "screenshots.py").read_text(encoding="utf-8")
+    assert pictures
+    assert all(f'name="{picture.stem}"' in script for picture in pictures)
+    assert sum(picture.stat().st_size for picture in pictures) <= 600_000

@@ -83,6 +83,7 @@ class Demo:
             results: dict[str, Any] = {"answers": tour.show_answers(), "checked": tour.check_users(self.num_checked_users)}
             self._heading("A rule changes", "Edit a file, signal the server. Nothing is rebuilt or restarted.")
             results["change"] = tour.change_a_rule()
+            results["page"] = tour.fragment
             results["seconds"] = time.perf_counter() - start
             report = json.loads((run / "report.json").read_text(encoding="utf-8")) | {"demo": results}
             write_json(run / "report.json", report)

@@ -438,7 +438,7 @@ def test_openapi_has_fields_limits_example_and_errors(first_shop):
     responses = document["paths"][URL]["post"]["responses"]
     for status in ("400", "408", "413", "422", "429", "500", "503"):
         assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
-    assert {URL, "/v1/interactions", "/v1/items", "/healthz", "/readyz", "/metrics"} <= set(document["paths"])
+    assert {URL, "/v1/items", "/healthz", "/readyz", "/metrics"} <= set(document["paths"])
 
 
 def test_ids_that_no_index_can_hold_are_ignored_and_reported(first_shop):

@@ -2,7 +2,7 @@
 
 import { $, el, factsOf, titleOf } from "./dom.js";
 
-const CHANNELS = { model: "the model", transition: "taken after", text: "similar text to" };
+const CHANNELS = { model: "the model", transition: "users who took it after", text: "a text like that of" };
 
 /** Which of the rules forbid an item, or "the filter" where all of the named ones allow it. */
 export function broken(item, rules) {
@@ -15,9 +15,9 @@ export function broken(item, rules) {
 function why(answer, place, known) {
   const score = answer.scores[place].toFixed(2);
   const reason = answer.reasons[place];
-  if (!reason) return `${answer.channel}, log probability ${score}`;
+  if (!reason) return `Log probability ${score} by the ${answer.channel}`;
   const source = reason.item_id === null ? "" : ` ${known.has(reason.item_id) ? titleOf(known.get(reason.item_id)) : reason.item_id}`;
-  return `score ${score}: mostly ${CHANNELS[reason.channel] ?? reason.channel}${source} (${reason.score.toFixed(2)})`;
+  return `Score ${score}, the largest part (${reason.score.toFixed(2)}) from ${CHANNELS[reason.channel] ?? reason.channel}${source}`;
 }
 
 function moved(places, id, place) {
@@ -44,7 +44,7 @@ function card({ answer, place, known, rules, places, actions, marks }) {
     el("p", { class: "muted" }, [String(id), factsOf(item)].filter(Boolean).join(" · ")),
     verdict ? el("p", { class: "verdict" }, verdict) : null,
     el("p", {}, why(answer, place, known)),
-    el("p", { class: "sid" }, `SID ${answer.sids[place].join(" › ")}`),
+    el("p", { class: "sid" }, `Semantic ID ${answer.sids[place].join(" › ")}`),
     el("p", { class: "row" }, ...actions.map(button)),
   );
 }

@@ -29,7 +29,7 @@ export class Changes {
     const needsCodes = catalog.text_columns.length === 0;
     $("change-note").textContent = needsCodes
       ? `A new item needs codes: ${catalog.reason}.`
-      : `A new item gets its codes from ${catalog.text_columns.join(", ")}. Begin with “Copy” on a card.`;
+      : `A new item gets its codes from ${catalog.text_columns.join(", ")}. Begin with “Copy as new” on a card.`;
     const names = ["item_id", ...Object.keys(catalog.columns), "codes"];
     $("fields").replaceChildren(...names.map((name) => this.field(name, needsCodes)));
     $("item").addEventListener("submit", (event) => this.submitItem(event));
@@ -46,7 +46,7 @@ export class Changes {
 
   /** What a card offers: [[label, act(item, sid)]]. */
   get actions() {
-    const change = [["Copy", (item, sid) => this.copy(item, sid)], ["Remove", (item, sid) => this.remove(item, sid)]];
+    const change = [["Copy as new", (item, sid) => this.copy(item, sid)], ["Remove", (item, sid) => this.remove(item, sid)]];
     return this.catalog.writable ? change : [];
   }
 

@@ -32,9 +32,10 @@ export const titleOf = (item) => String(item.attributes[titleColumn.name] || ite
 
 /** A few short attributes of an item beside its title. */
 export function factsOf(item) {
+  const title = titleOf(item);
   const facts = Object.entries(item.attributes).filter(
     ([name, value]) => name !== titleColumn.name && value !== null && typeof value !== "object" && String(value).length < 40,
-  );
+  ).filter(([, value]) => typeof value !== "string" || !title.includes(value)); // a brand in the title is known already
   return facts.slice(0, 4).map(([name, value]) => `${name} ${value}`).join(" · ");
 }
 

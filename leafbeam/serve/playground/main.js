@@ -26,17 +26,16 @@ class Page {
   }
 
   async start() {
-    this.paths = (await api.get("/openapi.json")).paths;
-    showKey();
-    await this.loadItems().catch(async (error) => {
+    const items = this.loadItems().catch((error) => {
       this.showError(error); // an id of another kind in the address
       this.state.history = [];
-      await this.loadItems();
+      return this.loadItems();
     });
+    [{ paths: this.paths }] = await Promise.all([api.get("/openapi.json"), items]);
+    showKey();
     $("ruled").hidden = !this.has("/v1/rules");
-    const catalog = this.has("/v1/catalog") ? await api.get("/v1/catalog") : null;
+    const [catalog] = await Promise.all([this.has("/v1/catalog") ? api.get("/v1/catalog") : null, this.loadRules()]);
     this.columns = Object.keys(catalog?.columns ?? {});
-    await this.loadRules();
     if (catalog) {
       this.changes = new Changes(catalog, this.has("/v1/interactions"), async () => {
         await this.loadRules();
@@ -95,6 +94,8 @@ class Page {
       return el("li", {}, el("span", {}, title), el("button", { type: "button", class: "small", "aria-label": `Take out ${title}`, onclick: drop }, "✕"));
     });
     $("history").replaceChildren(...rows);
+    $("history").scrollTop = $("history").scrollHeight; // the newest item counts most
+    $("taken").textContent = rows.length ? plural(rows.length, "item") : "empty";
   }
 
   addToHistory(item) {
@@ -145,6 +146,8 @@ class Page {
       event.preventDefault();
       this.readForm();
       this.askNow();
+      const results = $("summary").parentElement;
+      if (results.getBoundingClientRect().top > innerHeight) results.scrollIntoView(); // below the form, on a phone
     });
     $("clear").addEventListener("click", () => {
       this.state.history = [];
@@ -229,7 +232,7 @@ class Page {
     $("server").textContent = `${count(found.num_items)} items, version ${answer.index_version}`;
     $("allowed").textContent = `These rules allow ${count(found.num_allowed)} of ${count(found.num_items)} items.`;
     const how = answer.exhaustive ? ", every allowed prefix kept" : "";
-    const wrong = without ? `; without rules ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} break them` : "";
+    const wrong = without ? `; without rules, ${without.item_ids.filter((id) => broken(this.known.get(id), rules).length).length} of ${without.num_valid} would break them` : "";
     const left = answer.num_history_left_out ? `; ${plural(answer.num_history_left_out, "item")} of the history left out` : "";
     const ignored = answer.ignored_history.length ? `; not in the index: ${answer.ignored_history.join(", ")}` : "";
     const beams = answer.num_beams ? `${plural(answer.num_beams, "beam")}${how}` : "no search";

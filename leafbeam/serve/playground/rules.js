@@ -65,7 +65,7 @@ export function showRules(known, chosen, changed) {
   const boxes = rules.map((rule) =>
     el(
       "label",
-      { class: "check", title: rule.where },
+      { class: "check" },
       el("input", {
         type: "checkbox",
         value: rule.name,
@@ -76,7 +76,7 @@ export function showRules(known, chosen, changed) {
           changed([...names]);
         },
       }),
-      rule.name,
+      el("span", {}, rule.name, rule.where ? el("small", {}, rule.where) : null),
       el("span", { class: "count" }, rule.num_items === null ? "no such rule" : `${count(rule.num_items)} items`),
     ),
   );
@@ -87,7 +87,7 @@ export function showRules(known, chosen, changed) {
   }
 
   function slider({ column, stops }) {
-    const labels = [`any ${column}`, ...stops.map((stop) => stop.label)];
+    const labels = ["any", ...stops.map((stop) => stop.label)];
     const at = 1 + stops.findLastIndex((stop) => names.has(stop.rule));
     const output = el("output", {}, labels[at]);
     const input = el("input", {

@@ -87,7 +87,7 @@ export function drawTrie(frame, levelsWith, levelsWithout, found) {
       const title = `${node.path.slice(1).replaceAll("/", " › ")}: log probability ${node.score.toFixed(2)}, ${count(node.num_sids)} IDs below`;
       dots.push(svg("circle", { ...shown, cx: place.x, cy: place.y, r: radius }, svg("title", {}, title)));
       if (level + 1 === numLevels) dots.push(leafLabel(node, place, found));
-      else dots.push(svg("text", { x: place.x + radius + 3, y: place.y + 4, "data-level": level + 1 }, String(node.code)));
+      else dots.push(svg("text", { x: place.x + radius + 2, y: place.y - 3, "data-level": level + 1 }, String(node.code)));
     });
   });
   const heads = columns.map((column, level) =>

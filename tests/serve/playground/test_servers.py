@@ -139,7 +139,7 @@ def test_ids_beyond_a_browsers_numbers_keep_their_digits(open_page, tmp_path):
         wait_for_ids(page, "!ids.includes(arg)", str(HUGE[1]))
         assert f'"history":[{first},{last},{HUGE[1]}]' in "".join(bodies)
         title = page.inner_text(f".card[data-id='{HUGE[2]}'] h3").split(". ", 1)[1].strip()
-        page.click(f"[aria-label='Copy: {title}']")
+        page.click(f"[aria-label='Copy as new: {title}']")
         assert page.input_value("#item [name=item_id]") == str(HUGE[2] + 10**9)
         page.fill("#item [name=item_id]", str(2**62 + 1))
         page.click("text=Put the item")
