@@ -83,7 +83,7 @@ def test_a_wrong_item_is_explained_and_changes_nothing(open_page, live):
         assert "Put 7 failed" in page.inner_text(LAST)
         assert says in page.inner_text(LAST), page.inner_text(LAST)
     assert item_of(live, 7).status_code == 404
-    page.click("text=Recommend >> nth=0")
+    page.click("#request button[type=submit]")
     assert card_ids(page) == before
 
 

@@ -118,7 +118,7 @@ def test_the_live_panel_counts_the_requests_of_this_page(open_page):
     page = open_page("#item=1000")
     page.locator("#live").scroll_into_view_if_needed()
     page.wait_for_selector("#live dd")
-    page.click("text=Recommend >> nth=0")
+    page.click("#request button[type=submit]")
     page.wait_for_function(
         "() => [...document.querySelectorAll('#live div')].some(one => /requests a second\\s+\\d/.test(one.innerText) && "
         "!/\\s0\\.0$/.test(one.innerText.trim()))"
