@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -24,10 +25,15 @@ def stderr() -> Console:
 
 
 class Bar:
-    """A progress bar on stderr; where that is a file or a pipe, a line for each tenth of the work."""
+    """A progress bar on stderr, or in a notebook that has ipywidgets; elsewhere a line for each tenth of the work.
+
+    `show` may be passed as the `progress` of `fit_sids`.
+    """
 
     def __init__(self, title: str) -> None:
         self.console = stderr()
+        # In a notebook rich draws with ipywidgets.
+        self._is_drawn = self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
         self._tenth = 0
         self._progress = Progress(
             SpinnerColumn(),
@@ -38,7 +44,7 @@ class Bar:
             TimeElapsedColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=not self._is_drawn,
         )
         self._task = self._progress.add_task(title, total=1.0, note="")
 
@@ -52,7 +58,7 @@ class Bar:
     def show(self, title: str, share: float, note: str = "") -> None:
         """Show the current work and the share of it that is done (0 to 1)."""
         self._progress.update(self._task, description=title, completed=share, note=note)
-        if not self.console.is_terminal and int(10 * share) > self._tenth:
+        if not self._is_drawn and int(10 * share) > self._tenth:
             self._tenth = int(10 * share)
             self.console.print(f"  {title}  {self._tenth * 10:3d} %  {note}".rstrip(), soft_wrap=True)
 

@@ -15,10 +15,12 @@ from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.index.items import ItemIds
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, request_filters
+from leafbeam.tables import html_table
 
 # One filter for all requests, or one for each; the denied item ids of each request.
 BatchFilters = Filter | VersionFilter | Sequence[Filter | VersionFilter | None] | None
 DenyLists = Sequence[ItemIds | None] | None
+_SHOWN_REQUESTS, _SHOWN_ITEMS = 4, 5  # in notebooks
 _Found = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -67,6 +69,16 @@ class SearchResult:
     num_valid: NDArray[np.int64]
     rounds_saved: int = 0
     levels: tuple[BeamLevel, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """The first items of the first requests."""
+        rows = [
+            (request, rank + 1, str(item), f"{self.scores[request, rank]:.2f}", "-".join(map(str, self.codes[request, rank])))
+            for request, items in enumerate(self.item_ids[:_SHOWN_REQUESTS])
+            for rank, item in enumerate(items[:_SHOWN_ITEMS].tolist())
+        ]
+        counts = f"{len(self.item_ids):,} requests, {int(self.num_valid.sum()):,} items"
+        return html_table(f"Search result: {counts}", ["request", "rank", "item", "log probability", "Semantic ID"], rows)
 
 
 def check_batch(version: Version, batch_size: int, filters: BatchFilters, deny: DenyLists) -> list[tuple[RequestFilter, ...]]:

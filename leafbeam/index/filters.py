@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from leafbeam.errors import ForeignFilterError
 from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.items import ItemTable
+from leafbeam.tables import html_table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -81,6 +82,11 @@ class Filter:
 
     def __repr__(self) -> str:
         return f"Filter({len(self):,} of {self.ordinals.size:,} items)"
+
+    def _repr_html_(self) -> str:
+        share = f"{len(self) / max(1, self.ordinals.size):.2%}"
+        rows = [(len(self), self.ordinals.size, share)]
+        return html_table(f"Filter of index {self.index_version}", ["items allowed", "of items", "share"], rows)
 
     def _with(self, ordinals: Bitmap) -> "Filter":
         return Filter(ordinals=ordinals, items=self.items, index_version=self.index_version)

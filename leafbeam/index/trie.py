@@ -18,6 +18,7 @@ from leafbeam.index.level import MAX_ITEMS, Level, check_codes, check_sizes, cod
 from leafbeam.index.level_builder import build_levels
 from leafbeam.index.sequences import SequenceTable, check_end_codes
 from leafbeam.index.tensor_file import FileKind, Tensors, expect, read, write
+from leafbeam.tables import html_table
 
 KIND = FileKind(key="leafbeam", noun="index", writer="Trie.save", newest=2, has_digest=False)
 
@@ -289,6 +290,14 @@ class Trie:
     def __repr__(self) -> str:
         sizes = "x".join(str(size) for size in self.codebook_sizes)
         return f"Trie({self.num_items:,} items, {self.num_leaves:,} leaves of {sizes}, {self.nbytes:,} bytes, {self.version})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (number, size, level.num_nodes, level.nbytes)
+            for number, (size, level) in enumerate(zip(self.codebook_sizes, self.levels, strict=True), 1)
+        ]
+        caption = f"Trie {self.version}: {self.num_items:,} items, {self.num_leaves:,} Semantic IDs"
+        return html_table(caption, ["level", "codebook size", "prefixes", "bytes"], rows)
 
 
 def _trie_of(header: dict[str, Any], tensors: Tensors) -> Trie:

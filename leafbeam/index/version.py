@@ -13,6 +13,7 @@ from leafbeam.index.bitmap import Bitmap
 from leafbeam.index.filters import Filter
 from leafbeam.index.items import ItemIds, check_known
 from leafbeam.index.trie import Trie
+from leafbeam.tables import html_table
 
 MAX_SEGMENTS = 2
 _FEW_LEAVES = 4096
@@ -202,6 +203,14 @@ class Version:
     def __repr__(self) -> str:
         return f"Version({self.number}: {self.num_items:,} live items in {len(self.segments)} segments)"
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, segment.num_items, segment.trie.num_items, segment.trie.version)
+            for name, segment in zip(("base", "delta"), self.segments, strict=False)
+        ]
+        caption = f"Version {self.name}: {self.num_items:,} live items"
+        return html_table(caption, ["segment", "live items", "of items", "index"], rows)
+
     def _locate_all(self, item_ids: ItemIds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         segment_n, row_n = self.locate(item_ids)
         check_known(item_ids, row_n, f"version {self.number} has {self.num_items:,} items")
@@ -267,6 +276,11 @@ class VersionFilter:
 
     def __repr__(self) -> str:
         return f"VersionFilter({len(self):,} of {self.version.num_items:,} live items)"
+
+    def _repr_html_(self) -> str:
+        share = f"{len(self) / max(1, self.version.num_items):.2%}"
+        rows = [(len(self), self.version.num_items, share)]
+        return html_table(f"Filter of version {self.version.name}", ["items allowed", "of items", "share"], rows)
 
     def _combine(self, other: "VersionFilter", combine: Callable[[Filter, Filter], Filter]) -> "VersionFilter":
         if self.version is not other.version:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from leafbeam.extras import optional_imports
 from leafbeam.semid.table import SidTable
+from leafbeam.tables import html_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,26 @@ class SidReport:
         )
         lines.append(f"{self.method}: {self.neighbour_overlap:.1%} of ten nearest neighbours kept by the codes")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        kept = f"{self.neighbour_overlap:.1%} of ten nearest neighbours kept"
+        caption = f"{self.method}: {self.items:,} items, {self.distinct_after:,} distinct Semantic IDs, {kept}"
+        return html_table(caption, ["level", "size", "used", "perplexity", "bits", "variance left"], _levels(self))
+
+
+def _levels(report: SidReport) -> list[tuple[object, ...]]:
+    """The rows of a table of levels."""
+    return [
+        (
+            number,
+            level.codebook_size,
+            level.codes_used,
+            f"{level.perplexity:.1f}",
+            f"{level.entropy:.2f}",
+            "-" if level.unexplained is None else f"{level.unexplained:.3f}",
+        )
+        for number, level in enumerate(report.levels)
+    ]
 
 
 def neighbour_overlap(

@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from leafbeam.errors import DataError
+from leafbeam.tables import html_table
 from leafbeam.train.metrics import SEEN, Estimate, Ranking, RankingMetrics, Ranks, Seen
 
 SERVED = ("model", "memory", "fused")
@@ -126,21 +127,29 @@ class EvaluationReport:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
-    def table(self) -> Table:
-        """The metrics with their standard errors, one row for each ranking, seen items kept and removed, for rich."""
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows of the table: the metrics of each ranking with their standard errors, seen items kept and removed."""
         rows = {(LABELS.get(name, name), how): getattr(found, how) for how in SEEN for name, found in self.rankings.items()}
         if (free := self.unconstrained) is not None and free.users < self.users:
             rows[f"leafbeam, {free.users:,} users", "kept"] = free.constrained
             rows["unconstrained, the same users", "kept"] = free.scores
         elif free is not None:
             rows["unconstrained", "kept"] = free.scores
+        heads = ["", "seen items", *self.rankings["model"].kept.estimates]
+        return heads, [[name, how, *map(str, metrics.estimates.values())] for (name, how), metrics in rows.items()]
+
+    def table(self) -> Table:
+        """The metrics with their standard errors, one row for each ranking, seen items kept and removed, for rich."""
+        heads, rows = self._rows()
         table = Table(title=self.title, caption=self.caption)
-        table.add_column("")
-        for name in ("seen items", *self.rankings["model"].kept.estimates):
-            table.add_column(name, justify="right")
-        for (name, how), metrics in rows.items():
-            table.add_row(name, how, *(str(estimate) for estimate in metrics.estimates.values()))
+        for number, name in enumerate(heads):
+            table.add_column(name, justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*row)
         return table
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.title}. {self.caption}", *self._rows())
 
     @property
     def title(self) -> str:
