@@ -181,6 +181,10 @@ def serve(
     cors: Annotated[
         list[str] | None, option("--cors", "A site whose pages may read answers; repeatable.", CLIENTS, metavar="ORIGIN")
     ] = None,
+    log: Annotated[
+        Literal["text", "json"],
+        option("--log", "json: an object a line, one of each request.", CLIENTS, metavar="text|json"),
+    ] = "text",
     text_model: Annotated[
         Path | None, option("--text-model", "A Qwen3 directory to serve texts of, beside --run or alone.", TEXT)
     ] = None,
@@ -218,7 +222,7 @@ def serve(
     key_file = None if keys is None else KeyFile(keys, rate=rate)
     exposure = Exposure(certificate=tls_certificate, private_key=tls_key, origins=tuple(cors or ()), insecure=insecure)
     exposure.check(host, has_keys=key_file is not None)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S", force=True)
+    _log_to_stderr(is_json=log == "json")
     settings = Settings(
         num_beams=num_beams,
         exhaustive_beams=exhaustive_beams,
@@ -270,6 +274,7 @@ def serve(
         changes=None if paths is None else ChangeFiles(directory=paths.live, encoder=paths.load_encoder(), changes=changes),
         keys=key_file,
         exposure=exposure,
+        log_requests=log == "json",
         host=host,
         port=port,
         device=device,
@@ -281,3 +286,12 @@ def serve(
         grace_s=grace,
         on_ready=on_ready,
     )
+
+
+def _log_to_stderr(*, is_json: bool) -> None:
+    from leafbeam.serve.logs import JsonFormatter
+
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if is_json else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -27,6 +27,7 @@ from leafbeam.serve.errors import http_error, unexpected_error
 from leafbeam.serve.exchange import Bounds, json_response
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
+from leafbeam.serve.logs import RequestLogMiddleware
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
@@ -50,6 +51,7 @@ def create_app(
     writer: CatalogWriter | str = NO_WRITER,
     access: Access | None = None,
     origins: Sequence[str] = (),
+    log_requests: bool = False,
     max_body_bytes: int = 1 << 20,
     max_batch_bytes: int = 8 << 20,
     max_body_s: float = 10.0,
@@ -59,9 +61,10 @@ def create_app(
     """The ASGI application of an engine, a language model, or both, which start and stop with it.
 
     writer: changes the engine's catalog for clients; or why it cannot be changed. access: who may do what; by default, programs
-    on this machine may change the catalog. origins: sites whose pages may read answers. max_body_bytes, max_body_s: bounds of a
-    body and of the seconds until it is there. max_batch_bytes: of a batch of items. answer_s: a request without an answer by
-    then gets 503, whatever its deadline. grace_s: seconds that accepted requests may still run when the application stops.
+    on this machine may change the catalog. origins: sites whose pages may read answers. log_requests: log each, without its
+    body. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there. max_batch_bytes: of a batch of
+    items. answer_s: a request without an answer by then gets 503, whatever its deadline. grace_s: how long admitted requests
+    may still run when the application stops, in seconds.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
@@ -125,6 +128,7 @@ def create_app(
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
         middleware=[
             Middleware(RequestIdMiddleware),
+            *([Middleware(RequestLogMiddleware)] if log_requests else []),
             *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
             Middleware(AccessMiddleware, access=access or Access(), refused=metrics.observe_refused_access),
         ],

@@ -103,7 +103,7 @@ class Server:
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
     that holds the address once requests are answered. connections: what one client may send and hold open. exposure: TLS, and
-    who may reach it. reloader: one that is installed already; None: `run` installs one.
+    who may reach it. log_requests: log each, without its body. reloader: one that is installed already; None: `run` makes one.
 
     Raises ArgumentError if the port cannot be bound, or other machines could reach a server without keys.
     """
@@ -116,6 +116,7 @@ class Server:
         writer: CatalogWriter | str = NO_WRITER,
         access: Access | None = None,
         exposure: Exposure | None = None,
+        log_requests: bool = False,
         host: str = "127.0.0.1",
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
@@ -144,6 +145,7 @@ class Server:
                 writer=writer,
                 access=access,
                 origins=exposure.origins,
+                log_requests=log_requests,
                 grace_s=grace_s,
                 **bodies,
             ),
@@ -269,6 +271,7 @@ def serve(
     changes: ChangeFiles | None = None,
     keys: KeyFile | None = None,
     exposure: Exposure | None = None,
+    log_requests: bool = False,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "cpu",
@@ -309,6 +312,7 @@ def serve(
         opened.callback(reloader.set_reload, None)
         bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
         bounds |= {"connections": connections, "writer": writer, "access": access, "exposure": exposure}
+        bounds["log_requests"] = log_requests
         Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
 
 
