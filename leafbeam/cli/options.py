@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-Format = Literal["tables", "amazon", "movielens"]
+Format = Literal["tables", "amazon", "movielens", "cornac"]
 Order = Literal["time", "file"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 DEFAULT_RUN = Path("runs/shop")

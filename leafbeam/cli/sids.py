@@ -33,7 +33,7 @@ def fit_sids(
     items: Annotated[Path | None, option("--items --metadata", "File of items, if it is not in that directory.")] = None,
     run: RunOption = DEFAULT_RUN,
     kind: Annotated[
-        Format | None, option("--format", "tables (Parquet, CSV), amazon, movielens.", default="tables", metavar="NAME")
+        Format | None, option("--format", "tables, amazon, movielens, cornac.", default="tables", metavar="NAME")
     ] = None,
     user_column: Annotated[str | None, option("--user-column", "User of an interaction.", TABLES, default="user_id")] = None,
     item_column: Annotated[str | None, option("--item-column", "Item of an interaction.", TABLES, default="item_id")] = None,

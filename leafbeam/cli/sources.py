@@ -56,7 +56,7 @@ class Source:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Format):
             raise ArgumentError(f"--format {self.kind}: choose one of {', '.join(get_args(Format))}")
-        if self.kind == "tables":
+        if self.kind in ("tables", "cornac"):
             return
         if self.items is not None and self.kind == "movielens":
             raise ArgumentError("--items goes with --format tables or amazon; MovieLens has movies.csv in its directory")
@@ -97,6 +97,8 @@ class Source:
         if self.kind == "movielens":
             return load_movielens(self.path, k_core=self.k_core)
         is_file = self.path.is_file()
+        if self.kind == "cornac" and not is_file:
+            raise DataError(f"{self.path} is no file: cornac's users, items and ratings are in one")
         return load_log(
             None if is_file else self.path,
             interactions=self.path if is_file else None,
@@ -113,6 +115,7 @@ class Source:
             text_ids=self.text_ids,
             delimiter=self.delimiter,
             items_delimiter=self.items_delimiter,
+            headerless=self.kind == "cornac",
         )
 
     @property

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.config import check_choice
 from leafbeam.semid.table import numpy_ids
+from leafbeam.train.foreign_tables import is_dataset, joined_features
 from leafbeam.train.histories import Histories
 from leafbeam.train.tables import (
     SourceTable,
     TimeUnit,
     find_table,
     id_column,
+    read_headerless,
     read_table,
     same_id_type,
     timestamps,
@@ -114,12 +116,17 @@ def load_log(
     text_ids: bool = False,
     delimiter: str = ",",
     items_delimiter: str | None = None,
+    headerless: bool = False,
 ) -> InteractionLog:
     """Read a table of interactions (user, item, time) and, if there is one, a table of items; options as of `log_from_tables`.
 
     path: a directory with `interactions.parquet`, `.csv` or `.csv.gz` and optionally `items.*`; or name the two files.
     In CSV, ids that are all plain whole numbers become int64; other ids ("007") stay text. delimiter: of CSV.
-    items_delimiter: of the table of items, if it has another one. Raises DataError.
+    items_delimiter: of the table of items, if it has another one. headerless: interactions are lines of user, item, rating and
+    perhaps time, as cornac has them. Raises DataError.
+
+    Tables may also be JSON, files of RecBole (.inter, .item) and directories that Hugging Face's datasets saved; a table of
+    items may be RecTools' (id, feature, value).
 
     >>> load_log(interactions="clicks.csv", items="goods.csv", columns=Columns(user="who", item="sku", item_of_items="sku"))
     """
@@ -128,6 +135,8 @@ def load_log(
         if len(character) != 1:
             raise ArgumentError(f"{name}={character!r}: expected one character, such as ',' or ';'")
     columns = columns or Columns()
+    if path is not None and is_dataset(Path(path)):
+        path, interactions = None, path
     if path is not None and interactions is None:
         if not Path(path).is_dir():
             raise DataError(f"there is no directory {path}: it should hold interactions.parquet (or .csv)")
@@ -138,9 +147,18 @@ def load_log(
         items = items if items is not None else find_table(Path(path), "items")
     elif path is not None or interactions is None:
         raise ArgumentError("give either a directory, or interactions=FILE (and items=FILE)")
+    taken = (
+        read_headerless(Path(interactions))
+        if headerless
+        else read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter)
+    )
+    listed = None
+    if items is not None:
+        listed = read_table(Path(items), (columns.item_of_items,), delimiter=items_delimiter)
+        listed = listed._replace(table=joined_features(listed.table))
     return log_from_tables(
-        read_table(Path(interactions), (columns.user, columns.item), delimiter=delimiter),
-        None if items is None else read_table(Path(items), (columns.item_of_items,), delimiter=items_delimiter),
+        taken,
+        listed,
         columns=columns,
         time_unit=time_unit,
         duplicates=duplicates,

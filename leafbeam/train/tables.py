@@ -8,6 +8,7 @@ Shapes: E rows of interactions.
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from leafbeam.errors import DataError
+from leafbeam.train.foreign_tables import ATOMIC_SUFFIXES, is_dataset, read_atomic, read_dataset, read_ratings
 from leafbeam.train.json_tables import JSON_SUFFIXES, read_json_table
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
@@ -44,39 +46,68 @@ class SourceTable(NamedTuple):
 
 
 def find_table(directory: Path, stem: str) -> Path | None:
-    """The one file `stem.parquet`, `stem.csv` or `stem.csv.gz` of a directory, or None; DataError for two of them."""
+    """The one table of a directory called `stem` (.parquet, .csv, ...), or None; DataError for two of them.
+
+    RecBole's `NAME.inter` and `NAME.item` count as `interactions` and `items`, as does a dataset of Hugging Face in a folder.
+    """
     found = [path for suffix in _SUFFIXES if (path := directory / f"{stem}{suffix}").is_file()]
+    found += sorted(directory.glob({"interactions": "*.inter", "items": "*.item"}[stem]))
+    found += [folder] if is_dataset(folder := directory / stem) else []
     if len(found) > 1:
         raise DataError(f"{directory} holds {' and '.join(p.name for p in found)}: keep one, or name the file to read")
     return found[0] if found else None
 
 
 def read_table(path: Path, id_columns: tuple[str, ...], *, delimiter: str = ",") -> SourceTable:
-    """Read one Parquet, CSV or JSON file; in CSV the `id_columns` stay text, so that "007" is not 7. delimiter: of CSV."""
+    """Read one file of Parquet, CSV, JSON or RecBole, or a directory that Hugging Face's datasets saved.
+
+    In CSV the `id_columns` stay text, so that "007" is not 7. delimiter: of CSV.
+    """
+    if path.is_dir() and is_dataset(path):
+        return SourceTable(_checked(path, lambda: read_dataset(path)), str(path))
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty (0 bytes)")
-    is_csv = path.name.endswith((".csv", ".csv.gz"))
-    try:
+    is_text = path.name.endswith((".csv", ".csv.gz", *ATOMIC_SUFFIXES))
+
+    def read() -> pa.Table:
+        nonlocal is_text
         if path.name.endswith(".parquet"):
-            table = pq.read_table(path)
-        elif is_csv:
-            types = {name: pa.string() for name in id_columns}
-            convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
-            parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-            table = pacsv.read_csv(path, convert_options=convert, parse_options=parse)
-        elif path.suffix in JSON_SUFFIXES:
-            table, is_csv = read_json_table(path, id_columns[0])
-        else:
-            raise DataError(f"{path.name} is neither .parquet, .csv, .csv.gz, .jsonl nor .json: convert it to one of them")
+            return pq.read_table(path)
+        if path.suffix in ATOMIC_SUFFIXES:
+            return read_atomic(path)
+        if path.suffix in JSON_SUFFIXES:
+            table, is_text = read_json_table(path, id_columns[0])
+            return table
+        if not is_text:
+            raise DataError(f"{path.name} is neither .parquet, .csv, .csv.gz, .jsonl, .json, .inter nor .item: convert it")
+        types = {name: pa.string() for name in id_columns}
+        convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=True)
+        parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        return pacsv.read_csv(path, convert_options=convert, parse_options=parse)
+
+    return SourceTable(_checked(path, read), str(path), is_text)
+
+
+def read_headerless(path: Path) -> SourceTable:
+    """Read cornac's user, item, rating and perhaps time, in lines without names. Raises DataError."""
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    return SourceTable(_checked(path, lambda: read_ratings(path)), str(path), True)
+
+
+def _checked(path: Path, read: Callable[[], pa.Table]) -> pa.Table:
+    """The table that `read` returns. Raises DataError where it cannot be read, or a column is there twice."""
+    try:
+        table = read()
         names = table.column_names  # raises UnicodeDecodeError
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has the column {repeated[0]!r} more than once: rename one of them")
-    return SourceTable(table, str(path), is_csv)
+    return table
 
 
 def id_column(source: SourceTable, name: str, *, role: str, as_text: bool = False) -> pa.ChunkedArray:

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +22,7 @@ from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.index import Trie
 from leafbeam.ingest import set_aside
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import QuantiserConfig, fit_sids
 from leafbeam.serve import Access, ChangeFiles, KeyFile
 from leafbeam.serve.keys import add_key
@@ -111,6 +114,31 @@ def test_items_of_a_server_are_added_replaced_and_removed(run: Path, monkeypatch
         refused = call("remove", "i1", "--url", url)
         assert (refused.exit_code, "401" in refused.stderr) == (2, True)
     assert ids_of(run) == IDS - {"i0"}
+
+
+def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_the_model(run: Path) -> None:
+    paths = RunDirectory(run)
+    ItemMemory.fit(sorted(IDS), np.array([0]), np.empty(0, np.int64), texts=TITLES).save(paths.memory)
+    with ExitStack() as opened:
+        files = CatalogFiles(index=paths.trie, catalog=paths.catalog, rules=paths.rules, memory=paths.memory)
+        changed = ChangeFiles(directory=paths.live, encoder=paths.load_encoder()).open(files, opened)
+        engine = Engine(load_model(paths.model), changed.source, memory=changed.memory)
+        server = opened.enter_context(thread(engine, writer=changed.writer, access=Access(changes="local")))
+        with httpx.Client(base_url=server.url, timeout=120) as client:
+            put = client.put("/v1/items", json=[{"item_id": "new", "title": "a very old green tea"}])
+            assert put.json()["inserted"] == 1, put.text
+            like, new = (client.get(f"/v1/items/{item}").json() for item in ("i4", "new"))
+            assert new["sid"] == like["sid"]  # "old green tea": the model, which never saw it, scores it as that one
+            memory = client.post("/v1/recommend", json={"history": ["i4"], "num_items": 3, "channel": "memory"}).json()
+            assert memory["item_ids"][0] == "new"
+            assert (memory["reasons"][0]["channel"], memory["reasons"][0]["item_id"]) == ("text", "i4")
+            body = {"history": ["i0"], "num_items": 7, "num_beams": 16, "channel": "model", "keep_history": True}
+            model = client.post("/v1/recommend", json=body).json()
+            scores = dict(zip(model["item_ids"], model["scores"], strict=True))
+            assert scores.keys() == {*IDS, "new"}
+            assert scores["new"] == scores["i4"]
+            unknown = client.put("/v1/items", json=[{"item_id": "other", "title": "zzz"}])
+            assert (unknown.status_code, "send codes" in unknown.text) == (422, True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x", ""])

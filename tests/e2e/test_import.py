@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,10 +19,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from leafbeam import BeamSearch, Trie
-from leafbeam.demo.processes import running_server
+from leafbeam.cli.run import RunDirectory
+from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.model import PromptTokens, TokenTable, load_model
 from leafbeam.semid import SidTable
 from tests.e2e.test_path import call
+from tests.serve.test_server import thread
 
 LEVELS = "abc"
 PROMPT, SEPARATOR = "<|im_start|> shop history : {history} next", " , "
@@ -110,7 +113,7 @@ def theirs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     numbers = np.unique(rng.integers(0, [12, 30, 13], (60, 3)), axis=0)[:40]
     index = {str(item): [f"<{name}_{n}>" for name, n in zip(LEVELS, row, strict=True)] for item, row in enumerate(numbers)}
     index["39"] = index["38"]  # they collide
-    tokenizer = tokenizer_of([token for sid in {*map(tuple, index.values())} for token in sid if True], is_t5=is_t5)
+    tokenizer = tokenizer_of([token for sid in {*map(tuple, index.values())} for token in sid], is_t5=is_t5)
     model = model_of(tokenizer.get_vocab_size(), is_t5=is_t5)
     model.save_pretrained(folder / "model")
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
@@ -135,17 +138,19 @@ def run(theirs: Theirs) -> Path:
 
 
 def test_a_server_of_imported_files_answers_as_transformers_scores(theirs: Theirs, run: Path):
-    with running_server(run) as server:
+    paths = RunDirectory(run)
+    files = CatalogFiles(index=paths.index, catalog=paths.catalog, rules=paths.rule_files, memory=paths.fitted_memory)
+    with thread(Engine.load(paths.model, files)) as server, httpx.Client(base_url=server.url, timeout=120) as client:
         for history in ([], [3], [7, 1, 0, 2]):
             body = {"history": history, "num_items": 12, "num_beams": 64, "keep_history": True}
-            answer = server.request("/v1/recommend", body).body
+            answer = client.post("/v1/recommend", json=body).json()
             truth = theirs.scores(history)
             assert len(answer["item_ids"]) == 12
             np.testing.assert_allclose(answer["scores"], [truth[item] for item in answer["item_ids"]], atol=2e-4)
             np.testing.assert_allclose(answer["scores"], sorted(truth.values(), reverse=True)[:12], atol=2e-4)
-        cheap = server.request("/v1/items/4").body
-        assert cheap["attributes"] == {"title": "thing 4", "price": 2.0}
-        assert server.request("/v1/items/5").body["attributes"] == {"title": None, "price": None}
+        listed, unlisted = (client.get(f"/v1/items/{item}").json()["attributes"] for item in (4, 5))
+        assert listed == {"title": "thing 4", "price": 2.0}
+        assert unlisted == {"title": None, "price": None}
 
 
 def test_beam_search_on_the_same_checkpoint_finds_the_same(theirs: Theirs, run: Path):

@@ -12,6 +12,7 @@ from leafbeam.cli.foreign_sids import read_sids
 from leafbeam.model.token_names import families, named_vocabulary, read_codebooks, read_token_ids
 from leafbeam.semid import SidTable
 from leafbeam.semid.table import numpy_ids
+from leafbeam.train import load_log
 from leafbeam.train.item_join import item_table
 from leafbeam.train.tables import SourceTable, read_table
 
@@ -47,6 +48,30 @@ def fuzz_item_table(data: bytes) -> None:
     ids = SourceTable(pa.table({"item_id": ["0", "1"]}), "the SIDs", True)
     table, _ = item_table(ids, read_table(_written(data), ("item_id",)))
     assert len(table) == 2
+
+
+def fuzz_atomic_file(data: bytes) -> None:
+    """RecBole's interactions, up to a log."""
+    path = Path(_folder().name) / "x.inter"
+    path.write_bytes(data)
+    load_log(interactions=path)
+
+
+def fuzz_ratings(data: bytes) -> None:
+    """Lines of user, item, rating and perhaps time, up to a log."""
+    path = Path(_folder().name) / "ratings"
+    path.write_bytes(data)
+    load_log(interactions=path, headerless=True, order="file")
+
+
+def fuzz_dataset(data: bytes) -> None:
+    """A dataset's state.json, then a blank line and its Arrow stream, up to a log."""
+    folder = Path(_folder().name) / "dataset"
+    folder.mkdir(exist_ok=True)
+    state, _, stream = data.partition(b"\n\n")
+    (folder / "state.json").write_bytes(state)
+    (folder / "data.arrow").write_bytes(stream)
+    load_log(folder)
 
 
 def fuzz_token_names(data: bytes) -> None:

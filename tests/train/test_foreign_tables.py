@@ -1,0 +1,149 @@
+"""Tables of other libraries become the same log: RecBole, Hugging Face datasets, cornac, RecTools, JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from leafbeam.cli.sources import Source
+from leafbeam.errors import DataError
+from leafbeam.train import Columns, InteractionLog, load_log
+from leafbeam.train.foreign_tables import joined_features, read_atomic, read_dataset, read_ratings
+
+ROWS = [(7, 1, 5.0, 1_000_000_300), (7, 3, 3.5, 1_000_000_100), (9, 1, 1.0, 1_000_000_200)]
+TITLES = {1: "red lamp", 2: "desk", 3: 'a "sofa'}
+
+
+def save_dataset(folder: Path, *tables: pa.Table, names: Any = None) -> Path:
+    """The files of datasets' `save_to_disk`: Arrow streams, and state.json that names them."""
+    folder.mkdir(parents=True)
+    files = [f"data-{number:05}-of-{len(tables):05}.arrow" for number in range(len(tables))]
+    for file, table in zip(files, tables, strict=True):
+        with pa.OSFile(str(folder / file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    named = [{"filename": file} for file in files] if names is None else names
+    state = {"_data_files": named, "_fingerprint": "0", "_format_type": None, "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def recbole(folder: Path) -> InteractionLog:
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+    lines = ["\t".join(map(str, row)) for row in ROWS]
+    (folder / "shop.inter").write_text("\n".join([header, *lines]) + "\n")
+    items = [f"{item}\t{title}\t{item / 2}" for item, title in TITLES.items()]
+    (folder / "shop.item").write_text("\n".join(["item_id:token\ttitle:token_seq\tprice:float", *items]))
+    return load_log(folder)
+
+
+def hugging_face(folder: Path) -> InteractionLog:
+    names = ("user_id", "item_id", "rating", "timestamp")
+    tables = [pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))) for rows in (ROWS[:2], ROWS[2:])]
+    save_dataset(folder / "clicks", *tables)
+    items = save_dataset(folder / "goods" / "train", pa.table({"item_id": list(TITLES), "title": list(TITLES.values())}))
+    (folder / "goods" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    return load_log(folder / "clicks", items=items.parent)
+
+
+def cornac(folder: Path) -> InteractionLog:
+    (folder / "uirt.txt").write_text("\n".join("::".join(map(str, row)) for row in ROWS) + "\n\n")
+    (folder / "goods.json").write_text(json.dumps({str(item): {"title": title} for item, title in TITLES.items()}))
+    return Source(path=folder / "uirt.txt", kind="cornac", items=folder / "goods.json").read()
+
+
+def rectools(folder: Path) -> InteractionLog:
+    columns = dict(zip(("user_id", "item_id", "weight"), map(list, zip(*(row[:3] for row in ROWS), strict=True)), strict=True))
+    times = pa.array([row[3] for row in ROWS]).cast(pa.timestamp("s"))
+    pq.write_table(pa.table({**columns, "datetime": times}), folder / "interactions.parquet")
+    words = [(item, "title", word) for item, title in TITLES.items() for word in title.split()]
+    features = dict(zip(("id", "feature", "value"), map(list, zip(*words, strict=True)), strict=True))
+    pq.write_table(pa.table(features), folder / "items.parquet")
+    return load_log(folder, columns=Columns(timestamp="datetime", item_of_items="id"))
+
+
+@pytest.mark.parametrize("make", [recbole, hugging_face, cornac, rectools])
+def test_every_library_s_files_are_the_same_log(tmp_path: Path, make: Any):
+    log = make(tmp_path)
+    assert log.user_ids.tolist() == [7, 9]
+    assert log.item_ids.tolist() == [1, 2, 3]
+    assert [log.item_ids[log.histories[user]].tolist() for user in range(2)] == [[3, 1], [1]]
+    assert log.histories.times_E.tolist() == [1_000_000_100_000_000, 1_000_000_300_000_000, 1_000_000_200_000_000]
+    assert log.items["title"].to_pylist() == list(TITLES.values())
+
+
+def test_lines_without_times_keep_their_order(tmp_path: Path):
+    (tmp_path / "uir.csv").write_text("ann,b,1\nann,a,2\n")
+    log = load_log(interactions=tmp_path / "uir.csv", headerless=True, order="file")
+    assert log.item_ids[log.histories[0]].tolist() == ["b", "a"]
+    with pytest.raises(DataError, match="--order file"):
+        load_log(interactions=tmp_path / "uir.csv", headerless=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has the type ''"),
+        ("user_id\titem_id\n1\t2\n", "'user_id' has the type ''"),
+        ("user_id:word\n1\n", "'user_id' has the type 'word'"),
+        (":token\n1\n", "the column '' has the type 'token'"),
+        ("a:token\tb:float\n1\tx\n", "conversion error"),
+        ("a:token\tb:float\n1\n", "Expected 2 columns"),
+    ],
+)
+def test_a_file_that_is_none_of_recbole_is_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "x.inter").write_text(text)
+    with pytest.raises((DataError, pa.ArrowException), match=message):
+        read_atomic(tmp_path / "x.inter")
+    with pytest.raises(DataError):
+        load_log(interactions=tmp_path / "x.inter")
+
+
+def test_names_like_nulls_are_items_of_recbole(tmp_path: Path):
+    (tmp_path / "x.item").write_text("item_id:token\ttitle:token\nNA\tnull\nnan\t\n")
+    assert read_atomic(tmp_path / "x.item").to_pydict() == {"item_id": ["NA", "nan"], "title": ["null", None]}
+
+
+def test_a_dataset_that_is_none_is_refused(tmp_path: Path):
+    table = pa.table({"item_id": [1]})
+    for number, (names, message) in enumerate(
+        ((7, "names no data files"), ([{"filename": "../x.arrow"}], "names no data files"), ([], "without files"),
+         ([{"filename": "x.arrow"}], "x.arrow is missing"))
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            read_dataset(save_dataset(tmp_path / str(number), table, names=names))
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(DataError, match="has the splits train, test: name one"):
+        read_dataset(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["../train"]}')
+    with pytest.raises(DataError, match="names no splits"):
+        read_dataset(tmp_path)
+    damaged = save_dataset(tmp_path / "damaged", table)
+    file = next(damaged.glob("*.arrow"))
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(DataError, match="cannot be read"):
+        load_log(damaged)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has 0 fields"),
+        ("1 2\n", "has 2 fields"),
+        ("1 2 3\n1 2\n", "row 2 has 2 fields, the first 3"),
+        ("user,item,rating\n1,2,3\n", "a rating is no number"),
+        ("1,2,3,now\n", "a timestamp is no number"),
+    ],
+)
+def test_lines_that_are_no_ratings_are_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "x.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_ratings(tmp_path / "x.txt")
+
+
+def test_another_table_with_these_names_is_left_alone():
+    table = pa.table({"id": [1], "feature": ["a"], "value": ["b"], "more": [1]})
+    assert joined_features(table) is table
