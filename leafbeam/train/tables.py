@@ -102,7 +102,9 @@ def _checked(path: Path, read: Callable[[], pa.Table]) -> pa.Table:
     try:
         table = read()
         names = table.column_names  # raises UnicodeDecodeError
-    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:  # of damaged lengths too
         raise DataError(f"{path} cannot be read: {error}") from error
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

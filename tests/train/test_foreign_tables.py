@@ -1,5 +1,8 @@
 """Tables of other libraries become the same log: RecBole, Hugging Face datasets, cornac, RecTools, JSON."""
 
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
 import json
 from pathlib import Path
 from typing import Any
