@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce peers figures gpu clean
+.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce peers figures gpu package sbom audit clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -66,6 +66,20 @@ gpu:
 	  no = [n for n in "torch triton numpy numba safetensors".split() if u.find_spec(n) is None]; \
 	  no and sys.exit(f"make gpu needs {no}, which {sys.executable} lacks: install them, or name a Python with GPU_PYTHON=")'
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu.parts
+
+# Wheel and sdist in dist/, checked, and the wheel tried in an empty environment.
+package: .venv/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	LEAFBEAM_DIST=dist $(BIN)/python -m pytest -m slow tests/test_package.py
+
+# What `pip install leafbeam[EXTRAS]` brings with the tested versions, as CycloneDX, in dist/.
+sbom: .venv/.dev
+	$(BIN)/python deploy/sbom.py --extras $(or $(EXTRAS),serve,otel) --out dist/leafbeam.cdx.json
+
+# Known vulnerabilities of the tested versions; asks the network.
+audit: .venv/.dev
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

@@ -21,6 +21,7 @@ EXTRAS = {
     "marisa_trie": "bench",
     "matplotlib": "plot",
     "msgspec": "serve",
+    "opentelemetry": "otel",
     "outlines_core": "automata",
     "prometheus_client": "serve",
     "pyarrow": "catalog",

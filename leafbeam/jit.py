@@ -37,7 +37,7 @@ class _CompilationNotice(event.Listener):
         self.logged = True
         log.info(
             "compiling kernels for this machine, which can take a minute; later runs load them from %s",
-            config.CACHE_DIR or _cache_directory() or "__pycache__",
+            kernel_directory(),
         )
 
     def on_end(self, event: Any) -> None:
@@ -67,6 +67,11 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
                 config.CACHE_DIR = before
 
     return compile_when_called
+
+
+def kernel_directory() -> str:
+    """Where compiled kernels are kept."""
+    return config.CACHE_DIR or _cache_directory() or "__pycache__"
 
 
 def _cache_directory() -> str:

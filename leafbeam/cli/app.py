@@ -7,7 +7,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from leafbeam import __version__
-from leafbeam.cli import demo, evaluate, generate, import_run, index, items, keys, serve, sids, top, train
+from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, items, keys, serve, sids, top, train
 from leafbeam.cli.console import stderr
 from leafbeam.errors import LeafbeamError
 
@@ -30,7 +30,6 @@ app = typer.Typer(
     name="leafbeam",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Generative retrieval that can only return items you may show.\n\n"
@@ -68,5 +67,6 @@ app.add_typer(keys.app, name="keys")
 app.command("top")(top.top)
 app.command("generate")(generate.generate)
 app.command("inspect")(index.inspect)
+app.command("doctor")(doctor.doctor)
 app.command("make-shop")(demo.make_shop)
 app.command("demo")(demo.demo)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ ENGINE_FILES = ("model", "trie", "catalog", "rules")
 BATCHES = "Batches and memory"
 LIMITS = "Limits"
 CLIENTS = "Who may reach it"
+OBSERVED = "What it says"
 TEXT = "A language model"
 
 
@@ -134,16 +134,16 @@ def serve(
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
     device: DeviceOption = "cpu",
     no_verify: NoVerifyOption = False,
-    learn: Annotated[bool, option("--learn", "Count interactions sent to POST /v1/interactions in the item memory.")] = False,
+    learn: Annotated[bool, option("--learn", "Count interactions of POST /v1/interactions.")] = False,
     changes: Annotated[
         Literal["auto", "on", "off"],
         option(
             "--changes",
-            "Take changes of items and rules: auto, from this machine alone; on, from everyone; off.",
+            "Take changes: auto, from this machine; on, from all; off.",
             metavar="NAME",
         ),
     ] = "auto",
-    workers: Annotated[int, option("--workers", "Threads that run batches; they share the weights.")] = 1,
+    workers: Annotated[int, option("--workers", "Threads of batches; they share the weights.")] = 1,
     slo_ms: Annotated[float | None, option("--slo-ms", "Default deadline; requests that cannot meet it get 429.")] = None,
     num_beams: Annotated[int, option("--beams", "Beams of requests that name none.")] = 20,
     exhaustive_beams: Annotated[int, option("--exhaustive-beams", "Keep all prefixes where rules leave so few.")] = 128,
@@ -153,7 +153,7 @@ def serve(
     refresh: Annotated[
         str | None, option("--refresh", "Interval of rules that name none.", default="at SIGHUP", metavar="60s")
     ] = None,
-    rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation of a rule, at most.")] = 60.0,
+    rule_timeout: Annotated[float, option("--rule-timeout", "Seconds of one evaluation, at most.")] = 60.0,
     threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="measured at the start")] = None,
     max_batch: Annotated[int, option("--max-batch", "Maximum requests in one batch.", BATCHES)] = 16,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", "Its maximum prompt tokens.", BATCHES)] = 32_768,
@@ -181,18 +181,22 @@ def serve(
     cors: Annotated[
         list[str] | None, option("--cors", "A site whose pages may read answers; repeatable.", CLIENTS, metavar="ORIGIN")
     ] = None,
-    log: Annotated[
-        Literal["text", "json"],
-        option("--log", "json: an object a line, one of each request.", CLIENTS, metavar="text|json"),
+    log_format: Annotated[
+        Literal["text", "json"], option("--log-format", "Lines of the log.", OBSERVED, metavar="text|json")
     ] = "text",
+    log_requests: Annotated[
+        Literal["off", "on", "histories"],
+        option("--log-requests", "A line for each: on; histories, with them.", OBSERVED, metavar="NAME"),
+    ] = "off",
+    traces: Annotated[
+        str | None, option("--traces", "OTLP collector for OpenTelemetry traces.", OBSERVED, default="OTEL_*", metavar="URL")
+    ] = None,
     text_model: Annotated[
         Path | None, option("--text-model", "A Qwen3 directory to serve texts of, beside --run or alone.", TEXT)
     ] = None,
     text_timeout: Annotated[float, option("--text-timeout", "Seconds after which a text is cut off.", TEXT)] = 60.0,
     text_queue: Annotated[int, option("--text-queue", "Requests for texts that may wait; more get 429.", TEXT)] = 64,
-    text_tokens: Annotated[
-        int, option("--text-tokens", "Tokens of all running texts and their prompts: bounds memory.", TEXT)
-    ] = 16_384,
+    text_tokens: Annotated[int, option("--text-tokens", "Tokens of running texts, their prompts too.", TEXT)] = 16_384,
 ) -> None:
     """Serve POST /v1/recommend and, for OpenAI's clients, /v1/completions and /v1/chat/completions; /docs lists all routes.
 
@@ -213,8 +217,10 @@ def serve(
     require_device(device)
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
-    from leafbeam.serve import ChangeFiles, ConnectionLimits, Exposure, KeyFile
+    from leafbeam.serve import ChangeFiles, ConnectionLimits, Exposure, KeyFile, Observation
     from leafbeam.serve import serve as run_server
+    from leafbeam.serve.log_format import configure_log
+    from leafbeam.serve.observation import traces_from_environment
     from leafbeam.text import TextService, TextSettings
 
     if rate is not None and keys is None:
@@ -222,7 +228,12 @@ def serve(
     key_file = None if keys is None else KeyFile(keys, rate=rate)
     exposure = Exposure(certificate=tls_certificate, private_key=tls_key, origins=tuple(cors or ()), insecure=insecure)
     exposure.check(host, has_keys=key_file is not None)
-    _log_to_stderr(is_json=log == "json")
+    configure_log(log_format, values=log_requests == "histories")
+    tracer = None
+    if traces is not None or traces_from_environment():
+        from leafbeam.serve import Traces
+
+        tracer = Traces.to(traces)
     settings = Settings(
         num_beams=num_beams,
         exhaustive_beams=exhaustive_beams,
@@ -274,7 +285,7 @@ def serve(
         changes=None if paths is None else ChangeFiles(directory=paths.live, encoder=paths.load_encoder(), changes=changes),
         keys=key_file,
         exposure=exposure,
-        log_requests=log == "json",
+        observation=Observation(log=log_requests, traces=tracer),
         host=host,
         port=port,
         device=device,
@@ -286,12 +297,3 @@ def serve(
         grace_s=grace,
         on_ready=on_ready,
     )
-
-
-def _log_to_stderr(*, is_json: bool) -> None:
-    from leafbeam.serve.logs import JsonFormatter
-
-    handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    handler.setFormatter(JsonFormatter() if is_json else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

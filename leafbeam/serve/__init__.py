@@ -10,7 +10,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.serve.exposure import Exposure
     from leafbeam.serve.keys import Key, KeyFile
     from leafbeam.serve.metrics import Metrics
+    from leafbeam.serve.observation import Observation
     from leafbeam.serve.server import Server, serve
+    from leafbeam.serve.traces import Traces
 
 __all__ = [
     "Access",
@@ -20,7 +22,9 @@ __all__ = [
     "Key",
     "KeyFile",
     "Metrics",
+    "Observation",
     "Server",
+    "Traces",
     "create_app",
     "serve",
 ]

@@ -23,12 +23,12 @@ from leafbeam.serve.access import Access, AccessMiddleware
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.conversions import slow_batch_answer
-from leafbeam.serve.errors import http_error, unexpected_error
+from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
 from leafbeam.serve.exchange import Bounds, json_response
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
-from leafbeam.serve.logs import RequestLogMiddleware
 from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.observation import Observation, ObservationMiddleware
 from leafbeam.serve.openapi import document_of, page_of
 from leafbeam.serve.page import playground_routes
 from leafbeam.serve.request_id import HEADER, RequestIdMiddleware
@@ -51,7 +51,7 @@ def create_app(
     writer: CatalogWriter | str = NO_WRITER,
     access: Access | None = None,
     origins: Sequence[str] = (),
-    log_requests: bool = False,
+    observation: Observation | None = None,
     max_body_bytes: int = 1 << 20,
     max_batch_bytes: int = 8 << 20,
     max_body_s: float = 10.0,
@@ -61,15 +61,15 @@ def create_app(
     """The ASGI application of an engine, a language model, or both, which start and stop with it.
 
     writer: changes the engine's catalog for clients; or why it cannot be changed. access: who may do what; by default, programs
-    on this machine may change the catalog. origins: sites whose pages may read answers. log_requests: log each, without its
-    body. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there. max_batch_bytes: of a batch of
-    items. answer_s: a request without an answer by then gets 503, whatever its deadline. grace_s: how long admitted requests
-    may still run when the application stops, in seconds.
+    on this machine may change the catalog. origins: sites whose pages may read answers. observation: which requests are logged
+    and traced; by default, none. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there.
+    max_batch_bytes: of a batch of items. answer_s: a request without an answer by then gets 503, whatever its deadline.
+    grace_s: seconds that accepted requests may still run when the application stops.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
     bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
-    metrics = metrics or Metrics(engine, text)
+    metrics, observation = metrics or Metrics(engine, text), observation or Observation()
     batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
     catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds)
     document = document_of(
@@ -91,6 +91,8 @@ def create_app(
         await asyncio.gather(*(asyncio.to_thread(stop, grace_s) for stop in stops))
         if catalog is not None:
             await asyncio.to_thread(catalog.close)
+        if observation.traces is not None:
+            await asyncio.to_thread(observation.traces.close)
 
     async def healthz(http: HttpRequest) -> Response:
         return json_response(Health())
@@ -125,10 +127,11 @@ def create_app(
             Route("/openapi.json", openapi),
             Route("/docs", docs),
         ],
-        exception_handlers={HTTPException: http_error, Exception: unexpected_error},
+        exception_handlers={HTTPException: http_error},
         middleware=[
             Middleware(RequestIdMiddleware),
-            *([Middleware(RequestLogMiddleware)] if log_requests else []),
+            *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
+            Middleware(UnexpectedErrorMiddleware),
             *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
             Middleware(AccessMiddleware, access=access or Access(), refused=metrics.observe_refused_access),
         ],

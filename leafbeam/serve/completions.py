@@ -36,6 +36,7 @@ from leafbeam.serve.completion_schema import (
 from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
+from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextRequest, TextService
@@ -131,6 +132,7 @@ class CompletionRoutes:
         finally:
             gone.cancel()
         self._metrics.observe_result(result, request.num_items)
+        note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
         return json_response(_items_answer(result))
 
     async def _generate(

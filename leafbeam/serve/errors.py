@@ -10,6 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leafbeam.errors import (
     ArgumentError,
@@ -81,8 +82,7 @@ def _headers(request: Request, error: Exception, status: int) -> dict[str, str]:
     """The headers of the answer to a failed request; a fault of the server is logged."""
     headers: dict[str, str] = {}
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        place = request.method, request.url.path, request_id_of(request.scope)
-        log.error("%s %s (request %s): %s", *place, error, exc_info=error)
+        _log_failure(request.scope, error)
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, OverloadedError):
@@ -124,9 +124,35 @@ async def http_error(request: Request, error: Exception) -> Response:
     return _answer(error.status_code, "RequestError", message, dict(error.headers or {}))
 
 
-async def unexpected_error(request: Request, error: Exception) -> Response:
-    """The answer of an app to any other error."""
-    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
+class UnexpectedErrorMiddleware:
+    """Answers 500 to any other error, logs it with the request's id, and keeps the connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            _log_failure(scope, error)
+            failure = _answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
+            await failure(scope, receive, send)
+
+
+def _log_failure(scope: Scope, error: Exception) -> None:
+    """The route and not the path, which could hold an item's id or a line break."""
+    request_id, route = request_id_of(scope), getattr(scope.get("route"), "path_format", "unknown")
+    fields = {"request_id": request_id}
+    log.error("%s %s failed (request %s)", scope["method"], route, request_id, exc_info=error, extra={"fields": fields})
 
 
 def _answer(

@@ -17,6 +17,7 @@ from leafbeam.serve.conversions import recommend_answer, request_of
 from leafbeam.serve.errors import error_response
 from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
+from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, RecommendBody
 
 _DECODER = msgspec.json.Decoder(RecommendBody)
@@ -41,6 +42,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         finally:
             gone.cancel()
         metrics.observe_result(result, request.num_items)
+        note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
         return json_response(recommend_answer(result, explain=request.explain))
 
     async def recommend(http: HttpRequest) -> Response:

@@ -30,6 +30,7 @@ from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.exposure import Exposure
 from leafbeam.serve.keys import KeyFile
 from leafbeam.serve.metrics import Metrics
+from leafbeam.serve.observation import Observation
 from leafbeam.text import TextService
 
 log = logging.getLogger("leafbeam.serve")
@@ -103,7 +104,8 @@ class Server:
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
     that holds the address once requests are answered. connections: what one client may send and hold open. exposure: TLS, and
-    who may reach it. log_requests: log each, without its body. reloader: one that is installed already; None: `run` makes one.
+    who may reach it. observation: which requests are logged and traced. reloader: one that is installed already; None: `run`
+    installs one.
 
     Raises ArgumentError if the port cannot be bound, or other machines could reach a server without keys.
     """
@@ -116,7 +118,7 @@ class Server:
         writer: CatalogWriter | str = NO_WRITER,
         access: Access | None = None,
         exposure: Exposure | None = None,
-        log_requests: bool = False,
+        observation: Observation | None = None,
         host: str = "127.0.0.1",
         port: int = 8000,
         max_body_bytes: int = 1 << 20,
@@ -145,12 +147,13 @@ class Server:
                 writer=writer,
                 access=access,
                 origins=exposure.origins,
-                log_requests=log_requests,
+                observation=observation,
                 grace_s=grace_s,
                 **bodies,
             ),
             ssl_certfile=exposure.certificate,
             ssl_keyfile=exposure.private_key,
+            log_config=None,  # the log is that of the process
             log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
             access_log=False,
             lifespan="on",
@@ -271,7 +274,7 @@ def serve(
     changes: ChangeFiles | None = None,
     keys: KeyFile | None = None,
     exposure: Exposure | None = None,
-    log_requests: bool = False,
+    observation: Observation | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     device: str = "cpu",
@@ -286,8 +289,9 @@ def serve(
     """Load an engine (see `Engine.load`) and serve it until SIGTERM or Ctrl-C (see `Server`).
 
     text: a language model to serve too; alone, where model and catalog are None. changes: where clients' changes of the catalog
-    are kept; it goes with CatalogFiles. keys: of clients, without which a server is bound to this machine alone. A SIGHUP
-    during loading takes effect once requests are answered. Raises what Engine.load, LiveDirectory.open and Server raise.
+    are kept; it goes with CatalogFiles. keys: of clients, without which a server is bound to this machine alone.
+    observation: which requests are logged and traced. A SIGHUP during loading takes effect once requests are answered.
+    Raises what Engine.load, LiveDirectory.open and Server raise.
     """
     if (model is None) != (catalog is None):
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
@@ -311,8 +315,8 @@ def serve(
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
         bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
-        bounds |= {"connections": connections, "writer": writer, "access": access, "exposure": exposure}
-        bounds["log_requests"] = log_requests
+        bounds |= {"connections": connections, "writer": writer, "access": access}
+        bounds |= {"exposure": exposure, "observation": observation}
         Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
 
 

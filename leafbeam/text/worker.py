@@ -246,7 +246,7 @@ class TextWorker:
             self._seconds_per_job += 0.1 * (since - self._seconds_per_job)
 
     def _failed(self, jobs: Sequence[TextJob], error: Exception) -> None:
-        log.error("a batch of %d texts failed: %s", len(jobs), error, exc_info=error)
+        log.error("a batch of %d texts failed", len(jobs), exc_info=error)
         for job in jobs:
             _fail(job, error)
 

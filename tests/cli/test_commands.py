@@ -13,7 +13,7 @@ from leafbeam.cli import app
 from leafbeam.cli.output import parse_ids
 from leafbeam.errors import DataError, ItemIdError
 
-COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "make-shop", "demo")
+COMMANDS = ("fit-sids", "import", "train", "evaluate", "build", "recommend", "serve", "inspect", "doctor", "make-shop", "demo")
 ENV = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 

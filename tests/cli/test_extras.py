@@ -14,7 +14,11 @@ from leafbeam.extras import EXTRAS, optional_imports, require, require_device
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DISTRIBUTIONS = {"adbc_driver_postgresql": "adbc-driver-postgresql", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "adbc_driver_postgresql": "adbc-driver-postgresql",
+    "opentelemetry": "opentelemetry-sdk",
+    "sklearn": "scikit-learn",
+}
 
 # Importing one of the packages in argv[1] fails as if it were not installed.
 BLOCK = """

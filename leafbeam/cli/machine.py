@@ -1,0 +1,104 @@
+"""What a process may use of its machine: cores, memory and files, with the limits of its control group."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED = 1 << 60  # control groups of version 1 write a number of this size for no limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Cores and bytes; None where the system does not say. quota, memory_limit: of the control group, None without a limit."""
+
+    cores: int
+    allowed_cores: int
+    quota: float | None
+    memory: int | None
+    available: int | None
+    memory_limit: int | None
+    open_files: int | None
+
+    @classmethod
+    def this(cls, root: Path = Path("/")) -> "Machine":
+        """This machine. root: where `proc` and `sys` are."""
+        cores = os.cpu_count() or 1
+        memory = _meminfo(root / "proc/meminfo")
+        quotas: list[float] = []
+        limits: list[int] = []
+        for group in _groups(root):
+            quota, period = _words(group / "cpu.max", 2) or _quota_of_version_1(group)
+            if (used := _number(quota)) is not None and (of := _number(period)):
+                quotas.append(used / of)
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                limit = _number((_words(group / name, 1) or [""])[0])
+                if limit is not None and limit < _UNLIMITED:
+                    limits.append(limit)
+        return cls(
+            cores=cores,
+            allowed_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+            quota=min(quotas, default=None),
+            memory=memory.get("MemTotal"),
+            available=memory.get("MemAvailable"),
+            memory_limit=min(limits, default=None),
+            open_files=_open_files(),
+        )
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores that threads should count on: at least 1."""
+        return max(1, min(self.allowed_cores, int(self.quota or self.allowed_cores)))
+
+
+def _groups(root: Path) -> list[Path]:
+    """The directories of this process's control groups, up to their roots; the limit of each one counts."""
+    found: list[Path] = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        for controller in controllers.split(",") if controllers else [""]:
+            base = root / "sys/fs/cgroup" / controller
+            here = base / path.lstrip("/")
+            # In a container the path may be the host's, which is not there: its own limits are at the base.
+            found += [here, *(parent for parent in here.parents if parent.is_relative_to(base))]
+    return list(dict.fromkeys(found))
+
+
+def _quota_of_version_1(group: Path) -> list[str]:
+    names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+    return [(_words(group / name, 1) or [""])[0] for name in names]
+
+
+def _words(path: Path, count: int) -> list[str] | None:
+    try:
+        words = path.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return None
+    return words if len(words) == count else None
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    """Bytes by name."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    parts = [line.replace(":", " ").split() for line in lines]
+    sizes = {words[0]: _number(words[1]) for words in parts if len(words) == 3 and words[2] == "kB"}
+    return {name: 1024 * size for name, size in sizes.items() if size is not None}
+
+
+def _number(text: str) -> int | None:
+    """A whole number of up to 20 digits; None for "max", -1, and what is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
+
+
+def _open_files() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

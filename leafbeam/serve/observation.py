@@ -1,0 +1,134 @@
+"""What a server says of its requests: lines of its log, and spans."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leafbeam.engine import Request, Result
+from leafbeam.serve.request_id import request_id_of
+
+log = logging.getLogger("leafbeam.requests")
+_KEY = "leafbeam.answered"
+_PROBES = frozenset(["/healthz", "/readyz", "/metrics"])  # asked every few seconds
+_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+
+LogRequests = Literal["off", "on", "histories"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A request and its result. arrived_ns: when its body was there, in ns since 1970."""
+
+    request: Request
+    result: Result
+    arrived_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """A request over HTTP whose answer has been sent.
+
+    route: the path with names in place of values, such as `/v1/items/{item_id}`; "unknown" for a path without one.
+    answered: for the routes that return items, unless they failed.
+    """
+
+    method: str
+    route: str
+    status: int
+    seconds: float
+    request_id: str
+    answered: Answered | None
+
+
+class Tracer(Protocol):
+    """Makes spans of requests (`leafbeam.serve.traces.Traces`)."""
+
+    def start(self, scope: Scope) -> Any: ...
+
+    def end(self, span: Any, exchange: Exchange) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What a server says of each request, besides its metrics.
+
+    log: a line for each request at level INFO; "histories": with its user and history. traces: makes spans.
+    Probes have neither.
+    """
+
+    log: LogRequests = "off"
+    traces: Tracer | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.log != "off" or self.traces is not None
+
+
+class ObservationMiddleware:
+    """Logs and traces each request once it is answered."""
+
+    def __init__(self, app: ASGIApp, observation: Observation) -> None:
+        self._app, self._log, self._traces = app, observation.log, observation.traces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _PROBES:
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+        span = None if self._traces is None else self._traces.start(scope)
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = int(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        finally:
+            exchange = Exchange(
+                method=scope["method"] if scope["method"] in _METHODS else "_OTHER",
+                route=getattr(scope.get("route"), "path_format", "unknown"),
+                status=status,
+                seconds=time.perf_counter() - began,
+                request_id=request_id_of(scope),
+                answered=scope.get(_KEY),
+            )
+            if self._traces is not None:
+                self._traces.end(span, exchange)
+            if self._log != "off":
+                _write_line(exchange, histories=self._log == "histories")
+
+
+def note_answer(scope: Scope, request: Request, result: Result, *, seconds: float) -> None:
+    """Keep an answer until it is logged and traced. seconds: since the request's body was there. Cost: under 1 us."""
+    scope[_KEY] = Answered(request=request, result=result, arrived_ns=time.time_ns() - int(1e9 * seconds))
+
+
+def traces_from_environment() -> bool:
+    """Whether OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and OTEL_SDK_DISABLED is not true."""
+    names = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+    return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true" and any(os.environ.get(name) for name in names)
+
+
+def _write_line(exchange: Exchange, *, histories: bool) -> None:
+    fields: dict[str, Any] = {
+        "request_id": exchange.request_id,
+        "method": exchange.method,
+        "route": exchange.route,
+        "status": exchange.status,
+        "ms": round(1e3 * exchange.seconds, 2),
+    }
+    if (answered := exchange.answered) is not None:
+        request, result = answered.request, answered.result
+        fields |= {"num_items": request.num_items, "num_valid": result.num_valid, "batch_size": result.batch_size}
+        if histories:
+            fields |= {"user": request.user, "history": list(request.history)}
+    text = f"{exchange.method} {exchange.route} {exchange.status}"
+    log.info("%s %s", text, fields, extra={"message_of_fields": text, "fields": fields})
