@@ -94,7 +94,7 @@ def _require(url: str | None) -> None:
     if url is None:
         require("`leafbeam items`", "duckdb", "msgspec", "pyarrow", "starlette", extra="serve")
     else:
-        require("`leafbeam items --url`", "httpx", "msgspec", "pyarrow", extra="client")
+        require("`leafbeam items --url`", "httpx", "msgspec", "pyarrow", extra="catalog,client")
 
 
 def _id_of(text: str, is_text: bool) -> int | str:
