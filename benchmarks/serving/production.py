@@ -257,9 +257,9 @@ def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def parameters_of(run: LoadRun, case: Case) -> dict[str, Any]:
-    config, levels = run.model.config, run.trie.num_levels
+    config = run.model.config
     return {
-        "prompt_tokens": run.model.vocabulary.num_leading + case.items * levels,
+        "prompt_tokens": run.model.vocabulary.prompt_length(case.items),
         "K": case.beams,
         "B": case.batch,
         "threads": THREADS,
