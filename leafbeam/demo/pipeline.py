@@ -131,8 +131,6 @@ class Demo:
         if page is None:
             hints.add_row("Serve", f"leafbeam serve --run {run}")
             hints.add_row("Its page", "http://localhost:8000, once it runs; `leafbeam demo --open` ends there")
-        else:
-            hints.add_row("Its page", page)
         hints.add_row("", f"curl {address}/v1/recommend -H 'content-type: application/json' -d '{body}'")
         hints.add_row("Your own data", "leafbeam demo --data DIR, with interactions.parquet (user_id, item_id, timestamp)")
         hints.add_row("", "and items.parquet (item_id, title, price, stock, first_seen, ...)")
@@ -142,3 +140,5 @@ class Demo:
         self.console.print(Panel(hints, title=title, title_align="left", border_style="green", padding=(1, 2)))
         tutorial = "docs/tutorial.md, from your own log to a server in fifteen minutes"
         self.console.print(Text.assemble(("Next: ", "bold"), (tutorial, "cyan")), soft_wrap=True)
+        if page is not None:  # outside the panel, which would fold it
+            self.console.print(Text.assemble(("Page: ", "bold"), (page, "cyan")), soft_wrap=True)
