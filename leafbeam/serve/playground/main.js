@@ -31,10 +31,11 @@ class Page {
       this.state.history = [];
       return this.loadItems();
     });
-    [{ paths: this.paths }] = await Promise.all([api.get("/openapi.json"), items]);
+    items.catch(() => {}); // awaited below: until then, its failure is not one that nothing handles
+    this.paths = (await api.get("/openapi.json")).paths;
     showKey();
     $("ruled").hidden = !this.has("/v1/rules");
-    const [catalog] = await Promise.all([this.has("/v1/catalog") ? api.get("/v1/catalog") : null, this.loadRules()]);
+    const [catalog] = await Promise.all([this.has("/v1/catalog") ? api.get("/v1/catalog") : null, this.loadRules(), items]);
     this.columns = Object.keys(catalog?.columns ?? {});
     if (catalog) {
       this.changes = new Changes(catalog, this.has("/v1/interactions"), async () => {
