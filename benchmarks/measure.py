@@ -32,6 +32,7 @@ _HELP = {
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
         "vllm": "Exact beams over vLLM, against vLLM's own beam search.",
         "traffic": "The scheduler under a month of traffic, in simulated time.",
+        "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import duckdb
 import numpy as np
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from leafbeam.demo.display import ItemList, item_facts, item_title, print_side_by_side
@@ -140,7 +141,7 @@ class Tour:
         if early.status == 200:
             raise DemoError(f"the server knows the rule {new_rule.name!r} before it was written")
         self._print(f"Before: the server answers a request with the rule “{new_rule.title}” with {early.status}:")
-        self._print((f"  {early.message}", "dim"))
+        self.console.print(Padding(Text(early.message, "dim"), (0, 0, 0, 2)))
 
         index_file, line = self.run / "index.leafbeam", f'{new_rule.name} = "{new_rule.predicate}"'
         modified = index_file.stat().st_mtime_ns

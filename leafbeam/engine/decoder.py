@@ -71,7 +71,8 @@ class BatchOutput:
 class Decoder:
     """Runs the batches of one worker, one after the other, and times each stage.
 
-    Before each decode step it checks that a request is left that is not cancelled. Float32 models on a CPU reuse one workspace
+    Before each decode step it checks that a request is left that is not cancelled; on a CPU the beams of a cancelled one run
+    as one row from then on. Float32 models on a CPU reuse one workspace
     for all batches. The search runs where the model's logits are; there the index stays bound for the next batch. On a device
     the seconds of decode steps are those of their launches.
 
@@ -125,7 +126,7 @@ class Decoder:
                 nonlocal rounds_s
                 _check_abandoned(requests)
                 before = self._clock()
-                logits = forward(codes, parents)
+                logits = forward(*_of_waiting(requests, codes, parents))
                 rounds_s += self._clock() - before
                 return logits
 
@@ -180,6 +181,16 @@ def _beams(pending: PendingRequest) -> list[int]:
 def _check_abandoned(requests: Sequence[PendingRequest]) -> None:
     if all(pending.is_done for pending in requests):
         raise BatchAbandoned
+
+
+def _of_waiting(requests: Sequence[PendingRequest], codes: Any, parents: Any) -> tuple[Any, Any]:
+    """The model's input, in which all beams of a request that nobody waits for are alike. Unchanged on a device."""
+    done = [row for row, pending in enumerate(requests) if pending.is_done]
+    if not done or not isinstance(codes, torch.Tensor) or codes.device.type != "cpu":
+        return codes, parents
+    codes, parents = codes.clone(), parents.clone()  # they are the search's
+    codes[done] = parents[done] = 0
+    return codes, parents
 
 
 def is_out_of_memory(error: BaseException) -> bool:

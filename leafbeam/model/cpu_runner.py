@@ -1,14 +1,16 @@
 """Running Qwen3's layers on a CPU in float32: packed rows, in chunks, in reused memory.
 
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
-    codes     rows of B x K beams; their keys and values stay where they were written, and a table of ancestors finds them
+    codes     rows of B x K beams; their keys and values stay where they were written, and a table of ancestors finds them;
+              beams that continue alike, as dead ones do, are one row
 
 A chunk of rows goes through all layers before the next, so that activations do not grow with the prompt or the beams and stay
 in the caches. Attention has two stages under one softmax (xGR, section 5.2): all queries of a chunk against the prompt, as
 matrix products, then each beam's few codes, in a loop.
 
-Shapes: B requests, N tokens of all prompts, K beams, C new codes of each beam, V codes of a level, D hidden, G key heads, R
-query heads of each, M = rows x R queries of a key head, E values of a head, S codes of a beam, L layers.
+Shapes: B requests, N tokens of all prompts, K beams, U rows of beams that differ, C new codes of each beam, V codes of a
+level, D hidden, G key heads, R query heads of each, M = rows x R queries of a key head, E values of a head, S codes of a
+beam, L layers.
 """
 
 from __future__ import annotations
@@ -170,15 +172,18 @@ class CpuRunner:
         assert level <= len(self._first_S)  # `extend` writes from its level on
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
-        requests, beams, num_codes = tokens_BKC.shape
-        config = self._config
+        """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
+        (requests, beams, num_codes), config = tokens_BKC.shape, self._config
+        repeats_BK = _repeats(tokens_BKC.numpy(), parents_BK.numpy())
+        beam_U, first_B1 = np.flatnonzero(~repeats_BK), np.concatenate([[0], np.cumsum((~repeats_BK).sum(1))]) * num_codes
         slots = self._code_slots(requests * beams, num_codes, level)
-        ancestors_BS = self._extend_ancestors(parents_BK.numpy(), num_codes, level)
-        outputs = self._output_buffers(requests * beams, level + 1, num_codes)
-        tokens_N, first_B1 = tokens_BKC.numpy().reshape(-1), np.arange(requests + 1) * beams * num_codes
-        for first_beam, last_beam in _even_parts(requests * beams, max(1, self._space.rows // num_codes)):
-            begin, end = first_beam * num_codes, last_beam * num_codes
-            beam_N, code_N = np.divmod(np.arange(begin, end), num_codes)
+        ancestors_BS = self._extend_ancestors(parents_BK.numpy(), repeats_BK, num_codes, level)
+        outputs = self._output_buffers(len(beam_U), level + 1, num_codes)
+        tokens_N = tokens_BKC.numpy().reshape(-1, num_codes)[beam_U].reshape(-1)
+        for first_row, last_row in _even_parts(len(beam_U), max(1, self._space.rows // num_codes)):
+            begin, end = first_row * num_codes, last_row * num_codes
+            row_N, code_N = np.divmod(np.arange(begin, end), num_codes)
+            beam_N = beam_U[row_N]
             chunk = self._space.chunk(config, end - begin)
             chunk.load(self._embedding, tokens_N[begin:end], self._lengths_B[beam_N // beams] + level + code_N)
             slot_N, visible_N = slots.new[code_N] + beam_N * slots.width, level + 1 + code_N
@@ -194,7 +199,11 @@ class CpuRunner:
                 self._finish_layer(weights, chunk)
             normed_ND = self._normed(self._norm, chunk)
             for code in range(num_codes):
-                self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])
+                self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_row:last_row])
+        if len(beam_U) < requests * beams:
+            position_BK = np.cumsum(~repeats_BK).reshape(requests, beams) - 1
+            row_N = torch.from_numpy(np.where(repeats_BK, position_BK[:, -1:], position_BK).reshape(-1))
+            outputs = [self._repeated(output, row_N, code) for code, output in enumerate(outputs)]
         return [output.unflatten(0, (requests, beams)) for output in outputs]
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
@@ -320,13 +329,18 @@ class CpuRunner:
         keys, values = (self._space.buffer(f"code {name}", capacity, keep=True)[1] for name in ("keys", "values"))
         return _CodeSlots(first_S[level:], first_S + layers_L1 * np.array(self._strides_S), stride, width, keys, values)
 
-    def _extend_ancestors(self, parents_BK: Array, num_codes: int, level: int) -> Array:
-        """The table of ancestors after the beams' new parents, in the other of two buffers."""
+    def _extend_ancestors(self, parents_BK: Array, repeats_BK: Array, num_codes: int, level: int) -> Array:
+        """The table of ancestors after the beams' new parents, in the other of two buffers; repeats share one's new codes."""
         self._parity = 1 - self._parity
         shape = parents_BK.size, self._vocabulary.num_levels
         _, after_BS = self._space.buffer(f"ancestors {self._parity}", *shape, dtype=torch.int64)
         before_BS = self._ancestors_BS if level else after_BS
         kernels.extend_ancestors(before_BS, self._num_beams, np.ascontiguousarray(parents_BK), level, num_codes, after_BS)
+        if repeats_BK.any():
+            requests_R = np.nonzero(repeats_BK)[0]
+            after_BS[np.flatnonzero(repeats_BK), level : level + num_codes] = ((requests_R + 1) * parents_BK.shape[1] - 1)[
+                :, None
+            ]
         self._ancestors_BS, self._num_beams = after_BS, parents_BK.shape[1]
         return after_BS
 
@@ -340,6 +354,13 @@ class CpuRunner:
             tokens = self._vocabulary.level_tokens(level)
             torch.mm(hidden_ND, self._space.gather_rows(f"head of level {level}", self._head_weight, tokens).t(), out=out)
 
+    def _repeated(self, output_UV: Tensor, row_N: Tensor, code: int) -> Tensor:
+        """Row row_N[n] for each beam n, in the workspace if the caller passed one in."""
+        if not self._shared:
+            return output_UV[row_N]
+        output_NV, _ = self._space.buffer(f"logits {code} of all beams", len(row_N), output_UV.shape[1])
+        return torch.index_select(output_UV, 0, row_N, out=output_NV)
+
     def _output_buffers(self, rows: int, first: int, count: int) -> list[Tensor]:
         """Buffers for the logits (or hidden states) of `count` levels, in the workspace if the caller passed one in."""
         sizes = self._vocabulary.codebook_sizes[first : first + count]
@@ -349,6 +370,13 @@ class CpuRunner:
             return [torch.empty(rows, size) for size in sizes]
         flat, _ = self._space.buffer("logits", rows * sum(sizes))
         return [part.view(rows, -1) for part in flat.split([rows * size for size in sizes])]
+
+
+def _repeats(tokens_BKC: Array, parents_BK: Array) -> Array:
+    """Which beams continue the same parent by the same codes as the last beam of their request, but for that one."""
+    repeats_BK = (tokens_BKC == tokens_BKC[:, -1:]).all(2) & (parents_BK == parents_BK[:, -1:])
+    repeats_BK[:, -1:] = False
+    return repeats_BK
 
 
 def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:

@@ -180,9 +180,16 @@ class Validation:
         self.seen: Seen = max(recalls, key=lambda seen: max(recalls[seen].values()))
         self.recalls: dict[str, float] = recalls[self.seen]
 
-    def __call__(self, model: AnyModel) -> float:
+    def warm_up(self, model: AnyModel) -> None:
+        """Search once for one user, so that no measurement takes the time of compiling kernels."""
+        self._evaluator(model).run_batch(next(self._eval_set.batches(self._max_items, 1)), compare=False)
+
+    def _evaluator(self, model: AnyModel) -> "_Evaluator":
         search = BeamSearch(self._trie, num_beams=self._num_beams)
-        evaluator = _Evaluator(model, self._trie, self._log, self._eval_set, search, self._max_items, (self.seen,))
+        return _Evaluator(model, self._trie, self._log, self._eval_set, search, self._max_items, (self.seen,))
+
+    def __call__(self, model: AnyModel) -> float:
+        evaluator = self._evaluator(model)
         for batch in self._eval_set.batches(self._max_items, 128):
             evaluator.run_batch(batch, compare=False)
         return RankingMetrics.from_ranks(getattr(evaluator.ranks, self.seen)).recall_10.mean

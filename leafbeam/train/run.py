@@ -67,6 +67,7 @@ def train(
         validate = Validation(trie, log, split, max_items=recipe.max_items, sample=users, baselines=baselines)
         if on_baselines is not None:
             on_baselines(validate.recalls)
+        validate.warm_up(model.eval())
     users = log.user_ids if recipe.num_users else None
     trainer = Trainer(model, split.train, codes_NL, recipe, validate=validate, parallel=parallel, user_ids=users)
     if directory is None:

@@ -11,6 +11,8 @@ import torch
 from leafbeam.engine import CatalogFiles, Counts, Engine, Limits, Request, Settings
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError, OverloadedError, RequestError, UnavailableError
+from leafbeam.model.workspace import Chunk
+from tests.engine.conftest import SIZES
 from tests.waiting import held, interrupted
 
 PATIENCE = 20
@@ -133,8 +135,12 @@ def test_a_request_cancelled_while_it_runs_ends_before_the_next_round(shop, engi
     assert (engine.counts.of("cancelled")["running"], num_ended(engine.counts)) == (1, 2)
 
 
-def test_cancelling_one_request_of_a_batch_leaves_the_others_alone(shop, engine):
-    go, began, sizes = threading.Event(), threading.Event(), []
+def test_cancelling_one_request_of_a_batch_leaves_the_others_alone_and_its_rows_out(shop, engine, monkeypatch):
+    go, began, sizes, rows = threading.Event(), threading.Event(), [], []
+    load = Chunk.load
+    monkeypatch.setattr(
+        Chunk, "load", lambda self, embedding, tokens, at: rows.append(len(tokens)) or load(self, embedding, tokens, at)
+    )
 
     def slow() -> None:
         if sizes[-1] == 2:
@@ -149,8 +155,10 @@ def test_cancelling_one_request_of_a_batch_leaves_the_others_alone(shop, engine)
         assert first.result(PATIENCE).num_valid == 10
         assert began.wait(PATIENCE)
         gone.cancel()
+        rows.clear()
         go.set()
         assert stays.result(PATIENCE).num_valid == 2
+    assert rows[0] == SIZES[0] + 1  # beams of the one that stays, which has one for each code, and one row of the other
     assert engine.counts.of("batch_faults")["abandoned"] == 0
 
 

@@ -52,10 +52,8 @@ def test_a_large_model_runs_once_with_each_number_and_its_full_batch_never():
 
 def test_the_workers_run_on_the_number_that_the_warm_up_chose(shop, monkeypatch, caplog):
     seen = []
-    start = type(shop.model).start
-    monkeypatch.setattr(
-        type(shop.model), "start", lambda self, *args, **kw: seen.append(torch.get_num_threads()) or start(self, *args, **kw)
-    )
+    start = shop.model.start
+    monkeypatch.setattr(shop.model, "start", lambda *args, **kw: seen.append(torch.get_num_threads()) or start(*args, **kw))
     with torch_threads(2), caplog.at_level(logging.INFO, "leafbeam.engine"):
         with Engine(shop.model, shop.trie) as engine:
             assert engine.threads in (1, 2)

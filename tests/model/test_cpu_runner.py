@@ -17,6 +17,7 @@ from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Wor
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.cpu_runner import score_bound
 from leafbeam.model.qwen3 import Attention
+from leafbeam.model.workspace import Chunk
 from tests.model.test_session import check_a_search, prompts
 
 MakeModel = Callable[..., Transformer]
@@ -64,6 +65,41 @@ def test_suffixes_equal_single_steps_for_every_chunk_size(make_model: MakeModel,
         session.step_fn(first, torch.zeros_like(first))
         for mine, other in zip(session.suffix_fn(codes_BKT, own), expected, strict=True):
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_beams_that_continue_alike_run_once_and_have_the_same_logits(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, monkeypatch: pytest.MonkeyPatch, lent: bool
+):
+    model = make_model()
+    tokens_BT, lengths_B = prompts(model, generator)
+    requests, sizes = len(tokens_BT), model.vocabulary.codebook_sizes
+    codes = [torch.randint(0, size, (requests, 6), generator=generator) for size in sizes[:3]]
+    parents = [torch.randint(0, width, (requests, 6), generator=generator) for width in (1, 6, 6)]
+    for codes_BK, parents_BK in zip(codes, parents, strict=True):
+        codes_BK[0, 2:], parents_BK[0, 2:] = codes_BK[0, 5], parents_BK[0, 5]  # dead beams of a search
+        codes_BK[1], parents_BK[1] = 0, 0  # a request without beams
+        codes_BK[2, 1], parents_BK[2, 1] = codes_BK[2, 5], parents_BK[2, 5]  # in between others
+    rows: list[int] = []
+    load = Chunk.load
+    monkeypatch.setattr(
+        Chunk, "load", lambda self, embedding, tokens, at: rows.append(len(tokens)) or load(self, embedding, tokens, at)
+    )
+    session = model.start(tokens_BT, lengths_B, **({"workspace": Workspace(rows=4)} if lent else {}))
+    rows.clear()
+    found = [session.step_fn(*step).clone() for step in zip(codes, parents, strict=True)]
+    like_last = [(c == c[:, -1:]) & (p == p[:, -1:]) for c, p in zip(codes, parents, strict=True)]
+    assert sum(rows) == sum(int((~alike_BK).sum()) + requests for alike_BK in like_last) <= 3 * (6 * requests - 3 - 5 - 1)
+    for b in range(requests):
+        alone = model.start(tokens_BT[[b]], lengths_B[[b]])
+        for k in range(6):
+            beams = [k]
+            for step in reversed(range(1, 3)):
+                beams.insert(0, int(parents[step][b, beams[0]]))
+            alone.step_fn(None, None)
+            for step, beam in enumerate(beams):
+                logits_11V = alone.step_fn(codes[step][b : b + 1, beam : beam + 1], torch.zeros(1, 1, dtype=torch.int64))
+                torch.testing.assert_close(found[step][b, beam], logits_11V[0, 0], atol=1e-5, rtol=0)
 
 
 def test_a_workspace_is_reused_and_logits_without_one_stay_valid(make_model: MakeModel, generator: torch.Generator):

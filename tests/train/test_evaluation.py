@@ -2,11 +2,13 @@ import dataclasses
 import io
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from leafbeam.errors import ArgumentError, DataError, ItemIdError
@@ -26,6 +28,7 @@ from leafbeam.train import (
     log_from_tables,
     train,
 )
+from leafbeam.train import evaluation as evaluation_module
 from leafbeam.train.baselines import SidSet, text_neighbours, unconstrained_search
 from leafbeam.train.evaluation import Validation
 from leafbeam.train.metrics import MISS, Estimate, Ranks
@@ -143,6 +146,22 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     assert (report.verdict.best, report.verdict.other) == ("model", "popularity")
     assert report.verdict.lead.mean == pytest.approx(best.recall_10.mean - popular.recall_10.mean)
     assert str(report.verdict).endswith('serve the channel "model".')
+
+
+def test_a_user_is_searched_before_the_time_of_validations_counts(
+    shop: tuple[InteractionLog, Split, SidTable, Trie], monkeypatch: pytest.MonkeyPatch
+):
+    log, split, sids, _ = shop
+    sizes: list[int] = []
+    run_batch = evaluation_module._Evaluator.run_batch
+
+    def counted(self: Any, batch: NDArray[np.int64], **options: bool) -> None:
+        sizes.append(len(batch))
+        run_batch(self, batch, **options)
+
+    monkeypatch.setattr(evaluation_module._Evaluator, "run_batch", counted)
+    train(log, split, sids, dataclasses.replace(TINY, validations=1, validation_users=20))
+    assert sizes == [1, 20]
 
 
 def test_removed_seen_items_are_not_ranked_by_the_model(shop: tuple[InteractionLog, Split, SidTable, Trie]):

@@ -1,0 +1,145 @@
+"""Where the time of one request goes on a machine without other load; each way does what the one before it does, and more.
+
+    model      the model's calls alone, with the codes that the search chose
+    search     the model and the constraint: `BeamSearch.run`
+    recommend  `Engine.recommend`: ids, rules, prompt, answer
+    submit     `Engine.submit`, through admission, queue and a worker
+    http       `POST /v1/recommend` of `leafbeam serve`, over one connection that stays open
+
+The demo's model, catalog and beams. One history at a time, all ways in turns, one thread of matrix products.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.serving.engines import one_thread, shape_of
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.load_server import serving
+from leafbeam.decode import BeamSearch
+from leafbeam.engine import Engine, Request, Settings
+from leafbeam.errors import DataError
+from leafbeam.model import Workspace
+
+__all__ = ["recorded_calls", "runs"]
+
+BEAMS = 20
+Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
+Way = Callable[[int], Any]
+
+
+class Call(NamedTuple):
+    """A call of the model: its method, and what it was given."""
+
+    method: Literal["step_fn", "suffix_fn"]
+    codes: Any
+    parents: Any
+
+
+def runs(quick: bool) -> Runs:
+    """One row: percentiles of each way, and what each adds to the one before."""
+    path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
+    items, users = (600, 300) if quick else (12_000, 4_000)
+    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
+    repeats = 20 if quick else 400
+    options = ["--beams", str(BEAMS), "--threads", "1"]
+    engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
+    with one_thread(), engine, serving(run.path, *options) as server:
+        users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats + 20)
+        histories = [run.histories[int(user)].tolist() for user in users_n]
+        ways = _ways_in_process(run, engine, histories) | {"http": _over_http(server.url, histories)}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(len(histories)):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                way(number)
+                seconds[name].append(time.perf_counter() - began)
+    tokens = float(np.mean([len(one) for one in histories])) * run.trie.num_levels + 1
+    parameters = {"what": "unloaded", "K": BEAMS, "prompt_tokens_mean": round(tokens, 1), "threads": 1}
+    yield parameters | shape_of(run), _summary(seconds, warm=20)
+
+
+def _summary(seconds: Mapping[str, Sequence[float]], warm: int) -> dict[str, Any]:
+    """Milliseconds of each way without the first `warm` turns; medians of what each way takes more than the one before."""
+    turns = {name: np.array(taken[warm:]) * 1e3 for name, taken in seconds.items()}
+    p50, p99 = ({name: round(float(np.percentile(taken, at)), 3) for name, taken in turns.items()} for at in (50, 99))
+    added = {name: round(float(np.median(turns[name] - turns[before])), 3) for before, name in pairwise(turns)}
+    over = {
+        "recommend_over_model": round(p50["recommend"] / p50["model"], 2),
+        "http_over_recommend": round(p50["http"] / p50["recommend"], 2),
+        "http_p99_over_p50": round(p99["http"] / p50["http"], 2),
+    }
+    return {"p50_ms": p50, "p99_ms": p99, "added_ms": added, "over": over, "repeats": len(turns["model"])}
+
+
+def _ways_in_process(run: LoadRun, engine: Engine, histories: Sequence[list[Any]]) -> dict[str, Way]:
+    vocabulary, workspace = run.model.vocabulary, Workspace()
+    prompts = [[run.trie.codes_at(run.leaves_of(np.asarray(one)))] for one in histories]
+    search = BeamSearch(run.trie, BEAMS)
+    calls = [recorded_calls(run, search, one, workspace) for one in prompts]
+    requests = [Request(history=tuple(one), channel="model") for one in histories]
+
+    def start(number: int) -> Any:
+        tokens_BT, lengths_B = vocabulary.prompts(prompts[number])
+        return run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+
+    def model(number: int) -> None:
+        session = start(number)
+        for method, codes, parents in calls[number]:
+            getattr(session, method)(codes, parents)
+
+    def searched(number: int) -> Any:
+        session = start(number)
+        return search.run(session.step_fn, suffix_fn=session.suffix_fn)
+
+    return {
+        "model": model,
+        "search": searched,
+        "recommend": lambda number: engine.recommend(requests[number]),
+        "submit": lambda number: engine.submit(requests[number]).result(),
+    }
+
+
+def recorded_calls(run: LoadRun, search: BeamSearch, prompts: Sequence[NDArray[np.int64]], workspace: Workspace) -> list[Call]:
+    """The calls of the model in a search after these prompts."""
+    tokens_BT, lengths_B = run.model.vocabulary.prompts(prompts)
+    session = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+    calls: list[Call] = []
+
+    def recorded(method: Literal["step_fn", "suffix_fn"]) -> Callable[[Any, Any], Any]:
+        def call(codes: Any, parents: Any) -> Any:
+            calls.append(Call(method, *(None if one is None else np.array(one) for one in (codes, parents))))
+            return getattr(session, method)(codes, parents)
+
+        return call
+
+    search.run(recorded("step_fn"), batch_size=len(prompts), suffix_fn=recorded("suffix_fn"))
+    return calls
+
+
+def _over_http(url: str, histories: Sequence[list[Any]]) -> Way:
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port, timeout=30)
+    bodies = [json.dumps({"history": one, "channel": "model"}).encode() for one in histories]
+    headers = {"Content-Type": "application/json"}
+
+    def ask(number: int) -> bytes:
+        connection.request("POST", "/v1/recommend", bodies[number], headers)
+        reply = connection.getresponse()
+        text = reply.read()
+        if reply.status != 200:
+            raise DataError(f"the server answered {reply.status}: {text[:500].decode(errors='replace')}")
+        return text
+
+    return ask
