@@ -39,7 +39,7 @@ def demo(
     data: Annotated[
         Path | None, option("--data", "Your own interactions.* and items.*, with the default columns.", default="a shop")
     ] = None,
-    minutes: Annotated[float | None, option("--minutes", "Training time.", default="2 for the shop, 7 for your data")] = None,
+    minutes: Annotated[float | None, option("--minutes", "Training time.", default="2 for the shop, 6 for your data")] = None,
     runs: Annotated[Path, option("--runs", "Parent of the run directory.")] = Path("runs"),
     items: Annotated[int, option("--items", "Items of the shop.")] = 20_000,
     users: Annotated[int, option("--users", "Users of the shop.")] = 20_000,

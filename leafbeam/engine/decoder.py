@@ -89,8 +89,7 @@ class Decoder:
         graphs: Graphs | None = None,
         worker: int = 0,
     ) -> None:
-        weight = model.head_weight if isinstance(model, Transformer) else None
-        self._has_workspace = weight is not None and weight.device.type == "cpu" and weight.dtype == torch.float32
+        self._has_workspace = isinstance(model, Transformer) and model.takes_workspace
         if store is not None and not self._has_workspace:
             raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store

@@ -75,6 +75,11 @@ class Transformer(SidModel[ModelConfig]):
             return hidden_BTD
         return hidden_BTD.masked_fill((positions_T >= lengths_B.to(tokens_BT.device)[:, None])[..., None], 0)
 
+    @property
+    def takes_workspace(self) -> bool:
+        """Whether `start` takes a workspace and a store: on a CPU in float32."""
+        return self.head_weight.device.type == "cpu" and self.head_weight.dtype == torch.float32
+
     @torch.inference_mode()
     def start(
         self,
@@ -100,7 +105,7 @@ class Transformer(SidModel[ModelConfig]):
         vocabulary = vocabulary or self.vocabulary
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         weight = self.head_weight
-        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+        if self.takes_workspace:
             head = None if hidden else weight
             runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, workspace, store, beams)
         elif workspace is not None or store is not None:

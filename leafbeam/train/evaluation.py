@@ -6,6 +6,7 @@ Shapes: U users, B users of a batch, K beams, L levels, N items, D dimensions.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.model import AnyModel, DecodeSession
+from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Fusion, ItemMemory
 from leafbeam.semid.config import check_choice
@@ -256,6 +257,9 @@ class _Evaluator:
         self._invalid_U = np.zeros(users)
         self._seconds: dict[str, float] = {}
         self._unconstrained_first = False
+        self._start: Callable[..., DecodeSession] = model.start
+        if isinstance(model, Transformer) and model.takes_workspace:
+            self._start = partial(model.start, workspace=Workspace())
 
     def run_batch(self, indices: NDArray[np.int64], *, compare: bool) -> None:
         """Rank the users at `indices`; compare: by both searches on the same prompts, in alternating order, and timed."""
@@ -265,15 +269,15 @@ class _Evaluator:
         prompts = self._model.vocabulary.prompts(codes, users)
         tokens_BT, lengths_B = (torch.as_tensor(array, device=self._model.device) for array in prompts)
         if not compare:
-            session = self._model.start(tokens_BT, lengths_B)
+            session = self._start(tokens_BT, lengths_B)
             for seen in self._seen:
                 self._record(indices, seen, self._constrained(session, indices, seen))
             return
         if not self._seconds:  # the first call of each search compiles or loads kernels: it is not timed
-            session = self._model.start(tokens_BT[:1], lengths_B[:1])
+            session = self._start(tokens_BT[:1], lengths_B[:1])
             self._constrained(session, indices[:1], "kept")
             self._unconstrained(session)
-        session = self._timed("prompt", lambda: self._model.start(tokens_BT, lengths_B))
+        session = self._timed("prompt", lambda: self._start(tokens_BT, lengths_B))
         for unconstrained in (self._unconstrained_first, not self._unconstrained_first):
             if unconstrained:
                 self._record_unconstrained(indices, self._timed("unconstrained", lambda: self._unconstrained(session)))

@@ -16,9 +16,9 @@ SERVED = ("model", "memory", "fused")
 """The rankings that a server of the run returns: its channels."""
 
 LABELS = {
-    "model": "leafbeam",
-    "memory": "item memory",
-    "fused": "leafbeam and memory",
+    "model": "model alone",
+    "memory": "item memory alone",
+    "fused": "model and item memory",
     "popularity": "most popular",
     "text": "nearest by text",
     "transitions": "transitions from the last item",
@@ -27,6 +27,8 @@ LABELS = {
     "sasrec": "SASRec",
 }
 """What tables call a ranking; another name stands for itself."""
+
+_SHOWN = "Recall@10", "NDCG@10"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +79,7 @@ class Verdict:
     def __str__(self) -> str:
         errors = self.lead.mean / self.lead.error if self.lead.error else 0.0
         best, other = (LABELS.get(name, name) for name in (self.best, self.other))
-        lead = f"With seen items {self.seen}, {best} has the best Recall@10, {errors:.1f} standard errors above {other}"
+        lead = f"With seen items {self.seen}, the best Recall@10 is that of {best}, {errors:.1f} standard errors above {other}"
         if errors <= 2:
             return f"{lead}: no clear difference. Evaluate more users, or train longer: leafbeam train --resume --minutes 30."
         if self.best in SERVED:
@@ -128,18 +130,19 @@ class EvaluationReport:
             raise DataError(f"this is not a report of an evaluation ({error}): write one with `leafbeam evaluate`") from error
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows of the table: the metrics of each ranking with their standard errors, seen items kept and removed."""
-        rows = {(LABELS.get(name, name), how): getattr(found, how) for how in SEEN for name, found in self.rankings.items()}
-        if (free := self.unconstrained) is not None and free.users < self.users:
-            rows[f"leafbeam, {free.users:,} users", "kept"] = free.constrained
-            rows["unconstrained, the same users", "kept"] = free.scores
-        elif free is not None:
-            rows["unconstrained", "kept"] = free.scores
-        heads = ["", "seen items", *self.rankings["model"].kept.estimates]
-        return heads, [[name, how, *map(str, metrics.estimates.values())] for (name, how), metrics in rows.items()]
+        """Heads and rows of the table: figures of each ranking with standard errors, seen items kept and removed."""
+        rows: dict[str, tuple[RankingMetrics, ...]] = {
+            LABELS.get(name, name): tuple(getattr(found, seen) for seen in SEEN) for name, found in self.rankings.items()
+        }
+        if (free := self.unconstrained) is not None:
+            rows[f"model alone, {free.users:,} users"] = (free.constrained,)
+            rows["without a constraint, these users"] = (free.scores,)
+        heads = ["", *(f"{name}, seen {seen}" for seen in SEEN for name in _SHOWN)]
+        cells = {name: [str(one.estimates[shown]) for one in metrics for shown in _SHOWN] for name, metrics in rows.items()}
+        return heads, [[name, *row, *[""] * (len(heads) - 1 - len(row))] for name, row in cells.items()]
 
     def table(self) -> Table:
-        """The metrics with their standard errors, one row for each ranking, seen items kept and removed, for rich."""
+        """Recall@10 and NDCG@10 of each ranking with their standard errors, in lists that keep seen items and lists without."""
         heads, rows = self._rows()
         table = Table(title=self.title, caption=self.caption)
         for number, name in enumerate(heads):
