@@ -5,7 +5,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 DATA ?=
 DEMO_ARGS := $(if $(DATA),--data $(DATA))
 
-.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench reproduce peers figures gpu package sbom audit clean
+.PHONY: demo test test-all check check-full check-prose fuzz simulate docs bench profile soak reproduce peers figures gpu package sbom audit clean
 
 demo: .venv/.demo
 	$(BIN)/leafbeam demo $(DEMO_ARGS)
@@ -46,6 +46,15 @@ docs: .venv/.dev
 bench: .venv/.dev
 	for name in $(or $(NAME),step index filters post-filter forced head attention automaton language hf updates retrieve); do \
 	  $(BIN)/python -m benchmarks $$name --json || exit 1; done
+
+# Where the time of one request goes: each way from the model's calls to HTTP, and the functions under the profiler.
+profile: .venv/.dev
+	$(BIN)/python -m benchmarks latency
+	$(BIN)/python -m benchmarks profile
+
+# An hour of mixed load with changes, cancels and faults; MINUTES=5 for less.
+soak: .venv/.dev
+	$(BIN)/python -m benchmarks soak --seconds $$(($(or $(MINUTES),60) * 60))
 
 # Tables and figures of papers in full, with rows: all, or those of NAME="static-table-1 serve"; DATA=DIR for those that learn,
 # MINUTES=100 for as much as fits. `make figures` draws the plots.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,9 +114,7 @@ def _held(shape: Shape, seed: int = 0) -> dict[str, int]:
 
 
 def _points_5(options: RunOptions) -> Points:
-    path = Path("runs") / ("bench-peers-quick" if options.quick else "bench-peers")
-    items, users = (600, 300) if options.quick else (12_000, 4_000)
-    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if options.quick else 2.0)
+    run = LoadRun.demo(options.quick)
     groups, requests, beams = (2, 4, 20) if options.quick else (12, 25, 300)
     rng = np.random.default_rng(5)
     search = BeamSearch(run.trie, beams)

@@ -16,7 +16,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -32,7 +31,7 @@ from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import DataError
 from leafbeam.model import Workspace
 
-__all__ = ["recorded_calls", "runs"]
+__all__ = ["BEAMS", "measure", "recorded_calls", "runs"]
 
 BEAMS = 20
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
@@ -49,14 +48,15 @@ class Call(NamedTuple):
 
 def runs(quick: bool) -> Runs:
     """One row: percentiles of each way, and what each adds to the one before."""
-    path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
-    items, users = (600, 300) if quick else (12_000, 4_000)
-    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
-    repeats = 20 if quick else 400
+    yield measure(LoadRun.demo(quick), repeats=20 if quick else 400)
+
+
+def measure(run: LoadRun, repeats: int, warm: int = 20) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row of a run. warm: turns that do not count."""
     options = ["--beams", str(BEAMS), "--threads", "1"]
     engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
     with one_thread(), engine, serving(run.path, *options) as server:
-        users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats + 20)
+        users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats + warm)
         histories = [run.histories[int(user)].tolist() for user in users_n]
         ways = _ways_in_process(run, engine, histories) | {"http": _over_http(server.url, histories)}
         seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -67,7 +67,7 @@ def runs(quick: bool) -> Runs:
                 seconds[name].append(time.perf_counter() - began)
     tokens = float(np.mean([len(one) for one in histories])) * run.trie.num_levels + 1
     parameters = {"what": "unloaded", "K": BEAMS, "prompt_tokens_mean": round(tokens, 1), "threads": 1}
-    yield parameters | shape_of(run), _summary(seconds, warm=20)
+    return parameters | shape_of(run), _summary(seconds, warm)
 
 
 def _summary(seconds: Mapping[str, Sequence[float]], warm: int) -> dict[str, Any]:

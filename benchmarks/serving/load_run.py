@@ -77,6 +77,13 @@ class LoadRun:
             item_ids=np.asarray(log.item_ids),
         )
 
+    @classmethod
+    def demo(cls, quick: bool = False) -> LoadRun:
+        """The demo's shop and model, trained for two minutes, with positions for longer prompts. quick: small ones."""
+        items, users = (600, 300) if quick else (12_000, 4_000)
+        path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
+        return cls.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
+
     def planned(
         self,
         rng: np.random.Generator,

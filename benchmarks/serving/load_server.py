@@ -58,12 +58,12 @@ class Served:
 
 
 @contextmanager
-def serving(run: Path, *options: str) -> Generator[Served]:
-    """Start `leafbeam serve --run RUN OPTIONS...` on a free port, one thread of matrix products for each worker; stop it after.
+def serving(run: Path, *options: str, threads: int = 1) -> Generator[Served]:
+    """Start `leafbeam serve --run RUN OPTIONS...` on a free port, with so many threads at most; stop it after.
 
     Raises DataError, with the end of its log, where it does not come up.
     """
-    with _running("leafbeam", "serve", "--run", str(run), "--port", "0", *options) as served:
+    with _running("leafbeam", "serve", "--run", str(run), "--port", "0", *options, threads=threads) as served:
         yield served
 
 
@@ -83,11 +83,12 @@ def serving_timed(run: Path, record: Path) -> Generator[Served]:
 
 
 @contextmanager
-def _running(module: str, *options: str) -> Generator[Served]:
+def _running(module: str, *options: str, threads: int = 1) -> Generator[Served]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         words = [sys.executable, "-m", module, *options]
-        with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=_environment()) as child:
+        environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
+        with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=environment) as child:
             try:
                 yield Served(url=_address(child, log), pid=child.pid)
             finally:

@@ -34,10 +34,8 @@ __all__ = ["measure", "runs"]
 
 def runs(quick: bool, environment: Path = ENVIRONMENT) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """One row for each model and case."""
-    path = Path("runs") / ("bench-peers-quick" if quick else "bench-peers")
-    items, users = (600, 300) if quick else (12_000, 4_000)
-    run = LoadRun.make(path, items=items, users=users, train_minutes=0.05 if quick else 2.0)
-    write_tokenizer(path / "model")
+    run = LoadRun.demo(quick)
+    write_tokenizer(run.path / "model")
     lengths = (7,) if quick else (32, 127)
     cases = [Case(items=length, beams=beams, batch=batch) for length in lengths for beams in (20, 50) for batch in (1, 4)]
     yield from _rows("small", run, cases[:2] if quick else cases, 2 if quick else 5, environment)

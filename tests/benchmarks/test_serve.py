@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.serving import engines, load, memory
+from benchmarks.serving import engines, latency, load, memory, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
@@ -52,6 +52,23 @@ def test_long_prompts_are_measured_on_one_core_and_on_two(run: LoadRun):
         _, measured = engines.measure_long_prompts_within(run, 40, (0.5, 4.0), 6, num_beams=16, slo_s=slo_s)
         assert set(measured["lasting_per_s"].values()) == {lasting}
         assert measured["leafbeam_over"]["paged_attention"] == (1 if lasting else None)
+
+
+def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
+    _, measured = profile.measure(run, repeats=3)
+    calls = {one["function"].split()[-1]: one for one in measured["top"]}
+    assert calls["extend"]["calls"] == run.trie.num_levels - 1
+    assert calls["extend"]["own_us"] < calls["extend"]["all_us"]
+    assert measured["own_us"] >= sum(one["own_us"] for one in measured["top"]) - 1
+
+
+@pytest.mark.slow
+def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
+    parameters, measured = latency.measure(run, 5, warm=1)
+    assert (parameters["K"], measured["repeats"]) == (latency.BEAMS, 5)
+    assert list(measured["p50_ms"]) == ["model", "search", "recommend", "submit", "http"]
+    assert list(measured["added_ms"]) == ["search", "recommend", "submit", "http"]
+    assert measured["over"]["recommend_over_model"] > 1
 
 
 @pytest.mark.slow
