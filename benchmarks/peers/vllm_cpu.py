@@ -47,6 +47,7 @@ class VllmEngine:
             raise self._failure() from None
         answer = self._answer(self._limit_s)
         if "error" in answer:
+            self.close()  # its requests would stay in the engine
             raise PeerFailure(kind_of(answer["error"], "failed"), answer["error"])
         return answer
 

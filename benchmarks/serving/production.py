@@ -87,28 +87,27 @@ class Case:
     batch: int
 
 
+def _cases(*sizes: tuple[int, int, int]) -> tuple[Case, ...]:
+    return tuple(Case(items=items, beams=beams, batch=batch) for items, beams, batch in sizes)
+
+
+# Prompts of 29, 129, 509 and 997 tokens of four levels.
+_SMALL = _cases((7, 20, 1), (7, 50, 4), (7, 50, 16), (127, 50, 1), (127, 128, 1), (127, 128, 4), (249, 512, 1))
+_LARGE = _cases((7, 20, 1), (32, 50, 4), (127, 128, 1), (249, 128, 1), (249, 512, 1))
+
+
 def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT) -> Runs:
     """One row for each case: of one part, or of all."""
     run = LoadRun.demo(quick)
     write_tokenizer(run.path / "model")
-    # 29, 509 and 997 tokens of four levels.
-    lengths = (7,) if quick else (7, 127, 249)
-    small = [
-        Case(items=items, beams=beams, batch=batch)
-        for items in lengths
-        for beams in (20, 50, 128, 512)
-        for batch in (1, 4, 16)
-        if beams * batch <= (20 if quick else 1024)
-    ]
-    repeats = 2 if quick else 7
+    small, repeats = (_SMALL[:1], 2) if quick else (_SMALL, 7)
     with torch_threads(THREADS):
         if part in ("small", None):
             yield from _offline("small", run, small, repeats, environment)
         if part in ("http", None):
             yield from _over_http(run, small, repeats, environment)
         if part == "large" or (part is None and not quick):
-            large = [Case(items=items, beams=beams, batch=1) for items in lengths for beams in (20, 128, 512)]
-            yield from _offline("large", large_run(run), [*large, Case(items=32, beams=50, batch=4)], 3, environment)
+            yield from _offline("large", large_run(run), _LARGE, 3, environment)
 
 
 def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
