@@ -47,6 +47,7 @@ from leafbeam.decode import BeamSearch
 from leafbeam.engine.threads import measure_threads
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.threads import torch_threads
+from leafbeam.ops.backend import IndexBindings
 
 __all__ = [
     "LIMIT_S",
@@ -124,6 +125,7 @@ def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
     items_NL = vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
     peer, workspace = HfGenerate.of(run.path / "model", run.trie, vocabulary), Workspace()
     threads: dict[Case, int] = {}
+    index = IndexBindings(run.trie)
     jobs: dict[str, dict[str, Any]] = {
         "vllm_beams": {"way": "beams"},
         "vllm_grammar_beams": {"way": "beams", "choices": [token_text(*item) for item in items_NL.tolist()]},
@@ -140,7 +142,7 @@ def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
     def search(case: Case, prompts: Prompts) -> list[list[list[int]]]:
         tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
         rounds = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
-        found = BeamSearch(run.trie, case.beams, scoring="allowed").run(rounds.step_fn, batch_size=len(prompts))
+        found = BeamSearch(index, case.beams, scoring="allowed").run(rounds.step_fn, batch_size=len(prompts))
         rows = zip(found.codes, found.num_valid, strict=True)
         return [vocabulary.tokens(codes_KL[:valid]).tolist() for codes_KL, valid in rows]
 

@@ -1,5 +1,7 @@
 """The step's own promises, beyond the parity grid: precision, bad logits, wide levels, ragged children."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from leafbeam.decode.results import root_ranges
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
 from leafbeam.ops import backend as backends
-from leafbeam.ops.constrain import reference, request_filters
+from leafbeam.ops.constrain import Scoring, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.logsumexp import CHUNK, chunk_maxima, sum_exp
 from leafbeam.ops.constrain.topk import Candidates, compact, key_of, score_of
@@ -157,3 +159,26 @@ def test_a_very_wide_level_with_very_many_beams(  # the scan, the compaction and
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ArgumentError, match="expected 'auto', 'cpu', 'jax', 'triton', 'torch', 'static' or 'reference'"):
         backends.load("cuda-fast")
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_a_warm_round_allocates_its_answer_and_no_more_for_wide_levels(scoring: Scoring) -> None:
+    rng = np.random.default_rng(0)
+    sizes = (32_768, 64)
+    trie = Trie.build(np.stack([rng.integers(0, size, 50_000) for size in sizes], 1), list(sizes))
+    arrays = cpu.bind(trie)
+    filters = cpu.bind_filters(arrays, request_filters(trie, 2, None, None))
+    logits_BKV = rng.standard_normal((2, 1, sizes[0])).astype(np.float32)
+    lo_SBK, scores_BK = np.zeros((1, 2, 1), np.int64), np.zeros((2, 1), np.float32)
+
+    def step() -> None:
+        cpu.step(arrays, 0, lo_SBK, lo_SBK + trie.num_leaves, scores_BK, logits_BKV, filters, num_beams=20, scoring=scoring)
+
+    step()
+    tracemalloc.start()
+    try:
+        step()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000

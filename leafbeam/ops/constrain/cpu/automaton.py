@@ -14,7 +14,7 @@ Shapes: B requests, K beams, R rows (B x K), V codes, C legal codes, S states of
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index.bit_kernels import trailing_zeros
 from leafbeam.jit import njit
+from leafbeam.ops.constrain.cpu.scratch import Scratch
 from leafbeam.ops.constrain.logsumexp import CHUNK, log_sum_exp
 from leafbeam.ops.constrain.topk import (
     arrival_of,
@@ -45,6 +46,7 @@ class AutomatonBatch:
     automata: tuple[Automaton, ...]
     end_code: int
     num_codes: int
+    scratch: Scratch = field(default_factory=Scratch, repr=False)
 
 
 def bind(automata: Sequence[Automaton], *, end_code: int, num_codes: int) -> AutomatonBatch:
@@ -91,7 +93,7 @@ def legal(
     _, batch_size, num_rows = lo_SBK.shape
     _check(arrays, lo_SBK)
     row_indptr, parts = np.zeros(batch_size * num_rows + 1, np.int64), []
-    space = np.empty(arrays.num_codes + 1, np.int64)
+    space = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
     for request, automaton in enumerate(arrays.automata):
         table, end = _table(automaton), arrays.end_code
         for beam in range(num_rows):
@@ -124,8 +126,8 @@ def step(
     if logits_BKV.shape != (batch_size, num_rows, arrays.num_codes):
         raise LogitsError(f"the logits have shape {logits_BKV.shape}: expected {(batch_size, num_rows, arrays.num_codes)}")
     # Legal codes with the positions of their logits, the logits, and the maxima of their chunks.
-    codes_V = np.empty(arrays.num_codes + 1, np.int64)
-    floats = np.empty((2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
+    codes_V = arrays.scratch.array("codes", (arrays.num_codes + 1,), np.int64)
+    floats = arrays.scratch.array("floats", (2, max(arrays.num_codes + 1, arrays.num_codes // CHUNK + 2)), np.float32)
 
     def search(request: int, automaton: Automaton, buffers: Any, out: Any) -> int:
         ranges = lo_SBK[0, request], hi_SBK[0, request]

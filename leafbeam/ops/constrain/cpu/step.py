@@ -5,7 +5,7 @@ Shapes: S segments, B requests, K beams, V codes, L levels, W words, D denied le
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from leafbeam.errors import LogitsError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.constrain.cpu.children import FilterAddresses, LevelView
 from leafbeam.ops.constrain.cpu.kernels import children_of_rows, step_of_rows
+from leafbeam.ops.constrain.cpu.scratch import Scratch
 from leafbeam.ops.constrain.logsumexp import CHUNK
 from leafbeam.ops.constrain.topk import candidate_buffers
 from leafbeam.ops.constrain.types import Beams, RequestFilter, Scoring
@@ -27,6 +28,7 @@ class VersionArrays:
     levels: tuple[tuple[tuple[Any, ...], tuple[Any, ...]], ...]
     sizes: tuple[int, ...]
     num_leaves_S: tuple[int, ...]
+    scratch: Scratch = field(default_factory=Scratch, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +116,7 @@ def step(
     ranges = np.zeros((2, num_segments, *shape), np.int64)
     num_valid_B = np.zeros(batch_size, np.int64)
     space = _children_space(arrays, level)
-    floats = np.empty((2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
+    floats = arrays.scratch.array("floats", (2, max(space.shape[2], logits_BKV.shape[2] // CHUNK + 1)), np.float32)
     bad = step_of_rows(
         arrays.levels[level],
         lo_SBK,
@@ -138,4 +140,5 @@ def step(
 def _children_space(arrays: VersionArrays, level: int) -> NDArray[np.int64]:
     """Space for (codes, indices) of a row's children: of both segments, of the base alone, of the delta alone."""
     num_lists = 1 if len(arrays.num_leaves_S) == 1 else 3
-    return np.empty((num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))), np.int64)
+    shape = num_lists, 2, min(arrays.sizes[level], sum(arrays.num_leaves_S))
+    return arrays.scratch.array("children", shape, np.int64)
