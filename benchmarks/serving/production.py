@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ from benchmarks.rows import spread
 from benchmarks.serving.load_run import POSITIONS, LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
+from leafbeam.engine import Limits
 from leafbeam.engine.threads import measure_threads
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.threads import torch_threads
@@ -305,7 +307,8 @@ def _leafbeam_over_http(run: LoadRun, url: str, case: Case, prompts: Prompts) ->
     items = run.trie.items
     rows = [items.order_N[[items.ordinals_of_leaf(leaf)[0] for leaf in leaves.tolist()]] for leaves in prompts]
     histories = [items.ids_of(each).tolist() for each in rows]
-    common = {"num_items": case.beams, "scoring": "allowed", "channel": "model"}
+    common = {"num_items": min(case.beams, Limits().max_items), "num_beams": case.beams, "keep_history": True}
+    common |= {"scoring": "allowed", "channel": "model"}
     answers = _posted(url, [common | {"history": history} for history in histories])
     found = [run.leaves_of(np.asarray(answer["item_ids"])) for answer in answers]
     return [run.model.vocabulary.tokens(run.trie.codes_at(leaves)).tolist() for leaves in found]
@@ -329,6 +332,8 @@ def _posted(url: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
                 return json.load(reply)
         except TimeoutError:
             raise PeerFailure("timed out", f"no answer within {LIMIT_S:g} s") from None
+        except urllib.error.HTTPError as error:
+            raise PeerFailure("failed", f"{error}: {error.read(500).decode(errors='replace')}") from None
         except OSError as error:
             raise PeerFailure("failed", str(error)[:500]) from None
 
