@@ -145,6 +145,37 @@ def _draw_head(rows: list[Row]) -> Figure:
     return figure
 
 
+_PEERS = (("vllm_beams", "vLLM, without a constraint", _GREY), ("hf_generate", "generate of transformers, Python trie", _LIGHT))
+
+
+def _draw_peers(rows: list[Row]) -> Figure:
+    """How many times leafbeam's median each engine takes, by model, prompt, beams and requests."""
+    sizes = ("prompt_tokens", "K", "B")
+    rows = sorted(rows, key=lambda row: (row["parameters"]["model"] != "small", *(row["parameters"][size] for size in sizes)))
+    figure = Figure(figsize=(8, 0.6 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    for number, (way, label, colour) in enumerate(_PEERS):
+        for place, row in enumerate(rows):
+            ratio, at = row["measured"]["over_leafbeam"].get(way), place + 0.36 * (number - 0.5)
+            if isinstance(ratio, str) or ratio is None:
+                axes.text(1.05, at, ratio or "", va="center", fontsize=7)
+                continue
+            axes.barh(at, ratio - 1, left=1, height=0.34, color=colour, label=label if place == 0 else None)
+            axes.text(max(ratio, 1), at, f"  {ratio:,.1f}x", va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}x")
+    axes.axvline(1, color=_GREEN, lw=2)
+    parameters = [row["parameters"] for row in rows]
+    names = [f"{one['model']}: {one['prompt_tokens']} tokens, {one['K']} beams, {one['B']} at once" for one in parameters]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_title("time of a batch over leafbeam's, same model and two cores", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    _tidy(axes)
+    return figure
+
+
 def _newest_points(bench: str, where: dict[str, Any], keys: tuple[str, ...]) -> Callable[[ResultRows], list[Row]]:
     """The newest row of each point of a figure; a point is told by these parameters."""
 
@@ -191,6 +222,11 @@ def _serving(name: str) -> Plot:
 PLOTS = (
     Plot(file="rules.png", rows=_rule_rows, draw=_draw_rules),
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
+    Plot(
+        file="peers.png",
+        rows=_newest_points("production", {"what": "offline"}, ("model", "prompt_tokens", "K", "B")),
+        draw=_draw_peers,
+    ),
     _static("static-table-1"),
     _static("static-figure-2"),
     _static("static-figure-3"),
