@@ -26,7 +26,6 @@ _HELP = {
         "hf": "Constrained generate of transformers, against a Python trie.",
         "jax": "Constrained rounds in JAX, against STATIC in JAX.",
         "post_filter": "Answers left under a rule, against filtering after the search.",
-        "language": "Rounds over regular languages, with and without the allowed-only head.",
     },
     "serving": {
         "memory": "Peak memory of a search, against a copy of the prompt for each beam.",
@@ -56,6 +55,9 @@ def add_commands(app: typer.Typer) -> None:
     app.command("index", help="Building the index, against numpy and STATIC.", rich_help_panel="micro")(_index)
     app.command("filters", help="The filtered step, against an index built on the filter.", rich_help_panel="micro")(_filters)
     app.command("updates", help="Changes of a live index while it is searched.", rich_help_panel="micro")(_updates)
+    app.command(
+        "language", help="Rounds over regular languages; or JSON beside transformers and vLLM.", rich_help_panel="micro"
+    )(_language)
     app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
@@ -115,6 +117,24 @@ def _updates(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 6
     from benchmarks.micro import updates
 
     _keep("updates", updates.runs(quick, seconds), as_json, quick)
+
+
+def _language(
+    part: Annotated[Literal["rounds", "vllm"], typer.Argument(help="Rounds, or whole texts beside vLLM.")] = "rounds",
+    as_json: AsJson = False,
+    quick: Quick = False,
+    model: Annotated[
+        Literal["Qwen3-0.6B", "Qwen3-1.7B"], typer.Option(help="Whose shape writes texts; a tiny one with --quick.")
+    ] = "Qwen3-0.6B",
+) -> None:
+    if part == "vllm":
+        from benchmarks.serving import language as texts
+
+        _keep("language", texts.runs(quick, model), as_json, quick)
+    else:
+        from benchmarks.micro import language
+
+        _keep("language", language.runs(quick), as_json, quick)
 
 
 def _soak(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:

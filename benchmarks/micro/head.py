@@ -4,6 +4,7 @@ rows   1, 16 and 140 rows, 0.1 % to 10 % legal: each way of `ops.head`, dense an
 curve  one row, 0.01 % to 100 % legal: Figures 6 and 7 of the CUDA study log. Block-level filter: blocks of 32 codes that hold
        a legal one; thread-level filter: single codes, which on a CPU is the gather
 choice the dispatcher with this machine's calibrated costs against always-dense
+trie   whole searches over tries (`trie_head`)
 
 csr_logits is the kernel of "gather" alone. Legal sets are drawn anew for each call (together larger than the caches) unless it
 says `again`. Parity comes before speed.
@@ -23,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from benchmarks.micro import trie_head
 from benchmarks.peers import dense_head
 from benchmarks.rows import spread
 from leafbeam.ops.head import HeadCosts, HeadPath, LegalCodes, cpu
@@ -84,6 +86,8 @@ def runs(quick: bool) -> Runs:
                 yield _rows(bench, distribution, costs)
             yield _curve(bench)
             yield _choice(bench, costs, quick)
+            del bench, weight_VD  # 1.6 GB
+            yield from trie_head.runs(quick)
     finally:
         torch.set_num_threads(threads)
 

@@ -62,6 +62,14 @@ def main(settings):
             rows = zip(found.codes.tolist(), found.num_valid, strict=True)
             return [[tokens_of(search, codes) for codes in codes_KL[:valid]] for codes_KL, valid in rows]
         prompts = [{"prompt_token_ids": tokens} for tokens in job["prompts"]]
+        if job["way"] == "text":
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=job["num_tokens"],
+                detokenize=False,
+                structured_outputs=StructuredOutputsParams(regex=job["regex"]),
+            )
+            return [[list(each.outputs[0].token_ids)] for each in llm.generate(prompts, params, use_tqdm=False)]
         choices = job.get("choices")
         # Beams take no `choice`, only what vLLM makes of it for samples.
         options = {"structured_outputs": StructuredOutputsParams(grammar=choice_as_grammar(choices))} if choices else {}

@@ -18,7 +18,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import check_logits
 from leafbeam.decode.model_calls import JumpForward
-from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.errors import ArgumentError
 from leafbeam.ops import backend as backends
 from leafbeam.ops.backend import to_kind_of, to_numpy
 from leafbeam.ops.constrain import Beams
@@ -72,16 +72,11 @@ class AutomatonConstraint:
 
     def _head_logits(self, number: int, beams: Beams[NDArray[Any]], hidden: Any) -> HeadLogits[NDArray[Any]]:
         """The logits of every beam's legal codes, from the model's hidden states."""
-        hidden_BKD = np.ascontiguousarray(to_numpy(hidden), np.float32)
-        batch_size, num_rows = beams.scores.shape
-        expected = (batch_size, num_rows, self._head.shape[1])
-        if hidden_BKD.shape != expected and (number > 0 or hidden_BKD.shape != (batch_size, self._head.shape[1])):
-            raise LogitsError(
-                f"step_fn returned hidden states of shape {hidden_BKD.shape} in round {number}: expected {expected}"
-            )
+        shape = *beams.scores.shape, self._head.shape[1]
+        hidden_BKD = check_logits(hidden, number, shape, beams.scores, "hidden states")
         row_indptr, code_C = automata.legal(self._batch, beams.lo, beams.hi)
         codes = LegalCodes(indptr_R1=row_indptr, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
-        hidden_RD = hidden_BKD.reshape(-1, expected[2])
+        hidden_RD = hidden_BKD.reshape(-1, shape[2])
         return cpu.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
 
     def finished(self, beams: Beams[Any]) -> Any:

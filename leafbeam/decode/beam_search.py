@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from leafbeam.decode.config import SearchConfig, end_code_of
 from leafbeam.decode.constraint import Constraint, Trace, TrieConstraint, decode, raise_if_bad, rounds
+from leafbeam.decode.head_constraint import HeadConstraint
 from leafbeam.decode.model_calls import JumpForward, ModelCalls, StepFn, SuffixFn
 from leafbeam.decode.results import (
     BatchFilters,
@@ -26,6 +27,7 @@ from leafbeam.decode.results import (
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
+from leafbeam.ops.head import HeadCosts
 
 Requests = Sequence[tuple[RequestFilter, ...]]
 ConstraintOf = Callable[[BoundIndex, Requests, NDArray[np.int64]], Constraint]
@@ -107,6 +109,9 @@ class BeamSearch(ItemSearch):
         deny: DenyLists = None,
         suffix_fn: SuffixFn | None = None,
         explain: bool = False,
+        *,
+        head: Sequence[Any] | None = None,
+        costs: HeadCosts | None = None,
     ) -> SearchResult:
         """Decode a batch of requests, each with its own filter and its own denied items.
 
@@ -124,6 +129,11 @@ class BeamSearch(ItemSearch):
         explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
         and makes no use of suffix_fn, so that every level has its scores.
 
+        head: for each level the rows of the model's head for its codes, (V, D), float32 on a CPU, where the logits would be.
+        Given, step_fn and suffix_fn return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
+        multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks, few children.
+        costs: from `ops.head.cpu.calibrate`. Backends "cpu" and "triton", which then waits every such round.
+
         Cost: L calls of step_fn; on a CPU, or given suffix_fn, fewer where no beam is left or every beam has ended. On a device
         that look waits every round; without suffix_fn a search waits once. Raises ArgumentError, ForeignFilterError,
         LogitsError.
@@ -131,9 +141,17 @@ class BeamSearch(ItemSearch):
         requests = check_batch(self.version, batch_size, filters, deny)
         suffix_fn = None if explain else suffix_fn
         model = ModelCalls(step_fn, suffix_fn)
-        return self._run(requests, model, self._constraint, watch=suffix_fn is not None, explain=explain)
+        constraint_of = partial(self._constraint, head, costs)
+        return self._run(requests, model, constraint_of, watch=suffix_fn is not None, explain=explain)
 
-    def _constraint(self, bound: BoundIndex, requests: Requests, hi_SB: NDArray[np.int64]) -> TrieConstraint:
+    def _constraint(
+        self,
+        head: Sequence[Any] | None,
+        costs: HeadCosts | None,
+        bound: BoundIndex,
+        requests: Requests,
+        hi_SB: NDArray[np.int64],
+    ) -> TrieConstraint:
         ops: Any = bound.ops
         filters, scoring = ops.bind_filters(bound.arrays, requests), self.config.scoring
 
@@ -143,7 +161,10 @@ class BeamSearch(ItemSearch):
                 return ops.step(*arguments, num_beams=num_beams, scoring=scoring), None
             return ops.launch(*arguments, num_beams=num_beams, scoring=scoring)
 
-        return TrieConstraint(self.config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests))
+        arguments = self.config, bound.to_device(hi_SB), launch, partial(_forced_suffix, self.version, requests)
+        if head is None:
+            return TrieConstraint(*arguments)
+        return HeadConstraint(*arguments, bound=bound, filters=filters, head=head, costs=costs)
 
 
 def _explained(constraint: Constraint, model: ModelCalls, levels: list[BeamLevel], *, watch: bool) -> Trace:

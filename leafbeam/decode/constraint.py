@@ -149,7 +149,7 @@ class TrieConstraint:
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         beams, bad = self._launch(number, beams, self.read(number, beams, logits), self.config.num_beams[number])
         if bad is not None:
-            self.bad_T.append(bad)
+            self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # rounds that raise their errors have none
         return beams
 
     def read(self, number: int, beams: Beams[Any], logits: Any) -> Any:
@@ -166,8 +166,9 @@ class TrieConstraint:
         return None if self._suffix is None else self._suffix(number, beams)
 
 
-def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) -> Any:
-    """The model's logits as [B, K, V], of the kind and on the device of `like`; round 0 may leave out K.
+def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any, what: str = "logits") -> Any:
+    """The model's logits (or hidden states: `what`) as [B, K, V], of the kind and on the device of `like`; round 0 may leave
+    out K.
 
     float32 for numpy; on a device half precisions stay as they are. Raises LogitsError, which says what shape was expected.
     """
@@ -175,14 +176,14 @@ def check_logits(logits: Any, number: int, shape: tuple[int, ...], like: Any) ->
     if number == 0 and array.ndim == 2:
         array = array[:, None]
     if tuple(array.shape) != shape:
-        raise LogitsError(f"step_fn returned logits of shape {tuple(array.shape)} at level {number}: expected {shape}")
+        raise LogitsError(f"step_fn returned {what} of shape {tuple(array.shape)} at level {number}: expected {shape}")
     # Integers become floating point numbers, but jax converts none. The text of a dtype takes 5 µs; numpy's has a kind.
     if (
         getattr(array.dtype, "kind", "") != "f"
         and "float" not in str(array.dtype)
         and ("int" not in str(array.dtype) or is_jax(array))
     ):
-        raise LogitsError(f"step_fn returned logits of dtype {array.dtype} at level {number}: expected floating point numbers")
+        raise LogitsError(f"step_fn returned {what} of dtype {array.dtype} at level {number}: expected floating point numbers")
     if isinstance(like, np.ndarray):
         return np.ascontiguousarray(to_numpy(array), np.float32)
     array = to_kind_of(array, like)

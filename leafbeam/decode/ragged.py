@@ -6,6 +6,7 @@ Shapes: S segments, B requests, K beams, R = B x K rows, C children of all rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from leafbeam.ops.constrain import Beams
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Children:
-    """The legal children of every beam, by row (request x beams + beam), ascending by code. shape: (B, K)."""
+    """The legal children of every beam, by row (request x beams + beam), ascending by code. shape: (B, K).
 
+    indptr_R1: where each row's children begin, int64.
+    """
+
+    indptr_R1: NDArray[np.int64]
     row_C: NDArray[np.int64]
     code_C: NDArray[np.int64]
     lo_SC: NDArray[np.int64]
@@ -31,21 +36,24 @@ class Children:
         ops: Any = bound.ops
         lo, hi = bound.to_device(beams.lo), bound.to_device(beams.hi)
         children = ops.children(bound.arrays, level, lo, hi, filters)
-        row_indptr, code_C, lo_SC, hi_SC = (to_numpy(array) for array in children)
-        row_C = np.repeat(np.arange(len(row_indptr) - 1), np.diff(row_indptr))
-        return cls(row_C=row_C, code_C=code_C, lo_SC=lo_SC, hi_SC=hi_SC, shape=beams.scores.shape)
+        indptr_R1, code_C, lo_SC, hi_SC = (to_numpy(array) for array in children)
+        row_C = np.repeat(np.arange(len(indptr_R1) - 1), np.diff(indptr_R1))
+        return cls(indptr_R1=indptr_R1, row_C=row_C, code_C=code_C, lo_SC=lo_SC, hi_SC=hi_SC, shape=beams.scores.shape)
 
     def best(self, values_C: NDArray[np.floating[Any]], num_beams: int) -> NDArray[np.int64]:
         """(B, num_beams): each request's children of the largest values, ties by (beam, code); -1 where fewer exceed -inf."""
         batch_size, num_rows = self.shape
         slots = np.full((batch_size, num_beams), -1, np.int64)
-        live = np.flatnonzero(values_C > -np.inf)
-        request_n = self.row_C[live] // num_rows
-        order = np.lexsort((-values_C[live], request_n))
-        live, request_n = live[order], request_n[order]
-        rank_n = np.arange(len(live)) - np.searchsorted(request_n, request_n)
-        kept = rank_n < num_beams
-        slots[request_n[kept], rank_n[kept]] = live[kept]
+        bounds = self.indptr_R1[::num_rows].tolist()
+        for request, (begin, end) in enumerate(pairwise(bounds)):
+            values_c = values_C[begin:end]
+            kept = np.flatnonzero(values_c > -np.inf)
+            cut = len(kept) - num_beams
+            if cut > 0:
+                kth = np.partition(values_c[kept], cut)[cut]
+                above, equal = kept[values_c[kept] > kth], kept[values_c[kept] == kth]
+                kept = np.concatenate([above, equal[: num_beams - len(above)]])
+            slots[request, : len(kept)] = begin + kept[np.lexsort((kept, -values_c[kept]))]
         return slots
 
     def beams(self, slots_BK: NDArray[np.int64], scores_C: NDArray[np.floating[Any]]) -> Beams[NDArray[Any]]:

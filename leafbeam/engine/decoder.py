@@ -97,8 +97,9 @@ class Decoder:
         self.release_memory()
 
     def release_memory(self) -> None:
-        """Free the workspace and the bound index kept for the next batch."""
+        """Free the workspace, the bound index and the levels' heads kept for the next batch."""
         self._bindings: IndexBindings | None = None
+        self._heads: list[torch.Tensor] | None = None
         self._workspace = Workspace() if self._has_workspace else None
 
     def run(self, requests: Sequence[PendingRequest]) -> BatchOutput:
@@ -116,6 +117,9 @@ class Decoder:
                 return replayed
         start: Callable[..., ModelRounds] = self._model.start
         buffers: dict[str, Any] = {} if self._workspace is None else {"workspace": self._workspace, "store": self._store}
+        heads = self._level_heads() if first.request.scoring == "allowed" else None
+        if heads is not None:
+            buffers["hidden"] = True
         rounds = start(torch.from_numpy(tokens_BT).to(device), torch.from_numpy(lengths_B).to(device), **buffers)
         prefill_s = self._clock() - started
         rounds_s = 0.0
@@ -143,9 +147,16 @@ class Decoder:
             deny=deny,
             suffix_fn=suffix_fn and timed(suffix_fn),
             explain=explain,
+            head=heads,
         )
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
+
+    def _level_heads(self) -> list[torch.Tensor] | None:
+        """Of a model whose search multiplies the head itself, for legal codes alone where that is cheaper."""
+        if self._heads is None and self._has_workspace and isinstance(self._model, Transformer):
+            self._heads = self._model.level_heads()
+        return self._heads
 
     def _replay(
         self,

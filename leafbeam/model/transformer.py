@@ -80,6 +80,14 @@ class Transformer(SidModel[ModelConfig]):
         """Whether `start` takes a workspace and a store: on a CPU in float32."""
         return self.head_weight.device.type == "cpu" and self.head_weight.dtype == torch.float32
 
+    def level_heads(self) -> list[Tensor]:
+        """For each level the head's rows of its codes (V, D), without gradients: what `BeamSearch.run` takes as `head`.
+
+        Views where a level's tokens are consecutive, else copies.
+        """
+        weight = self.head_weight.detach()
+        return [self.vocabulary.level_rows(weight, level) for level in range(self.vocabulary.num_levels)]
+
     @torch.inference_mode()
     def start(
         self,

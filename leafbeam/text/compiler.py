@@ -9,23 +9,27 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 
+_GRACE_S = 10.0  # beyond the child's own alarm, which comes first unless the child is stopped, or waits for a disk
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompileLimits:
     """What one constraint may take: seconds, memory while it is compiled, states and bytes of its automaton.
 
+    max_start_seconds: of the child process, whose first start on a machine compiles kernels: a minute, under load several.
     cache_mb: automata that are kept for the next request with the same constraint.
     """
 
     max_seconds: float = 5.0
+    max_start_seconds: float = 600.0
     max_mb: int = 1024
     max_states: int = 50_000
     max_automaton_mb: int = 64
@@ -41,7 +45,8 @@ class ConstraintCompiler:
     """Turns constraints in JSON into automata over a vocabulary, one at a time, in a child process.
 
     The determinisation of some short patterns takes exponential time, in a library that cannot be interrupted: a child that
-    exceeds its time or memory dies, and the next constraint gets a new one. `close` ends it.
+    exceeds its time or memory dies, and the next constraint gets a new one. `close` ends it. One that does not answer at all
+    is killed, so that no caller waits for ever.
     """
 
     def __init__(self, tokens: TokenTrie, limits: CompileLimits | None = None) -> None:
@@ -57,7 +62,10 @@ class ConstraintCompiler:
         return f"ConstraintCompiler({len(self._cache)} constraints cached, {self.limits})"
 
     def start(self) -> None:
-        """Start the child, so that the first constraint need not wait for it. Cost: seconds."""
+        """Start the child, so that the first constraint need not wait for it. Cost: seconds.
+
+        Raises UnavailableError where it does not start within `max_start_seconds`.
+        """
         with self._lock:
             self._started()
 
@@ -97,9 +105,14 @@ class ConstraintCompiler:
 
     def _compile(self, constraint: str) -> Automaton:
         child, path = self._started(), Path(self._directory.name) / "automaton.leafbeam"
-        answer = self._ask(child, {"constraint": constraint, "path": str(path)})
+        seconds = self.limits.max_seconds + _GRACE_S
+        with _killed_after(child, seconds) as killed:
+            answer = self._ask(child, {"constraint": constraint, "path": str(path)})
         if answer is None:
             self._raise_if_closed()
+            if killed.is_set():
+                said = f"the compiler of constraints did not answer within {seconds:g} s and was ended: try again"
+                raise UnavailableError(said, reason="compiler")
             if child.returncode > 0:
                 raise AutomatonError(f"the constraint cannot be compiled (exit code {child.returncode}): the log says why")
             timed_out = child.returncode == -signal.SIGALRM
@@ -130,6 +143,8 @@ class ConstraintCompiler:
             text=True,
             start_new_session=True,  # Ctrl-C in a terminal is for the server
         )
+        if self._is_closed:  # `close` may have looked for a child just before there was one
+            child.kill()
         tokens, limits = self._tokens, self.limits
         spellings = (tokens.bytes_of(token) for token in range(tokens.vocabulary_size))
         options = {
@@ -139,8 +154,13 @@ class ConstraintCompiler:
             "max_states": limits.max_states,
             "max_automaton_bytes": limits.max_automaton_mb << 20,
         }
-        if self._ask(child, options) is None:
-            raise UnavailableError(f"the compiler of constraints did not start (exit code {child.wait()})", reason="compiler")
+        with _killed_after(child, limits.max_start_seconds) as killed:
+            answer = self._ask(child, options)
+        if answer is None:
+            self._raise_if_closed()
+            seconds = f"within {limits.max_start_seconds:g} s: raise max_start_seconds"
+            why = seconds if killed.is_set() else f"(exit code {child.wait()})"
+            raise UnavailableError(f"the compiler of constraints did not start {why}", reason="compiler")
         return child
 
     def _ask(self, child: "subprocess.Popen[str]", line: Mapping[str, object]) -> dict[str, str] | None:
@@ -153,7 +173,7 @@ class ConstraintCompiler:
             answer = child.stdout.readline()
         except BrokenPipeError:
             answer = ""
-        if not answer:
+        if not answer.endswith("\n"):
             self._end()
             return None
         return json.loads(answer)
@@ -175,3 +195,21 @@ class ConstraintCompiler:
         while sum(self._sizes.values()) > self.limits.cache_mb << 20:
             oldest, _ = self._cache.popitem(last=False)
             del self._sizes[oldest]
+
+
+@contextmanager
+def _killed_after(child: "subprocess.Popen[str]", seconds: float) -> Generator[threading.Event]:
+    """Kill a child that takes longer than the block may: then pipes to it end. Yields whether this has happened."""
+    killed = threading.Event()
+
+    def kill() -> None:
+        killed.set()
+        child.kill()
+
+    timer = threading.Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield killed
+    finally:
+        timer.cancel()

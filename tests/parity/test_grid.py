@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,9 +146,19 @@ class Catalog:
 
 
 def check_case(
-    name: str, shape: str, backend: str, scoring: str, *, num_requests: int = 2, max_beams: int | None = None
+    name: str,
+    shape: str,
+    backend: str,
+    scoring: str,
+    *,
+    num_requests: int = 2,
+    max_beams: int | None = None,
+    **head: Any,
 ) -> None:
-    """Search a case with a backend and compare items, SIDs and scores with the oracle's. max_beams cuts the case's beams."""
+    """Search a case with a backend and compare items, SIDs and scores with the oracle's. max_beams cuts the case's beams.
+
+    head: `head` and `costs` of `BeamSearch.run`, for hidden states that are the logits.
+    """
     case = CASES[name]
     widths = case.widths if max_beams is None else tuple(min(width, max_beams) for width in case.widths)
     rng = np.random.default_rng(99)
@@ -160,7 +171,7 @@ def check_case(
     deny = [[*ids[rows], "never-heard-of"] for rows in denied_rows]
     models = [TableModel(case, seed + 1) for seed in requests]
     beam_search = BeamSearch(catalog.index, list(widths), scoring=scoring, backend=backend)  # type: ignore[arg-type]
-    result = beam_search.run(Recorder(models), batch_size=num_requests, filters=filters, deny=deny)
+    result = beam_search.run(Recorder(models), batch_size=num_requests, filters=filters, deny=deny, **head)
     for request in requests:
         may_show = masks[request].copy()
         may_show[denied_rows[request]] = False

@@ -24,6 +24,7 @@ from leafbeam.index import Version
 from leafbeam.ops.constrain import RequestFilter, reference, request_filters
 from leafbeam.ops.constrain.cpu import step as cpu
 from leafbeam.ops.constrain.triton import step as triton
+from tests.decode.test_head_search import LISTED
 from tests.parity.test_grid import CASES, SCORINGS, SHAPES, Catalog, check_case
 
 
@@ -58,6 +59,15 @@ SAMPLE = [
 @pytest.mark.parametrize(("name", "shape", "scoring", "max_beams"), SAMPLE)
 def test_the_interpreted_kernels_give_the_beams_of_the_oracle(name: str, shape: str, scoring: str, max_beams: int) -> None:
     check_case(name, shape, "triton", scoring, num_requests=1, max_beams=max_beams)
+
+
+@pytest.mark.parametrize("path", LISTED)
+@pytest.mark.parametrize(
+    ("name", "shape"), [("duplicate-sids", "whole"), ("uniform-filter-0.5", "changed"), ("odd-codebooks", "whole-packed")]
+)
+def test_listed_rounds_of_the_head_give_the_beams_of_the_oracle(name: str, shape: str, path: str) -> None:
+    head = [torch.eye(size) for size in CASES[name].sizes]
+    check_case(name, shape, "triton", "allowed", num_requests=1, max_beams=4, head=head, costs=LISTED[path])
 
 
 @pytest.mark.full

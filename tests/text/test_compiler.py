@@ -1,6 +1,8 @@
 """Constraints of strangers: compiled as in this process, in bounded time and memory, and the next one is not harmed."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -82,6 +84,29 @@ def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(co
             compiler.compile(bomb)
     assert compiler.compile('{"regex": "before"}') is before
     assert not compiler.compile('{"regex": "after"}').accepts(0)
+
+
+def test_a_child_that_does_not_start_in_time_is_named(generator: TextGenerator):
+    compiler = ConstraintCompiler(generator.tokens, CompileLimits(max_start_seconds=0.01))
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match=r"did not start within 0\.01 s"):
+            compiler.start()
+    compiler.close()
+
+
+def test_a_child_that_does_not_answer_is_ended_and_the_next_constraint_gets_another(
+    compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+):
+    compiler.start()
+    child = compiler._child
+    assert child is not None
+    monkeypatch.setattr("leafbeam.text.compiler._GRACE_S", -2.9)
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.1 s"):
+        compiler.compile('{"regex": "stopped"}')
+    assert child.poll() == -signal.SIGKILL
+    monkeypatch.undo()
+    assert not compiler.compile('{"regex": "stopped"}').accepts(0)
 
 
 def test_the_cache_forgets_the_oldest(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):

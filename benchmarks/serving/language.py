@@ -1,0 +1,230 @@
+"""JSON under a schema of four fields, greedy: leafbeam's generator beside transformers with two processors, and vLLM.
+
+    leafbeam                    hidden states, the head for legal tokens alone, tokens without an alternative in one pass
+    leafbeam retokenized        text without an alternative too, in the tokenizer's own tokens: another text, fewer calls
+    transformers xgrammar       `generate` with xgrammar's processor
+    transformers outlines-core  `generate` with the masks of outlines' guide
+    vllm xgrammar               vLLM's offline engine on a CPU
+
+One checkpoint of random weights over 131,072 real tokens, float32, one thread; the same prompts; the schema's pattern, compiled
+ahead. All ways run in turns. All but the second write the same texts, which is asserted before a speed is printed.
+
+constraint_ms: of a step, what the constraint takes of one thread: the masks of the processors; of leafbeam, a round on logits
+that are there already.
+
+Shapes: B prompts, V tokens of the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from benchmarks.papers.inference import MODELS
+from benchmarks.peers.failure import failure_of
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine
+from benchmarks.rows import spread
+from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
+from leafbeam.automata import Automaton
+from leafbeam.automata.json_schema import schema_pattern
+from leafbeam.decode import SequenceSearch
+from leafbeam.model import ModelConfig, TextTokens, Transformer
+from leafbeam.ops.head import cpu
+from leafbeam.text import TextGenerator
+
+__all__ = ["SCHEMA", "TINY", "Shape", "compare", "make_checkpoint", "runs"]
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 3, "maxLength": 12},
+        "price": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "in_stock": {"type": "boolean"},
+        "kind": {"enum": ["lamp", "table", "chair", "shelf"]},
+    },
+    "required": ["name", "price", "in_stock", "kind"],
+}
+PROMPT_TOKENS, MAX_TOKENS, POSITIONS = 32, 64, 256
+_LIMIT_S = 600.0
+TINY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32,
+}  # fmt: skip
+
+Shape = Literal["Qwen3-0.6B", "Qwen3-1.7B"]
+Prompts = list[list[int]]
+Way = Callable[[Prompts], list[list[int]]]
+
+
+def runs(
+    quick: bool, shape: Shape = "Qwen3-0.6B", environment: Path = ENVIRONMENT
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """One row for each batch size."""
+    name, sizes = ("tiny", TINY) if quick else (shape, MODELS[shape])
+    directory = Path("runs") / f"bench-text-{name.lower()}"
+    make_checkpoint(directory, sizes)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with (
+            threadpool_limits(1),
+            vllm_engine(directory, threads=1, max_tokens=POSITIONS, limit_s=_LIMIT_S, environment=environment) as engine,
+        ):
+            for batch in (1, 8):
+                parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}
+                parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version("transformers")}
+                yield parameters, compare(directory, engine, batch, repeats=1 if quick else 3)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_checkpoint(directory: Path, sizes: Mapping[str, Any]) -> None:
+    """A directory of Hugging Face with random weights and the real tokenizer, written once."""
+    if (directory / "tokenizer.json").exists():
+        return
+    tokens = TextTokens(size=SIZE, num_tokens=1, eos=2)
+    config = ModelConfig(vocab_size=SIZE, max_position_embeddings=POSITIONS, tie_word_embeddings=True, **sizes)
+    Transformer(config, tokens).save_pretrained(directory)
+    write_real_tokenizer(directory)
+
+
+def compare(directory: Path, engine: VllmEngine, batch: int, repeats: int) -> dict[str, Any]:
+    """Every way in turns: seconds, tokens a second, what constraints take; and the calls of the model."""
+    generator = TextGenerator.load(directory)
+    head = generator.model.head_weight.detach().numpy()
+    generator = TextGenerator(generator.model, generator.tokenizer, costs=cpu.calibrate(head))
+    ways = _Ways(directory, generator, engine)
+    seconds: dict[str, list[float]] = {name: [] for name in ways.all}
+    engines: dict[str, dict[str, Any]] = {}
+    tokens: dict[str, int] = dict.fromkeys(ways.all, 0)
+    for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
+        prompts = _prompts(turn + 1, batch)
+        wanted: list[list[int]] = []
+        for name, way in ways.all.items():
+            if name in engines:
+                continue
+            began = time.perf_counter()
+            try:
+                found = way(prompts)
+            except Exception as error:  # whatever stops a peer; leafbeam's own errors are errors of the benchmark
+                if name.startswith("leafbeam"):
+                    raise
+                engines[name] = failure_of(error).row
+                continue
+            taken = time.perf_counter() - began
+            wanted = wanted or found
+            _check(name, ways, found, wanted)
+            if turn >= 0:
+                seconds[name].append(taken)
+                tokens[name] += sum(len(text) + 1 for text in found)  # the end token included
+    for name, taken in seconds.items():
+        if taken:
+            engines[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens[name] / sum(taken), 2)}
+            engines[name] |= ways.constraints.get(name, {})
+    mine = engines["leafbeam"]
+    calls = {name: np.sum(counts[1:], 0).tolist() for name, counts in ways.calls.items()}  # without the turn that warms up
+    step_ms = 1e3 * sum(seconds["leafbeam"]) / calls["leafbeam"][1]
+    mine["constraint_ms"] = _round_ms(generator, ways.automaton, batch)
+    mine["constraint_share"] = round(mine["constraint_ms"] / step_ms, 5)
+    rate = mine["tokens_per_s"]
+    return {
+        "engines": {name: engines[name] for name in ways.all},
+        "over_leafbeam": {
+            name: round(rate / one["tokens_per_s"], 3) if "tokens_per_s" in one else one["status"]
+            for name, one in engines.items()
+        },
+        "calls": {name: {"tokens": count, "model_calls": number} for name, (count, number) in calls.items()},
+        "vllm": engine.version,
+        "repeats": repeats,
+    }
+
+
+class _Ways:
+    """The ways by name. calls: (tokens of all texts, calls of the model) of each of leafbeam's runs.
+
+    constraints: of the processors, at the last run.
+    """
+
+    def __init__(self, directory: Path, generator: TextGenerator, engine: VllmEngine) -> None:
+        self._generator, self._engine = generator, engine
+        self.decode = generator.tokenizer.decode
+        self._pattern = schema_pattern(SCHEMA, 1_000_000)
+        self.automaton = Automaton.from_json_schema(SCHEMA, generator.tokens, compress=True)
+        self._peers: dict[str, Any] = {}
+        self._directory = directory
+        self.calls: dict[str, list[tuple[int, int]]] = {}
+        self.constraints: dict[str, dict[str, float]] = {}
+        self.all: dict[str, Way] = {
+            "leafbeam": partial(self._leafbeam, "leafbeam", False),
+            "leafbeam retokenized": partial(self._leafbeam, "leafbeam retokenized", True),
+            "transformers xgrammar": partial(self._transformers, "xgrammar"),
+            "transformers outlines-core": partial(self._transformers, "outlines-core"),
+            "vllm xgrammar": self._vllm,
+        }
+
+    def _leafbeam(self, name: str, retokenize: bool, prompts: Prompts) -> list[list[int]]:
+        result = self._generator.generate(prompts, self.automaton, max_tokens=MAX_TOKENS, retokenize=retokenize)
+        texts = [list(text.tokens) for (text,) in result.texts]
+        assert all(text.finished for (text,) in result.texts), "the schema's longest text has more than MAX_TOKENS tokens"
+        self.calls.setdefault(name, []).append((sum(map(len, texts)) + len(texts), result.model_calls))
+        return texts
+
+    def _transformers(self, kind: Literal["xgrammar", "outlines-core"], prompts: Prompts) -> list[list[int]]:
+        from benchmarks.peers.hf_text import HfText, load_sharing
+
+        if kind not in self._peers:
+            if "model" not in self._peers:
+                ours = dict(self._generator.model.named_parameters())
+                self._peers["model"] = load_sharing(self._directory, ours)
+            self._peers[kind] = HfText(self._peers["model"], self._pattern, kind)
+        peer = self._peers[kind]
+        texts = peer.write(prompts, MAX_TOKENS)
+        self.constraints[f"transformers {kind}"] = {"constraint_ms": round(float(np.median(peer.step_s)) * 1e3, 4)}
+        return texts
+
+    def _vllm(self, prompts: Prompts) -> list[list[int]]:
+        job = {"way": "text", "prompts": prompts, "regex": self._pattern, "num_tokens": MAX_TOKENS}
+        end = self._generator.tokenizer.end
+        return [[token for token in text if token != end] for (text,) in self._engine.run(job)["sequences"]]
+
+
+def _check(name: str, ways: _Ways, found: Sequence[list[int]], wanted: Sequence[list[int]]) -> None:
+    """The texts are those of leafbeam token by token; retokenized ones are whole texts of the schema."""
+    if name == "leafbeam retokenized":
+        for tokens in found:
+            state = 0
+            for token in tokens:
+                state = ways.automaton.next(state, token)
+            assert ways.automaton.accepts(state), tokens
+        return
+    texts, expected = ([ways.decode(tokens) for tokens in one] for one in (found, wanted))
+    assert texts == expected, f"{name} wrote {texts}, leafbeam {expected}"
+
+
+def _round_ms(generator: TextGenerator, automaton: Automaton, batch: int) -> float:
+    """The median time of a round of the search alone, on random logits that are there already."""
+    logits = np.random.default_rng(0).standard_normal((4, batch, 1, SIZE), np.float32)
+    search = SequenceSearch(
+        automaton, end_code=generator.tokenizer.end, num_codes=SIZE, num_beams=1, max_tokens=MAX_TOKENS, scoring="allowed"
+    )
+    per_round: list[float] = []
+    for _ in range(5):
+        calls = iter(range(MAX_TOKENS))
+        began = time.perf_counter()
+        result = search.run(lambda *beams, calls=calls: logits[next(calls) % 4], batch)
+        per_round.append((time.perf_counter() - began) / result.rounds)
+    return round(float(np.median(per_round)) * 1e3, 4)
+
+
+def _prompts(turn: int, batch: int) -> Prompts:
+    """Prompts of random tokens, different ones for each turn and batch."""
+    rng = np.random.default_rng([turn, batch])
+    return rng.integers(NUM_SPECIALS, SIZE, (batch, PROMPT_TOKENS)).tolist()

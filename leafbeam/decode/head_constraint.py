@@ -1,0 +1,110 @@
+"""A trie as the constraint of a model that returns hidden states: its head is multiplied here, for legal codes where that pays.
+
+    every round: the logits of all codes of the level, or the legal children of every beam and `ops.head` for these alone,
+    whichever is expected to take less time
+
+Shapes: B requests, K beams, R = B x K rows, V codes of a level, D hidden, C legal codes of all rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.decode.config import SearchConfig
+from leafbeam.decode.constraint import Launch, TrieConstraint, check_logits
+from leafbeam.decode.model_calls import JumpForward
+from leafbeam.decode.ragged import Children
+from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
+from leafbeam.ops.constrain import Beams
+from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
+
+# Nanoseconds of a round over listed children beyond their products: once, and for each child.
+_ROUND, _CHILD = 200_000.0, 100.0
+
+
+class HeadConstraint(TrieConstraint):
+    """The items of an index, for hidden states (B, K, D). Arguments as for `TrieConstraint`, and
+
+    head: for each level the weight (V, D), on the device of the beams. costs: of that machine; None: the defaults.
+    filters: the batch's, bound.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        hi_SB: Any,
+        launch: Launch,
+        suffix: Callable[[int, Beams[Any]], JumpForward | None],
+        *,
+        bound: BoundIndex,
+        filters: Any,
+        head: Sequence[Any],
+        costs: HeadCosts | None,
+    ) -> None:
+        super().__init__(config, hi_SB, launch, suffix)
+        if bound.name not in ("cpu", "triton"):
+            raise ArgumentError(f"head is multiplied on backends 'cpu' and 'triton', not {bound.name!r}: return logits there")
+        self._bound, self._filters = bound, filters
+        weights = _checked(head, config.code_sizes)
+        self._head = weights if bound.name == "cpu" else [to_kind_of(weight_VD, hi_SB) for weight_VD in weights]
+        self._ops: Any = importlib.import_module(f"leafbeam.ops.head.{bound.name}")
+        self._costs = costs or (HeadCosts() if bound.name == "cpu" else self._ops.DEVICE_COSTS)
+
+    def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
+        weight_VD = self._head[number]
+        shape = *beams.scores.shape, weight_VD.shape[1]
+        hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
+        if not self._pays(beams, weight_VD):
+            return super().step(number, beams, to_kind_of(hidden_BKD, weight_VD) @ weight_VD.T)
+        children = Children.of(self._bound, number, beams, self._filters)
+        scores_C = self._scores(number, beams, children, hidden_BKD.reshape(-1, shape[2]))
+        found = children.beams(children.best(scores_C, self.config.num_beams[number]), scores_C)
+        return Beams(**{name: to_kind_of(array, beams.lo) for name, array in vars(found).items()})
+
+    def _pays(self, beams: Beams[Any], weight_VD: Any) -> bool:
+        """Whether legal codes alone are expected to take less time, were there as many of a beam as leaves in its range."""
+        codes, hidden = weight_VD.shape
+        rows = beams.scores.shape[0] * beams.scores.shape[1]
+        # "full" needs every code; reading the logits once more for the log-sum-exp is a small part of their product.
+        if self.config.scoring == "full" or self._costs.dense_at(rows) * codes * hidden < _ROUND:
+            return False
+        leaves_BK = (to_numpy(beams.hi) - to_numpy(beams.lo)).sum(0)
+        legal = int(np.minimum(leaves_BK, codes).sum())
+        work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes), blocked=codes)
+        expected = self._costs.nanoseconds(work)
+        listed = min(expected["gather"], expected["tokens"]) + _ROUND + _CHILD * legal
+        return listed < self._costs.margin * expected["dense"]
+
+    def _scores(self, number: int, beams: Beams[Any], children: Children, hidden_RD: Any) -> NDArray[np.float32]:
+        """The score of every child, from the logits of legal codes alone; -inf for those that the model excludes."""
+        indptr_R1, code_C = (to_kind_of(array, beams.lo) for array in (children.indptr_R1, children.code_C))
+        max_row = int(np.diff(children.indptr_R1).max(initial=0))
+        codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=max_row)
+        found = self._ops.head(hidden_RD, self._head[number], codes, self.config.scoring, costs=self._costs)
+        logit_C, lse_R, row_C = to_numpy(found.logit_C), to_numpy(found.lse_R), children.row_C
+        base_C = to_numpy(beams.scores).reshape(-1)[row_C]
+        finished_BK = self.finished(beams) if number else None
+        if finished_BK is not None:  # certain of the end code, whatever the model says
+            certain_C = to_numpy(finished_BK).reshape(-1)[row_C]
+            logit_C = np.where(certain_C, np.float32(0), logit_C)
+            lse_R = np.where(to_numpy(finished_BK).reshape(-1), np.float32(0), lse_R)
+        bad_C = ~(logit_C < np.inf)
+        if bad_C.any():
+            raise LogitsError.not_finite(*divmod(int(row_C[bad_C.argmax()]), children.shape[1]), f"at level {number}")
+        lse_C = np.where(lse_R > -np.inf, lse_R, np.float32(0))[row_C]
+        return base_C + np.minimum(logit_C - lse_C, np.float32(0))  # rounding must not raise a score
+
+
+def _checked(head: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    """The weights without gradients. Raises ArgumentError unless there is a row for each code of each level."""
+    shapes = [tuple(getattr(weight, "shape", ())) for weight in head]
+    if [shape[:1] for shape in shapes] != [(size,) for size in sizes] or {len(shape) for shape in shapes} != {2}:
+        wanted = ", ".join(f"({size:,}, D)" for size in sizes)
+        raise ArgumentError(f"head has weights of shapes {shapes}: expected one for each level, {wanted}")
+    return [weight.detach() if hasattr(weight, "detach") else weight for weight in head]
