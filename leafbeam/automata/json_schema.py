@@ -4,7 +4,8 @@ Every text of the language is JSON that the schema allows, and unsupported keywo
 write an instance, the language has one form:
 
 * properties come in the order of the schema, listed ones only; one space may follow each comma and colon, and no other blanks;
-* strings use the short escapes (\\n, \\t, \\\\ and the like) and never `\\u`.
+* strings use the short escapes (\\n, \\t, \\\\ and the like) and never `\\u`;
+* numbers between bounds have no exponent, and a few digits behind those of the bounds.
 """
 
 import json
@@ -12,9 +13,21 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from leafbeam.automata.json_text import CHARACTER, FORMATS, NUMBER, any_of, comma_list, integers, literal, repeat
+from leafbeam.automata.json_text import (
+    CHARACTER,
+    FORMATS,
+    NUMBER,
+    Bound,
+    any_of,
+    comma_list,
+    decimals,
+    integers,
+    literal,
+    repeat,
+)
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError
 
@@ -25,13 +38,13 @@ _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _KEYWORDS = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "integer": _BOUNDS,
-    "number": set[str](),
+    "number": _BOUNDS,
     "boolean": set[str](),
     "null": set[str](),
     "array": {"items", "prefixItems", "minItems", "maxItems"},
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
 }
-_FIXED = {"number": NUMBER, "boolean": "(?:true|false)", "null": "null"}
+_FIXED = {"boolean": "(?:true|false)", "null": "null"}
 
 Schema = Mapping[str, Any]
 
@@ -40,7 +53,7 @@ def schema_pattern(schema: Schema | str, max_states: int) -> str:
     """A pattern for `compile_pattern`.
 
     schema: a mapping or its JSON text. Types string (minLength, maxLength, format date, time, date-time or uuid; or `pattern`,
-    with ^ and $ around the whole and no character that JSON would have to escape), integer (bounds), number, boolean, null,
+    with ^ and $ around the whole and no character that JSON would have to escape), integer and number (bounds), boolean, null,
     array (items, prefixItems, minItems, maxItems), object (properties, required; or additionalProperties with a schema,
     maxProperties); lists of types; enum, const, anyOf, oneOf of visibly exclusive schemas, allOf of one, $ref into the
     schema without recursion. Raises AutomatonError with the JSON pointer for anything else.
@@ -97,6 +110,7 @@ class _Compiler:
         compilers: dict[str, Callable[[Schema, str, tuple[str, ...]], str]] = {
             "string": self._string,
             "integer": _integer,
+            "number": _number,
             "array": self._array,
             "object": self._object,
         }
@@ -231,22 +245,37 @@ class _Compiler:
 
 
 def _integer(schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
-    low: int | None = None
-    high: int | None = None
+    least, most = _bounds(schema, path)
+    low = None if least is None else math.floor(least.value) + 1 if least.strict else math.ceil(least.value)
+    high = None if most is None else math.ceil(most.value) - 1 if most.strict else math.floor(most.value)
+    if low is not None and high is not None and low > high:
+        raise AutomatonError(f"{path} allows no integer: its bounds leave {low} to {high}")
+    return integers(low, high)
+
+
+def _number(schema: Schema, path: str, open_refs: tuple[str, ...]) -> str:
+    low, high = _bounds(schema, path)
+    if low is None and high is None:
+        return NUMBER
+    if low is not None and high is not None and low.value > high.value:
+        raise AutomatonError(f"{path} allows no number: its bounds leave {low.value} to {high.value}")
+    if not (found := decimals(low, high)):
+        raise AutomatonError(f"{path} allows no number: exclusive bounds leave nothing")
+    return found
+
+
+def _bounds(schema: Schema, path: str) -> tuple[Bound | None, Bound | None]:
+    """The tightest lower and upper bounds."""
+    found: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
     for name in _BOUNDS & set(schema):
         value = schema[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise AutomatonError(f"{path}/{name} is {value!r}: expected a number")
         strict = name.startswith("exclusive")
-        if name.lower().endswith("minimum"):
-            bound = math.floor(value) + 1 if strict else math.ceil(value)
-            low = bound if low is None else max(low, bound)
-        else:
-            bound = math.ceil(value) - 1 if strict else math.floor(value)
-            high = bound if high is None else min(high, bound)
-    if low is not None and high is not None and low > high:
-        raise AutomatonError(f"{path} allows no integer: its bounds leave {low} to {high}")
-    return integers(low, high)
+        found[name.removeprefix("exclusive").lower()].append(Bound(value=Decimal(repr(value)), strict=strict))
+    low = max(found["minimum"], key=lambda bound: (bound.value, bound.strict), default=None)
+    high = min(found["maximum"], key=lambda bound: (bound.value, not bound.strict), default=None)
+    return low, high
 
 
 def _span(schema: Schema, minimum: str, maximum: str, path: str) -> tuple[int, int | None]:

@@ -1,4 +1,4 @@
-"""Patterns for parts of JSON: integers between bounds, dates and times, values, lists.
+"""Patterns for parts of JSON: numbers between bounds, dates and times, values, lists.
 
 A space may follow each comma and colon; strings are written without `\\u` escapes.
 """
@@ -6,6 +6,8 @@ A space may follow each comma and colon; strings are written without `\\u` escap
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from leafbeam.errors import AutomatonError
@@ -107,3 +109,98 @@ def _same_length(low: str, high: str) -> str:
     if ends:
         parts.append(high[0] + _same_length("0" * rest, high[1:]))
     return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """The least or the largest value of a number; strict: it is not itself one."""
+
+    value: Decimal
+    strict: bool = False
+
+    @property
+    def negative(self) -> "Bound":
+        return Bound(value=-self.value, strict=self.strict)
+
+    @property
+    def parts(self) -> tuple[int, str]:
+        """The whole part of a bound that is not negative, and the digits of its fraction without zeros at the end."""
+        whole, _, digits = f"{self.value:f}".partition(".")
+        return int(whole), digits.rstrip("0")
+
+
+def decimals(low: Bound | None, high: Bound | None) -> str:
+    """A pattern for numbers between bounds, "" if there are none.
+
+    No exponents and no `-0`; at most six digits behind those of a bound, because with more a number below a bound could be read
+    as the bound; no zeros at the end of numbers that are closest to an exclusive minimum.
+
+    >>> decimals(Bound(value=Decimal("0.5")), Bound(value=Decimal(1)))
+    '(?:0\\\\.(?:5[0-9]{0,6}|[6-9][0-9]{0,6})|1(?:\\\\.0{1,6})?)'
+    """
+    found: list[str] = []
+    if low is None or low.value < 0:
+        nearest = Bound(value=Decimal(0), strict=True) if high is None or high.value >= 0 else high.negative
+        found += [f"-{part}" for part in _positive(nearest, None if low is None else low.negative)]
+    if high is None or high.value >= 0:
+        found += _positive(low if low is not None and low.value >= 0 else Bound(value=Decimal(0)), high)
+    return any_of(found) if found else ""
+
+
+_ANY, _SOME = "[0-9]{0,6}", r"(?:\.[0-9]{1,6})?"
+
+
+def _positive(low: Bound, high: Bound | None) -> list[str]:
+    """Patterns for the numbers between bounds that are not negative: with the whole part of `low`, of `high`, and between."""
+    first, least = low.parts
+    last, most = (None, "") if high is None else high.parts
+    if high is not None and last == first:
+        if not least and not low.strict:
+            return _up_to(last, most, high)
+        digits = _between(least, most, low.strict, high.strict)
+        return [] if digits is None else [rf"{first}\.{digits}"]
+    found = [f"{first}{_SOME}" if not least and not low.strict else rf"{first}\.{_at_least(least, low.strict)}"]
+    if last is None or first + 1 <= last - 1:
+        found.append(integers(first + 1, None if last is None else last - 1) + _SOME)
+    return found if high is None or last is None else [*found, *_up_to(last, most, high)] if last > first else []
+
+
+def _up_to(whole: int, most: str, high: Bound) -> list[str]:
+    digits = _at_most(most, high.strict)
+    return [] if digits is None else [rf"{whole}(?:\.{digits})?"]
+
+
+def _at_least(digits: str, strict: bool) -> str:
+    """Fractions of at least 0.digits; may be none where that is 0."""
+    if not digits:
+        return "[0-9]{0,5}[1-9]" if strict else _ANY
+    first = int(digits[0])
+    found = [f"{first}{_at_least(digits[1:], strict)}"]
+    return any_of([*found, f"[{first + 1}-9]{_ANY}"] if first < 9 else found)
+
+
+def _at_most(digits: str, strict: bool) -> str | None:
+    """Fractions of one digit or more, at most 0.digits; None if there are none."""
+    if not digits:
+        return None if strict else "0{1,6}"
+    first, rest = int(digits[0]), _at_most(digits[1:], strict)
+    found = [f"[0-{first - 1}]{_ANY}"] if first else []
+    return any_of([*found, f"{first}(?:{rest})?"] if rest is not None else found)
+
+
+def _between(least: str, most: str, above: bool, below: bool) -> str | None:
+    """Fractions of one digit or more between two, of which the lower one is above 0 or strict; None if there are none."""
+    if not most:
+        return None
+    first, last = int(least[:1] or 0), int(most[0])
+    if first == last:
+        rest = _between(least[1:], most[1:], above, below)
+        if not least[1:] and not above:
+            rest = f"(?:{end})?" if (end := _at_most(most[1:], below)) is not None else None
+        return None if rest is None else f"{first}{rest}"
+    found = [f"{first}{_at_least(least[1:], above)}"]
+    if first + 1 < last:
+        found.append(f"[{first + 1}-{last - 1}]{_ANY}")
+    if (end := _at_most(most[1:], below)) is not None:
+        found.append(f"{last}(?:{end})?")
+    return any_of(found)

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from leafbeam.automata import Automaton, TokenTrie
 from leafbeam.automata.json_schema import schema_pattern
-from leafbeam.automata.json_text import integers
+from leafbeam.automata.json_text import Bound, decimals, integers
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.errors import AutomatonError, LeafbeamError
 
@@ -227,6 +228,35 @@ def test_integers_between_bounds_have_their_numerals_and_no_others(
     assert not any(dfa.accepts(text) for text in (b"", b"-", b"-0", b"00", b"01", b"+1", b"1.0"))
 
 
+bounds_ = st.none() | st.builds(
+    Bound, value=st.decimals(-200, 200, places=2) | st.integers(-5, 5).map(Decimal), strict=st.booleans()
+)
+
+
+@settings(max_examples=200)
+@given(bounds_, bounds_)
+def test_decimals_between_bounds_have_their_numerals_and_no_others(low: Bound | None, high: Bound | None) -> None:
+    steps = [Decimal(step) * sign for step in ("0", "0.0001", "0.01", "0.3", "1", "12") for sign in (-1, 1)]
+    near = {bound.value + step for bound in (low, high, Bound(value=Decimal(0))) if bound is not None for step in steps}
+    inside = [
+        value
+        for value in near
+        if (low is None or low.value < value or (low.value == value and not low.strict))
+        and (high is None or value < high.value or (high.value == value and not high.strict))
+    ]
+    pattern = decimals(low, high)
+    if not pattern:
+        assert not inside
+        return
+    dfa = compile_pattern(pattern, 10_000)
+    for value in near:
+        text = f"{value.normalize():f}" if value else "0"
+        assert dfa.accepts(text.encode()) == (value in inside), text
+        padded = f"{text}0" if "." in text else f"{text}.0"
+        assert value in inside or not dfa.accepts(padded.encode())
+    assert not any(dfa.accepts(text) for text in (b"", b"-", b"-0", b"-0.0", b"00", b"+1", b"1.", b".5", b"1e0"))
+
+
 DEEP: dict[str, Any] = {"type": "null"}
 for _ in range(3000):
     DEEP = {"allOf": [DEEP]}
@@ -251,7 +281,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": True}, "expected a number"),
     ({"type": "integer", "minimum": math.inf}, "expected a number"),
     ({"type": "integer", "minimum": 3, "maximum": 2}, "allows no integer"),
-    ({"type": "number", "minimum": 0}, "has minimum"),
+    ({"type": "number", "minimum": 3, "maximum": 2.5}, "allows no number: its bounds leave 3 to 2.5"),
+    ({"type": "number", "exclusiveMinimum": 1, "maximum": 1}, "exclusive bounds leave nothing"),
     ({"type": "string", "minimum": 0}, "has minimum"),
     ({"type": "string", "minLength": 3, "maxLength": 2}, "above maxLength"),
     ({"type": "string", "minLength": -1}, "whole number"),

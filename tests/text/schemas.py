@@ -169,6 +169,15 @@ def bounds() -> list[Schema]:
     return [*found, {"type": "integer", "maximum": -3}, {"type": "number"}, object_of({"port": found[7], "host": SHORT})]
 
 
+def numbers() -> list[Schema]:
+    pairs = [(0, 1), (0, 5), (-90, 90), (-180, 180), (0.5, 0.75), (-1.5, -0.25), (-0.1, 0.1), (99.9, 100.1), (3, 3), (0, 1e6)]
+    found: list[Schema] = [{"type": "number", "minimum": low, "maximum": high} for low, high in pairs]
+    found += [{"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high} for low, high in pairs if low < high]
+    found += [{"type": "number", "minimum": 0}, {"type": "number", "exclusiveMinimum": 0}, {"type": "number", "maximum": -2.5}]
+    point = {"lat": found[2], "lon": found[3]}
+    return [*found, object_of(point), object_of({"price": found[-2], "share": found[0]}, ["price"]), list_of(found[0], 1, 3)]
+
+
 def unions() -> list[Schema]:
     pairs = [("string", "null"), ("integer", "null"), ("boolean", "null"), ("number", "boolean"), ("string", "integer")]
     found: list[Schema] = [{"type": list(pair), **({"maxLength": 5} if "string" in pair else {})} for pair in pairs]
@@ -236,8 +245,8 @@ def published() -> list[Schema]:
 FAMILIES: dict[str, list[Schema]] = {
     family.__name__: family()
     for family in (
-        flat, optional, nested, arrays, tuples, values, patterns, formats, references, alternatives, bounds, unions, maps,
-        strings, published,
+        flat, optional, nested, arrays, tuples, values, patterns, formats, references, alternatives, bounds, numbers, unions,
+        maps, strings, published,
     )
 }  # fmt: skip
 
@@ -255,7 +264,8 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "^a$", "maxLength": 3}, "expected one of pattern"),
     ({"type": "string", "minLength": 4, "maxLength": 3}, "above maxLength"),
     ({"type": "string", "maxLength": -1}, "maxLength"),
-    ({"type": "number", "minimum": 0}, "minimum"),
+    ({"type": "number", "minimum": 1, "exclusiveMaximum": 1}, "allows no number"),
+    ({"type": "number", "multipleOf": 0.1}, "multipleOf"),
     ({"type": "integer", "multipleOf": 5}, "multipleOf"),
     ({"type": "integer", "minimum": 5, "maximum": 4}, "allows no integer"),
     ({"type": "array", "items": BOOLEAN, "uniqueItems": True}, "uniqueItems"),
