@@ -5,7 +5,8 @@ write an instance, the language has one form:
 
 * properties come in the order of the schema, listed ones only; one space may follow each comma and colon, and no other blanks;
 * strings use the short escapes (\\n, \\t, \\\\ and the like) and never `\\u`;
-* numbers between bounds have no exponent, and a few digits behind those of the bounds.
+* numbers between bounds have no exponent, and a few digits behind those of the bounds;
+* of the formats, a "uri" is one of HTTP, and names of hosts and mailboxes are those of ASCII.
 """
 
 import json
@@ -52,10 +53,10 @@ Schema = Mapping[str, Any]
 def schema_pattern(schema: Schema | str, max_states: int) -> str:
     """A pattern for `compile_pattern`.
 
-    schema: a mapping or its JSON text. Types string (minLength, maxLength, format date, time, date-time or uuid; or `pattern`,
-    with ^ and $ around the whole and no character that JSON would have to escape), integer and number (bounds), boolean, null,
-    array (items, prefixItems, minItems, maxItems), object (properties, required; or additionalProperties with a schema,
-    maxProperties); lists of types; enum, const, anyOf, oneOf of visibly exclusive schemas, allOf of one, $ref into the
+    schema: a mapping or its JSON text. Types string (minLength, maxLength, a format of `FORMATS`; or `pattern`, with ^ and $
+    around the whole and no character that JSON would have to escape), integer and number (bounds), boolean, null, array (items,
+    prefixItems, minItems, maxItems), object (properties, required; or additionalProperties with a schema, maxProperties); lists
+    of types; enum, const, anyOf, oneOf of visibly exclusive schemas, allOf of one, $ref into the
     schema without recursion. Raises AutomatonError with the JSON pointer for anything else.
     """
     try:

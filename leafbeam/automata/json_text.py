@@ -21,10 +21,20 @@ _DATE = (
 )
 _HOUR = "(?:[01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
+# Names of at most 248 characters, of the 253 that a domain name may have; the last part is no number.
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,28}[A-Za-z0-9])?"
+_HOST = rf"(?:{_LABEL}\.){{0,7}}[A-Za-z](?:[A-Za-z0-9-]{{0,28}}[A-Za-z0-9])"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_ATOM = "[A-Za-z0-9_+-]{1,20}"
+_PATH = "[A-Za-z0-9._~!$&()*+,;=:@-]"
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
+    "email": rf"{_ATOM}(?:\.{_ATOM}){{0,2}}@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"(?:{_OCTET}\.){{3}}{_OCTET}",
+    "uri": rf"https?://{_HOST}(?:/{_PATH}*)*(?:\?{_PATH}*)?",
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 
