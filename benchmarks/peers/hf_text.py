@@ -8,7 +8,7 @@ Shapes: B texts, V tokens of the model, T tokens of a text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -52,7 +52,7 @@ class HfText:
         return [row[: row.index(END)] if END in row else row for row in rows]
 
 
-def load_sharing(directory: Any, ours: dict[str, Tensor]) -> Any:
+def load_sharing(directory: Any, ours: Mapping[str, Tensor]) -> Any:
     """The checkpoint in transformers, in float32, with these tensors in the place of its own equal ones."""
     model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():

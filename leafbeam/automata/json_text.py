@@ -163,16 +163,17 @@ _ANY, _SOME = "[0-9]{0,6}", r"(?:\.[0-9]{1,6})?"
 def _positive(low: Bound, high: Bound | None) -> list[str]:
     """Patterns for the numbers between bounds that are not negative: with the whole part of `low`, of `high`, and between."""
     first, least = low.parts
-    last, most = (None, "") if high is None else high.parts
-    if high is not None and last == first:
+    begins = f"{first}{_SOME}" if not least and not low.strict else rf"{first}\.{_at_least(least, low.strict)}"
+    if high is None:
+        return [begins, integers(first + 1, None) + _SOME]
+    last, most = high.parts
+    if last == first:
         if not least and not low.strict:
             return _up_to(last, most, high)
         digits = _between(least, most, low.strict, high.strict)
         return [] if digits is None else [rf"{first}\.{digits}"]
-    found = [f"{first}{_SOME}" if not least and not low.strict else rf"{first}\.{_at_least(least, low.strict)}"]
-    if last is None or first + 1 <= last - 1:
-        found.append(integers(first + 1, None if last is None else last - 1) + _SOME)
-    return found if high is None or last is None else [*found, *_up_to(last, most, high)] if last > first else []
+    middle = [integers(first + 1, last - 1) + _SOME] if first + 1 < last else []
+    return [begins, *middle, *_up_to(last, most, high)] if first < last else []
 
 
 def _up_to(whole: int, most: str, high: Bound) -> list[str]:
