@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from leafbeam.engine.request import ItemId, PendingRequest
 from leafbeam.index import Version
-from leafbeam.retrieve import BoundMemory, Fusion, ItemMemory, Reason, features
+from leafbeam.retrieve import BoundMemory, Fusions, ItemMemory, Reason, features
 from leafbeam.retrieve.memory import top_rows
 
 
@@ -47,7 +47,7 @@ class MemoryChannel:
             total_N, weights = memory.total(parts), (1.0, memory.config.text_weight)
             best_k = top_rows(total_N, num_items, minimum=0.0)
             return RankedItems(memory.ids_of(best_k), total_N[best_k].tolist(), memory.reasons(rows_h, best_k, weights))
-        fusion = memory.fusion or Fusion()
+        fusion = (memory.fusion or Fusions()).of(keeps_history=pending.request.keep_history)
         features_FN, found_N = features(parts, memory.beams(*beams), history_n)
         total_N = fusion.scores(features_FN, found_N)
         best_k = top_rows(total_N, num_items, minimum=-np.inf)

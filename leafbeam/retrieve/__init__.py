@@ -2,7 +2,7 @@
 
 from leafbeam.retrieve.bound import BoundMemory
 from leafbeam.retrieve.config import MemoryConfig
-from leafbeam.retrieve.fusion import Beams, Example, Fusion, features
+from leafbeam.retrieve.fusion import Beams, Example, Fusion, Fusions, features
 from leafbeam.retrieve.live_memory import Event, LiveMemory, set_log_aside
 from leafbeam.retrieve.memory import ItemMemory, MemoryResult, Reason
 
@@ -12,6 +12,7 @@ __all__ = [
     "Event",
     "Example",
     "Fusion",
+    "Fusions",
     "ItemMemory",
     "LiveMemory",
     "MemoryConfig",

@@ -4,7 +4,7 @@ Shapes: N items of the memory, F features, E examples, C candidates of an exampl
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from itertools import product
 from typing import NamedTuple
 
@@ -117,6 +117,19 @@ class Fusion:
             if change_E.mean() > change_E.std() / np.sqrt(len(change_E)):
                 weights_F, best_E = scaled_F, gains_E
         return cls(**dict(zip(cls.__slots__, weights_F.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fusions:
+    """The weights for lists that keep the items of the history, and for lists without them: people who buy things again teach
+    the first what the second has no use for."""
+
+    kept: Fusion = field(default_factory=Fusion)
+    removed: Fusion = field(default_factory=Fusion)
+
+    def of(self, *, keeps_history: bool) -> Fusion:
+        """Those for one kind of list."""
+        return self.kept if keeps_history else self.removed
 
 
 def features(memory: MemoryScores, beams: Beams, seen_n: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:

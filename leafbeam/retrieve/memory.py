@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError, ItemIdError
 from leafbeam.index.items import ID_KINDS, ItemIds, as_id_array, check_item_ids, check_unique, decode_ids, is_possible
 from leafbeam.retrieve import kernels
 from leafbeam.retrieve.config import MemoryConfig
-from leafbeam.retrieve.fusion import Beams, Fusion, MemoryScores
+from leafbeam.retrieve.fusion import Beams, Fusions, MemoryScores
 from leafbeam.retrieve.memory_file import MemoryFile
 from leafbeam.retrieve.state import ChangedRow, MemoryState
 from leafbeam.retrieve.text import TextEncoder, TextVectors
@@ -58,7 +58,7 @@ class ItemMemory:
     """
 
     def __init__(
-        self, state: MemoryState, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusion | None = None
+        self, state: MemoryState, encoder: TextEncoder | None, config: MemoryConfig, fusion: Fusions | None = None
     ) -> None:
         self.config, self.encoder, self.fusion = config, encoder, fusion
         self.version = self.follows = ""

@@ -1,8 +1,10 @@
 """The file of an item memory: tensors and a header, checked as whatever a stranger may send."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from leafbeam.errors import IndexFileError, ItemIdError
 from leafbeam.index import tensor_file
 from leafbeam.index.items import check_utf8
 from leafbeam.retrieve.config import MemoryConfig
-from leafbeam.retrieve.fusion import Fusion
+from leafbeam.retrieve.fusion import Fusion, Fusions
 from leafbeam.retrieve.state import MemoryState
 from leafbeam.retrieve.text import TextEncoder, TextVectors
 from leafbeam.retrieve.transitions import MAX_STEP, Transitions, item_dtype
@@ -25,7 +27,7 @@ class MemoryFile:
     state: MemoryState
     encoder: TextEncoder | None
     config: MemoryConfig
-    fusion: Fusion | None
+    fusion: Fusions | None
     follows: str
 
     def write(self, path: str | os.PathLike[str]) -> str:
@@ -44,7 +46,7 @@ class MemoryFile:
             tensors |= {"term_hashes": self.encoder.hashes_T, "term_idf": self.encoder.idf_T}
         header = {"format_version": 2, "step": transitions.step, "config": asdict(self.config), "follows": self.follows}
         if self.fusion is not None:
-            header["fusion"] = asdict(self.fusion)
+            header |= {"fusion": asdict(self.fusion.kept), "fusion_removed": asdict(self.fusion.removed)}
         tensor_file.write(Path(path), KIND, header, tensors)
         return tensor_file.digest(tensors)
 
@@ -59,13 +61,19 @@ class MemoryFile:
                 state=_state_of(tensors, float(header["step"]), verify=verify),
                 encoder=_encoder_of(tensors),
                 config=MemoryConfig(**header["config"]),
-                fusion=Fusion(**header["fusion"]) if "fusion" in header else None,
+                fusion=_fusions_of(header) if "fusion" in header else None,
                 follows=str(header["follows"]),
             )
             found.state.texts.check(0 if found.encoder is None else len(found.encoder.hashes_T))
             return found, str(header["digest"])
         except (ItemIdError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise IndexFileError(f"{path} does not hold a complete item memory ({error}): fit and save it again") from error
+
+
+def _fusions_of(header: Mapping[str, Any]) -> Fusions:
+    """Files of before have one set of weights."""
+    kept = header["fusion"]
+    return Fusions(kept=Fusion(**kept), removed=Fusion(**header.get("fusion_removed", kept)))
 
 
 def _state_of(tensors: tensor_file.Tensors, step: float, *, verify: bool) -> MemoryState:

@@ -18,7 +18,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import AnyModel, DecodeSession, Transformer, Workspace
 from leafbeam.model.threads import torch_threads
-from leafbeam.retrieve import Fusion, ItemMemory
+from leafbeam.retrieve import Fusion, Fusions, ItemMemory
 from leafbeam.semid.config import check_choice
 from leafbeam.train.baselines import ScoreFn, SidSet, memory_scores, popularity, rank_targets, unconstrained_search
 from leafbeam.train.fusion import FusedRanks, FusionExamples
@@ -207,22 +207,22 @@ def fit_fusion(
     sample: int = 4000,
     seed: int = 1,
     threads: int = 1,
-) -> Fusion:
+) -> Fusions:
     """Learn the weights of a model's beams and an item memory of the training part on a sample of validation users.
 
-    Cost: one search a user. The default weights come back where the split has no validation users.
+    Cost: two searches a user. The default weights come back where the split has no validation users.
     """
     if len(split.valid_users()) == 0:
-        return Fusion()
+        return Fusions()
     eval_set = EvaluationSet.from_split(split, "valid", sample=sample, seed=seed)
     examples = FusionExamples(memory, eval_set.histories, eval_set.targets_U)
     max_items = _longest_history(model)
     search = BeamSearch(trie, num_beams=num_beams)
-    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, ("kept",), on_beams=examples.observe)
+    evaluator = _Evaluator(model, trie, log, eval_set, search, max_items, on_beams=examples.observe)
     with torch_threads(threads):
         for batch in eval_set.batches(max_items, 128):
             evaluator.run_batch(batch, compare=False)
-    return Fusion.fit(examples.found)
+    return Fusions(**{seen: Fusion.fit(found) for seen, found in examples.found.items()})
 
 
 def _longest_history(model: AnyModel) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from leafbeam.retrieve import Example, Fusion, ItemMemory, MemoryConfig, features
+from leafbeam.retrieve import Example, Fusion, Fusions, ItemMemory, MemoryConfig, features
 from leafbeam.retrieve.memory import top_rows
 from leafbeam.semid.texts import texts
 from leafbeam.train.baselines import memory_scores, rank_targets
@@ -88,11 +88,11 @@ class _UserFeatures:
 
 
 class FusionExamples(_UserFeatures):
-    """Collects examples: the candidates of users whose next item is among them. found: the examples."""
+    """Collects examples: the candidates of users whose next item is among them. found: those of each kind of list."""
 
     def __init__(self, memory: ItemMemory, histories: Histories, targets_U: NDArray[np.integer]) -> None:
         super().__init__(memory, histories, targets_U)
-        self.found: list[Example] = []
+        self.found: dict[Seen, list[Example]] = {seen: [] for seen in SEEN}
 
     def observe(self, index: int, seen: Seen, item_ids_k: NDArray[np.generic], scores_k: NDArray[np.float32]) -> None:
         """Add the example of a user, unless neither channel finds the item that it took."""
@@ -102,7 +102,7 @@ class FusionExamples(_UserFeatures):
         rows = np.union1d(top_rows(default_N, _CANDIDATES, minimum=-np.inf), beams)
         target = np.flatnonzero(rows == self._targets_U[index])
         if len(target):
-            self.found.append(Example(features_FN[:, rows], int(target[0])))
+            self.found[seen].append(Example(features_FN[:, rows], int(target[0])))
 
 
 class FusedRanks(_UserFeatures):
@@ -115,7 +115,7 @@ class FusedRanks(_UserFeatures):
 
     def observe(self, index: int, seen: Seen, item_ids_k: NDArray[np.generic], scores_k: NDArray[np.float32]) -> None:
         """Rank the item of a user."""
-        fusion = self.memory.fusion or Fusion()
+        fusion = (self.memory.fusion or Fusions()).of(keeps_history=seen == "kept")
         scores_N = fusion.scores(*self.of(index, seen, item_ids_k, scores_k))
         target = self._targets_U[index]
         if scores_N[target] > -np.inf:

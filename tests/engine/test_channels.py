@@ -1,5 +1,7 @@
 """Answers of the item memory, alone and fused, are exact over the items that the rules allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,11 +10,12 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import CatalogFiles, Channel, Engine, ItemId, Request
 from leafbeam.errors import ArgumentError, ItemIdError, RequestError
 from leafbeam.index import Trie
-from leafbeam.retrieve import Fusion, ItemMemory, LiveMemory
+from leafbeam.retrieve import Fusion, Fusions, ItemMemory, LiveMemory
 from tests.engine.conftest import ITEM_IDS, RULES
 
 HISTORY = ("é3", "é14", "é15")
 FUSION = Fusion(transition=2.0, text=1.5, log_prob=0.3, found=0.4, seen=-0.7)
+FUSIONS = Fusions(kept=Fusion(transition=0.6, text=2.5, log_prob=0.5, found=-0.2, seen=0.9), removed=FUSION)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,7 @@ def memory(shop) -> ItemMemory:
     histories = rng.integers(0, len(ITEM_IDS), (200, 6))
     texts = [" ".join(rng.choice([f"word{n}" for n in range(60)], 3)) for _ in ITEM_IDS]
     memory = ItemMemory.fit(ITEM_IDS, np.arange(201) * 6, histories.reshape(-1), texts=texts)
-    memory.fusion = FUSION
+    memory.fusion = FUSIONS
     return memory
 
 
@@ -38,18 +41,19 @@ def test_the_memory_alone_returns_the_best_allowed_items_without_a_search(shop, 
 
 
 @pytest.mark.parametrize("rules", [(), ("cheap",), ("cheap", "in_stock"), ("rare",), ("none",)])
-def test_the_fused_answer_is_the_best_sum_over_all_allowed_items(shop, catalog, memory, rules):
-    engine = Engine(shop.model, catalog, memory=memory)
-    request = Request(history=HISTORY, rules=rules, num_beams=30)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_fused_answer_is_the_best_sum_over_all_allowed_items(shop, catalog, memory, rules, keeps):
+    engine, fusion = Engine(shop.model, catalog, memory=memory), FUSIONS.of(keeps_history=keeps)
+    request = Request(history=HISTORY, rules=rules, num_beams=30, keep_history=keeps)
     result = engine.recommend(request)
-    search = engine.recommend(Request(history=HISTORY, rules=rules, num_beams=30, num_items=30, channel="model"))
-    allowed_N = np.isin(ITEM_IDS, list(shop.allowed(rules)))
+    search = engine.recommend(replace(request, num_items=30, channel="model"))
+    allowed_N = np.isin(ITEM_IDS, list(shop.allowed(rules, deny=() if keeps else HISTORY)))
     parts = memory.scores(memory.newest(memory.rows_of(HISTORY)), allowed_N)
     expected = {}
     for row, item in enumerate(ITEM_IDS):
-        score = FUSION.transition * parts.transition_N[row] + FUSION.text * parts.text_N[row] + FUSION.seen * (item in HISTORY)
+        score = fusion.transition * parts.transition_N[row] + fusion.text * parts.text_N[row] + fusion.seen * (item in HISTORY)
         if item in search.item_ids:
-            score += FUSION.log_prob * (search.scores[search.item_ids.index(item)] - min(search.scores) + 1) + FUSION.found
+            score += fusion.log_prob * (search.scores[search.item_ids.index(item)] - min(search.scores) + 1) + fusion.found
         if item in search.item_ids or (allowed_N[row] and (parts.transition_N[row] > 0 or parts.text_N[row] > 0)):
             expected[item] = score
     best = sorted(expected, key=lambda item: (-expected[item], ITEM_IDS.index(item)))[:10]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from leafbeam.errors import ArgumentError, IndexFileError
-from leafbeam.retrieve import Beams, Example, Fusion, ItemMemory, features
+from leafbeam.retrieve import Beams, Example, Fusion, Fusions, ItemMemory, features
 from leafbeam.retrieve.fusion import MemoryScores
 
 MEMORY = MemoryScores(
@@ -65,7 +65,7 @@ def test_few_examples_change_little_and_none_nothing():
 
 def test_a_memory_keeps_its_fusion_and_damaged_weights_are_refused(tmp_path):
     memory = ItemMemory.fit(["a", "b"], np.array([0, 2]), np.array([0, 1]))
-    memory.fusion = Fusion(seen=-3.0)
+    memory.fusion = Fusions(removed=Fusion(seen=-3.0))
     memory.save(tmp_path / "memory")
     assert ItemMemory.load(tmp_path / "memory").fusion == memory.fusion
     data = (tmp_path / "memory").read_bytes()

@@ -362,4 +362,5 @@ def test_files_of_format_2_stay_readable():
     assert found.scores == pytest.approx((1.222032, 0.58094, 0.556066, 0.425574), abs=1e-6)
     assert [(reason.channel, reason.item_id) for reason in found.reasons][::3] == [("transition", "b"), ("text", "b")]
     assert memory.fusion is not None
-    assert (memory.fusion.log_prob, memory.counts("b")) == (0.5, pytest.approx({"a": 0.1, "c": 1, "d": 1}, rel=0.05))
+    assert memory.fusion.kept == memory.fusion.removed
+    assert (memory.fusion.kept.log_prob, memory.counts("b")) == (0.5, pytest.approx({"a": 0.1, "c": 1, "d": 1}, rel=0.05))
