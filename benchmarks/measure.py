@@ -33,6 +33,7 @@ _HELP = {
         "traffic": "The scheduler under a month of traffic, in simulated time.",
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "profile": "The functions that one request runs, under the profiler.",
+        "http_workers": "One request, load and attacks, with and without HTTP workers.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }

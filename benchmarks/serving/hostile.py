@@ -27,7 +27,7 @@ from benchmarks.serving.hostile_client import ATTACKS, HEALTH, post
 from benchmarks.serving.load_server import Served, serving_timed
 from benchmarks.serving.serve import load_run
 
-__all__ = ["runs"]
+__all__ = ["Attacker", "QuietClient", "runs"]
 
 CLIENTS, ONE_BY_ONE = 4, 9
 
@@ -38,9 +38,9 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         record = Path(folder) / "longest"
         longest = np.memmap(record, np.float64, "w+", shape=(1,))
         with serving_timed(run.path, record) as server:
-            attackers = [_Attacker(server.url) for _ in range(CLIENTS)]
+            attackers = [Attacker(server.url) for _ in range(CLIENTS)]
             try:
-                quiet = _Quiet(server.url, run.item_ids[:5].tolist())
+                quiet = QuietClient(server.url, run.item_ids[:5].tolist())
                 quiet.ask_for(1.0)
                 for attack in list(ATTACKS)[: 2 if quick else None]:
                     measured = _measure(server, longest, quiet, attackers, attack, 0.5 if quick else 4.0)
@@ -51,7 +51,7 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def _measure(
-    server: Served, longest: NDArray[np.float64], quiet: _Quiet, attackers: list[_Attacker], attack: str, seconds: float
+    server: Served, longest: NDArray[np.float64], quiet: QuietClient, attackers: list[Attacker], attack: str, seconds: float
 ) -> dict[str, Any]:
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak begins anew
     resident, longest[0] = resident_bytes(server.pid)[0], 0.0
@@ -73,7 +73,7 @@ def _measure(
     }
 
 
-class _Quiet:
+class QuietClient:
     """A client with one connection that waits for each answer."""
 
     def __init__(self, url: str, history: list[Any]) -> None:
@@ -87,15 +87,16 @@ class _Quiet:
         waits: dict[str, list[float]] = {"healthz": [], "recommend": []}
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            waits["healthz"].append(self._ask(HEALTH))
-            waits["recommend"].append(self._ask(self._recommend))
+            waits["healthz"].append(self.ask(HEALTH))
+            waits["recommend"].append(self.ask(self._recommend))
             time.sleep(0.002)
         return {
             name: {f"p{percent}": round(float(np.percentile(values, percent)) * 1e3, 2) for percent in (50, 99)}
             for name, values in waits.items()
         }
 
-    def _ask(self, request: bytes) -> float:
+    def ask(self, request: bytes) -> float:
+        """Seconds until a request is answered, with 200."""
         began = time.perf_counter()
         self._socket.sendall(request)
         status, length = self._file.readline().split()[1], 0
@@ -106,8 +107,12 @@ class _Quiet:
         self._file.read(length)
         return time.perf_counter() - began
 
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
 
-class _Attacker:
+
+class Attacker:
     """A process that makes attacks, at the lowest priority: on a machine of its own it would take no core from the server."""
 
     def __init__(self, url: str) -> None:
