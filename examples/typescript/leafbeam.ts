@@ -349,6 +349,8 @@ export interface Readiness {
   threads: number | null;
   /** The language model of `/v1/completions`. */
   text_model: string | null;
+  /** HTTP processes that accept connections; 0: the server is one process. */
+  http_workers?: number;
 }
 
 /** The largest part of an item's score. */

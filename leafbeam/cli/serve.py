@@ -139,7 +139,7 @@ def serve(
         Literal["auto", "on", "off"],
         option(
             "--changes",
-            "Take changes: auto, from this machine; on, from all; off.",
+            "Changes: auto (this machine), on (all), off.",
             metavar="NAME",
         ),
     ] = "auto",
@@ -169,6 +169,7 @@ def serve(
     max_connections: Annotated[
         int | None, option("--max-connections", "Maximum open connections.", LIMITS, default="free descriptors")
     ] = None,
+    http_workers: Annotated[int, option("--http-workers", "Processes for HTTP; 0: the engine's own.", LIMITS)] = 0,
     idle_timeout: Annotated[float, option("--idle-timeout", "Seconds before an idle connection is closed.", LIMITS)] = 75.0,
     timeout: Annotated[float, option("--timeout", "Default deadline in s without --slo-ms.", LIMITS)] = 10.0,
     watchdog: Annotated[float, option("--watchdog", "A batch fails after so many seconds.", LIMITS)] = 30.0,
@@ -294,6 +295,7 @@ def serve(
         max_body_bytes=max_body_kb * 1024,
         max_batch_bytes=max_batch_kb * 1024,
         connections=ConnectionLimits(idle_s=idle_timeout, **bounds),
+        http_workers=http_workers,
         grace_s=grace,
         on_ready=on_ready,
     )

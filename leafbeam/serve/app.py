@@ -1,7 +1,7 @@
 """The HTTP interface of an engine, a language model, or both."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -20,11 +20,12 @@ from leafbeam.engine import Engine
 from leafbeam.errors import ArgumentError
 from leafbeam.ingest import CatalogWriter
 from leafbeam.serve.access import Access, AccessMiddleware
+from leafbeam.serve.body import Bounds
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.conversions import slow_batch_answer
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
-from leafbeam.serve.exchange import Bounds, json_response
+from leafbeam.serve.exchange import json_response
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
@@ -57,6 +58,7 @@ def create_app(
     max_body_s: float = 10.0,
     answer_s: float = 60.0,
     grace_s: float = 30.0,
+    num_http_workers: Callable[[], int] = lambda: 0,
 ) -> Starlette:
     """The ASGI application of an engine, a language model, or both, which start and stop with it.
 
@@ -64,7 +66,7 @@ def create_app(
     on this machine may change the catalog. origins: sites whose pages may read answers. observation: which requests are logged
     and traced; by default, none. max_body_bytes, max_body_s: bounds of a body and of the seconds until it is there.
     max_batch_bytes: of a batch of items. answer_s: a request without an answer by then gets 503, whatever its deadline.
-    grace_s: seconds that accepted requests may still run when the application stops.
+    grace_s: seconds that accepted requests may still run when the application stops. num_http_workers: how many live.
     """
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
@@ -98,7 +100,7 @@ def create_app(
         return json_response(Health())
 
     async def readyz(http: HttpRequest) -> Response:
-        readiness = _readiness(engine, text)
+        readiness = _readiness(engine, text, num_http_workers())
         return json_response(readiness, HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def slow_batches(http: HttpRequest) -> Response:
@@ -141,7 +143,7 @@ def create_app(
     return app
 
 
-def _readiness(engine: Engine | None, text: TextService | None) -> Readiness:
+def _readiness(engine: Engine | None, text: TextService | None, http_workers: int) -> Readiness:
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
         reason = "the worker of texts does not run"
@@ -154,4 +156,5 @@ def _readiness(engine: Engine | None, text: TextService | None) -> Readiness:
         rules={name: len(allowed) for name, allowed in filters.items()},
         threads=None if engine is None else engine.threads,
         text_model=None if text is None else text.name,
+        http_workers=http_workers,
     )

@@ -30,6 +30,7 @@ from leafbeam.errors import (
 from leafbeam.index.items import is_possible
 from leafbeam.ingest import CatalogWriter, Lines
 from leafbeam.live.transaction import id_kind_of
+from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
     ChangeAnswer,
@@ -42,7 +43,7 @@ from leafbeam.serve.catalog_schema import (
     SnapshotBody,
 )
 from leafbeam.serve.errors import BodyError, error_response
-from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
+from leafbeam.serve.exchange import json_response, key_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 
 log = logging.getLogger("leafbeam.serve")

@@ -20,6 +20,7 @@ from leafbeam.engine import Engine, Result
 from leafbeam.engine.request import short_repr
 from leafbeam.errors import ArgumentError
 from leafbeam.serve import exchange
+from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.completion_schema import (
     ChatAnswer,
     ChatBody,
@@ -34,7 +35,7 @@ from leafbeam.serve.completion_schema import (
     Usage,
 )
 from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
-from leafbeam.serve.exchange import Bounds, decode_body, json_response, read_body, result_of
+from leafbeam.serve.exchange import json_response, result_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
 from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer

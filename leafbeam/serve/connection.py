@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from leafbeam.errors import ArgumentError
 
 _RESERVED_DESCRIPTORS = 64  # of the process: index, catalog, log, listening socket, device
+BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 _READ_BYTES = 8 << 10  # parsed at a time, so that no client holds the event loop: some 2 ms for chunks of one byte
 
 
@@ -270,3 +273,30 @@ class BoundedConnection(asyncio.BufferedProtocol, HttpToolsProtocol):  # pyright
         if not (cycle.response_started or self.pipeline) if self._in_body else self._is_idle:
             self.transport.write(STATUS_LINE[status] + head + body)
         self._close(reason)
+
+
+def server_config(
+    app: Any,
+    limits: ConnectionLimits,
+    refused: Callable[[str], None],
+    *,
+    certificate: str | os.PathLike[str] | None,
+    private_key: str | os.PathLike[str] | None,
+    grace_s: float,
+    lifespan: Literal["on", "off"] = "off",
+) -> uvicorn.Config:
+    """uvicorn's configuration of a server with such connections. refused: as of `BoundedConnection`."""
+    return uvicorn.Config(
+        app,
+        ssl_certfile=certificate,
+        ssl_keyfile=private_key,  # pyright: ignore[reportArgumentType]
+        log_config=None,  # the log is that of the process
+        log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
+        access_log=False,
+        lifespan=lifespan,
+        backlog=BACKLOG,
+        # uvicorn only calls it
+        http=BoundedConnection.factory(limits, refused),  # pyright: ignore[reportArgumentType]
+        timeout_keep_alive=limits.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
+        timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
+    )

@@ -67,7 +67,7 @@ def error_response(request: Request, error: LeafbeamError) -> Response:
     if isinstance(error, OverloadedError):  # `Retry-After` is in whole seconds, the body in milliseconds
         details = {"reason": error.reason, "retry_after_ms": math.ceil(1e3 * error.retry_after_s)}
     if isinstance(error, BatchError):
-        details = {"lines": {str(number): _encodable(problem) for number, problem in error.lines.items()}}
+        details = {"lines": {str(number): encodable(problem) for number, problem in error.lines.items()}}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
     return _answer(status, name, str(error), _headers(request, error, status), details)
 
@@ -102,7 +102,7 @@ def openai_error(error: Exception) -> tuple[int, OpenAIError]:
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
     message = str(error) if isinstance(error, LeafbeamError) else "the server failed; its log says why"
     detail = OpenAIErrorDetail(
-        message=_encodable(message),
+        message=encodable(message),
         type=kinds.get(status) or ("server_error" if status >= 500 else "invalid_request_error"),
         param=error.param if isinstance(error, BodyError) else None,
         code=error.reason if isinstance(error, RequestError) and status != HTTPStatus.BAD_REQUEST else name,
@@ -158,12 +158,12 @@ def _log_failure(scope: Scope, error: Exception) -> None:
 def _answer(
     status: int, name: str, message: str, headers: dict[str, str] | None = None, details: dict[str, Any] | None = None
 ) -> Response:
-    detail = ErrorDetail(type=name, message=_encodable(message), **(details or {}))
+    detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 
 
-def _encodable(message: str) -> str:
-    """A name or id may hold half a surrogate pair, which UTF-8 cannot encode."""
+def encodable(message: str) -> str:
+    """A message that UTF-8 can encode: a name or id may hold half a surrogate pair."""
     return message.encode("utf-8", "backslashreplace").decode()
 
 

@@ -13,14 +13,14 @@ from starlette.routing import Route
 from leafbeam.engine import Engine, Limits, Request
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
+from leafbeam.serve.body import RECOMMEND_PATH, Bounds, EarlyBody, decode_body, decode_recommend, read_body
 from leafbeam.serve.conversions import recommend_answer, request_of
 from leafbeam.serve.errors import error_response
-from leafbeam.serve.exchange import Bounds, decode_body, json_response, key_of, read_body
+from leafbeam.serve.exchange import json_response, key_of
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.observation import note_answer
-from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody, RecommendBody
+from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody
 
-_DECODER = msgspec.json.Decoder(RecommendBody)
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
@@ -31,12 +31,13 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         """Read, parse once, submit, wait."""
         try:
             body = await read_body(http, bounds)
-            arrived = engine.clock()
+            early = EarlyBody.of(http)
+            arrived = engine.clock() - (0.0 if early is None else early.seconds_ago())
             request = parse_body(body, http.headers.get("content-type", ""), engine.limits)
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        gone = asyncio.ensure_future(exchange.disconnected(http))
+        gone = exchange.departure(http)
         try:
             result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
         finally:
@@ -64,7 +65,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         """Count interactions; the write to disk waits in a thread."""
         try:
             body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
-            content = decode_body(body, kind, _INTERACTIONS_DECODER, _max_values(engine.limits))
+            content = decode_body(body, kind, _INTERACTIONS_DECODER, max_values(engine.limits))
             events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
             return json_response(InteractionsAnswer(pairs=await asyncio.to_thread(engine.observe, events, request)))
         except ClientDisconnect:
@@ -73,15 +74,16 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
             return error_response(http, error)
 
     return [
-        Route("/v1/recommend", recommend, methods=["POST"]),
+        Route(RECOMMEND_PATH, recommend, methods=["POST"]),
         Route("/v1/interactions", interactions, methods=["POST"]),
     ]
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
     """The request in a body. Raises BodyError for what is not JSON or has wrong types, RequestError for wrong values."""
-    return request_of(decode_body(body, content_type, _DECODER, _max_values(limits)))
+    return request_of(decode_recommend(body, content_type, max_values(limits)))
 
 
-def _max_values(limits: Limits) -> int:
+def max_values(limits: Limits) -> int:
+    """The most values that the body of a request for items may hold."""
     return 4 * (limits.max_history + limits.max_deny + limits.max_rules) + 64  # ids may hold commas

@@ -24,10 +24,10 @@ class LogFormatter(logging.Formatter):
 
     def __init__(self, *, as_json: bool, values: bool = False) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-        self._as_json, self._values = as_json, values
+        self.as_json, self._values = as_json, values
 
     def format(self, record: logging.LogRecord) -> str:
-        if not self._as_json:
+        if not self.as_json:
             record = copy.copy(record)
             record.exc_text = None  # another handler's, with all messages
             return super().format(record)
@@ -61,3 +61,9 @@ def configure_log(log_format: LogFormat, *, values: bool = False, level: int = l
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(as_json=log_format == "json", values=values))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def current_format() -> LogFormat:
+    """How this process writes its log."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return "json" if any(isinstance(one, LogFormatter) and one.as_json for one in formatters) else "text"

@@ -1,8 +1,8 @@
 """The metrics of a server, in Prometheus' format."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -47,6 +47,10 @@ class Metrics:
         )
         self._access = Counter(
             "leafbeam_access_refused", "Requests refused before they were read", ["reason"], registry=registry
+        )
+        self._http_workers = Gauge("leafbeam_http_workers", "HTTP processes that accept connections", registry=registry)
+        self._http_worker_restarts = Counter(
+            "leafbeam_http_worker_restarts", "HTTP processes started in place of one that ended", registry=registry
         )
         self._completions = Counter(
             "leafbeam_completions", "Requests of the routes for OpenAI's clients", ["outcome"], registry=registry
@@ -104,6 +108,14 @@ class Metrics:
     def observe_refused_access(self, reason: str) -> None:
         """Count a request without a key that may do it, or beyond its key's rate."""
         self._access.labels(reason).inc()
+
+    def observe_http_worker_restart(self) -> None:
+        """Count an HTTP worker that ended and is started again."""
+        self._http_worker_restarts.inc()
+
+    def follow_http_workers(self, num_alive: Callable[[], int]) -> None:
+        """Report the HTTP workers that live."""
+        self._http_workers.set_function(num_alive)
 
     def page(self) -> bytes:
         """All metrics as text for Prometheus."""

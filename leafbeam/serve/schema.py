@@ -219,6 +219,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     rules: Annotated[dict[str, int], Meta(description="Items that each rule allows now.")]
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
+    http_workers: Annotated[int, Meta(description="HTTP processes that accept connections; 0: the server is one process.")] = 0
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):

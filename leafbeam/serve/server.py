@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import math
 import os
 import signal
 import socket
@@ -26,9 +25,13 @@ from leafbeam.model import load_model
 from leafbeam.serve.access import Access, is_loopback
 from leafbeam.serve.app import NO_WRITER, create_app
 from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
-from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
+from leafbeam.serve.connection import BACKLOG, ConnectionLimits, server_config
 from leafbeam.serve.exposure import Exposure
+from leafbeam.serve.frames import Setup
+from leafbeam.serve.http_workers import HttpWorkers
+from leafbeam.serve.items import max_values
 from leafbeam.serve.keys import KeyFile
+from leafbeam.serve.log_format import current_format
 from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.observation import Observation
 from leafbeam.text import TextService
@@ -38,7 +41,6 @@ log = logging.getLogger("leafbeam.serve")
 # Workers take the interpreter again after every kernel. At Python's default of 5 ms, the event loop would hold it long enough
 # under a flood of requests to double the duration of a batch.
 _SWITCH_INTERVAL_S = 5e-4
-_BACKLOG = 256  # connections that wait to be accepted, all in one turn of the event loop: about 20 ms
 
 
 _print_line = partial(print, flush=True)
@@ -103,8 +105,9 @@ class Server:
     `grace_s`. `reload` evaluates the rules again while serving; SIGHUP does the same.
 
     port: 0 takes a free one. The port is bound at construction; connections wait until `run`. on_ready: called with a line
-    that holds the address once requests are answered. connections: what one client may send and hold open. exposure: TLS, and
-    who may reach it. observation: which requests are logged and traced. reloader: one that is installed already; None: `run`
+    that holds the address once requests are answered. connections: what one client may send and hold open. http_workers:
+    processes that own the connections, each with these limits (see `HttpWorkers`); 0: this process does. exposure: TLS, and who
+    may reach it. observation: which requests are logged and traced. reloader: one that is installed already; None: `run`
     installs one.
 
     Raises ArgumentError if the port cannot be bound, or other machines could reach a server without keys.
@@ -125,12 +128,14 @@ class Server:
         max_batch_bytes: int = 8 << 20,
         grace_s: float = 30.0,
         connections: ConnectionLimits | None = None,
+        http_workers: int = 0,
         on_ready: Callable[[str], None] = _print_line,
         reloader: SighupReloader | None = None,
     ) -> None:
         self.engine, self.text = engine, text
         self.metrics = Metrics(engine, text)
         self._on_ready, self._reloader = on_ready, reloader or SighupReloader()
+        HttpWorkers.check(http_workers)
         access = access or Access(changes="local" if is_loopback(host) else "off", reason=NOT_LOCAL)
         exposure = exposure or Exposure()
         exposure.check(host, has_keys=access.keys is not None)
@@ -139,31 +144,39 @@ class Server:
         self.url = f"{exposure.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         connections = connections or ConnectionLimits()
         bodies = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes}
-        config = uvicorn.Config(
-            create_app(
-                engine,
-                self.metrics,
-                text=text,
-                writer=writer,
-                access=access,
-                origins=exposure.origins,
-                observation=observation,
-                grace_s=grace_s,
-                **bodies,
-            ),
-            ssl_certfile=exposure.certificate,
-            ssl_keyfile=exposure.private_key,
-            log_config=None,  # the log is that of the process
-            log_level="error",  # a client could fill the log with warnings; the metrics count what is refused
-            access_log=False,
-            lifespan="on",
-            backlog=_BACKLOG,
-            # uvicorn only calls it
-            http=BoundedConnection.factory(connections, self.metrics.observe_refused_connection),  # pyright: ignore[reportArgumentType]
-            timeout_keep_alive=connections.idle_s,  # pyright: ignore[reportArgumentType]: any number of seconds
-            timeout_graceful_shutdown=math.ceil(grace_s) + 2,  # every request has its answer by then
+        app = create_app(
+            engine,
+            self.metrics,
+            text=text,
+            writer=writer,
+            access=access,
+            origins=exposure.origins,
+            observation=observation,
+            grace_s=grace_s,
+            num_http_workers=lambda: 0 if self.http_workers is None else self.http_workers.num_alive,
+            **bodies,
         )
-        self._uvicorn = _DrainingServer(config, self._started, self._drain)
+        files = {"certificate": exposure.certificate, "private_key": exposure.private_key}
+        refused = self.metrics.observe_refused_connection
+        config = server_config(app, connections, refused, **files, grace_s=grace_s, lifespan="on")
+        self.http_workers: HttpWorkers | None = None
+        if http_workers:
+            setup = Setup(
+                number=0,
+                core=os.getpid(),
+                recommends=engine is not None,
+                deadline_s=60.0 if engine is None else engine.settings.deadline_s,
+                max_values=max_values(Limits() if engine is None else engine.limits),
+                max_body_bytes=max_body_bytes,
+                max_body_s=10.0,
+                connections=connections,
+                **{name: None if path is None else str(path) for name, path in files.items()},
+                grace_s=grace_s,
+                log_format=current_format(),
+            )
+            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics)
+            self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
+        self._uvicorn = _DrainingServer(config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
 
     def __repr__(self) -> str:
@@ -246,22 +259,35 @@ class Server:
 
 
 class _DrainingServer(uvicorn.Server):
-    """uvicorn's server with a callback after startup and one before shutdown.
+    """uvicorn's server with a callback after startup and one before shutdown, and HTTP workers in place of its own connections.
 
     Without the second, uvicorn would close connections while the engine still accepted requests, and cut off queued ones.
     """
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        drain: Callable[[], None],
+        grace_s: float,
+        workers: HttpWorkers | None,
+    ) -> None:
         super().__init__(config)
-        self._on_start, self._drain = started, drain
+        self._on_start, self._drain, self._grace_s, self._workers = started, drain, grace_s, workers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=sockets if self._workers is None else [])
         if self.started:
+            if self._workers is not None:
+                await self._workers.start()
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         drained = asyncio.ensure_future(asyncio.to_thread(self._drain))
+        if self._workers is not None:
+            for listening in sockets or ():
+                listening.close()  # the workers close theirs: who connects now is refused
+            await self._workers.drain(self._grace_s + 2, lambda: self.force_exit)
         await super().shutdown(sockets=sockets)
         await drained
 
@@ -283,6 +309,7 @@ def serve(
     max_body_bytes: int = 1 << 20,
     max_batch_bytes: int = 8 << 20,
     connections: ConnectionLimits | None = None,
+    http_workers: int = 0,
     grace_s: float = 30.0,
     on_ready: Callable[[str], None] = _print_line,
 ) -> None:
@@ -290,7 +317,8 @@ def serve(
 
     text: a language model to serve too; alone, where model and catalog are None. changes: where clients' changes of the catalog
     are kept; it goes with CatalogFiles. keys: of clients, without which a server is bound to this machine alone.
-    observation: which requests are logged and traced. A SIGHUP during loading takes effect once requests are answered.
+    observation: which requests are logged and traced. http_workers: see `Server`. A SIGHUP during loading takes effect once
+    requests are answered.
     Raises what Engine.load, LiveDirectory.open and Server raise.
     """
     if (model is None) != (catalog is None):
@@ -315,7 +343,7 @@ def serve(
                 log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
         bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
-        bounds |= {"connections": connections, "writer": writer, "access": access}
+        bounds |= {"connections": connections, "http_workers": http_workers, "writer": writer, "access": access}
         bounds |= {"exposure": exposure, "observation": observation}
         Server(engine, text=text, host=host, port=port, on_ready=on_ready, reloader=reloader, **bounds).run()
 
@@ -325,7 +353,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ArgumentError(f"port must be from 0 (any free port) to 65535, not {port}")
     try:
         listening = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except OSError as error:
         raise ArgumentError(f"cannot listen on {host} port {port}: {error.strerror}; port 0 takes a free one") from error

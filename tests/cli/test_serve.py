@@ -58,6 +58,11 @@ def test_options_reach_the_engine_in_its_own_units(serve_with: Any):
     assert (received["limits"].max_beams, received["limits"].max_items, received["max_body_bytes"]) == (64, 64, 2048)
 
 
+def test_http_has_processes_of_its_own_where_it_is_asked_for(serve_with: Any):
+    assert serve_with()["http_workers"] == 0
+    assert serve_with("--http-workers", "2")["http_workers"] == 2
+
+
 def test_the_index_is_verified_unless_told_otherwise(serve_with: Any):
     assert serve_with()["files"][1].verify
     assert not serve_with("--no-verify")["files"][1].verify

@@ -1,6 +1,7 @@
 """A small real shop behind HTTP: random weights, an index, a catalog in DuckDB with its rules file."""
 
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,3 +99,17 @@ def client(first_shop: Shop) -> "Iterator[TestClient]":
 
     with TestClient(create_app(first_shop.engine())) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 that it signed itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "certificate.pem", folder / "key.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    words += ["-subj", "/CN=shop", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return files

@@ -9,8 +9,9 @@ from leafbeam.serve import Server
 
 @contextmanager
 def thread(engine, **options) -> Iterator[Server]:
-    """A server in a thread of this process."""
-    engine.warm_up()  # the first compile of the kernels may take longer than the wait below
+    """A server in a thread of this process. engine: or None, with `text`."""
+    if engine is not None:
+        engine.warm_up()  # the first compile of the kernels may take longer than the wait below
     lines: list[str] = []
     ready = threading.Event()
     server = Server(engine, port=0, grace_s=20, **options, on_ready=lambda line: (lines.append(line), ready.set()))

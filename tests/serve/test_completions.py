@@ -438,6 +438,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
                 "rules": {},
                 "threads": None,
                 "text_model": MODEL,
+                "http_workers": 0,
             }
             body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
             assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"

@@ -1,7 +1,6 @@
 """TLS, pages of other sites, request ids, and servers that other machines reach."""
 
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,6 @@ from leafbeam.serve.keys import add_key
 from tests.serve.test_server import thread
 
 RECOMMEND = "/v1/recommend"
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 that it signed itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "certificate.pem", folder / "key.pem"
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-    words += ["-subj", "/CN=shop", "-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
-    try:
-        subprocess.run(words, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return files
 
 
 def test_answers_come_over_tls(first_shop: Any, certificate: tuple[Path, Path]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from leafbeam.serve.body import decode_body
 from leafbeam.serve.completion_schema import ChatBody, CompletionBody, ItemCompletionBody, TextOptions
-from leafbeam.serve.exchange import decode_body
 from leafbeam.text import ChatTemplate, TextTokenizer
 from leafbeam.text.constraints import constraint_from_json
 

@@ -1,0 +1,108 @@
+"""The body of a request: read within its bounds, by this process or by an HTTP worker, and parsed."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+
+from leafbeam.errors import ArgumentError
+from leafbeam.serve.errors import BodyError, describe
+from leafbeam.serve.schema import RecommendBody
+
+EARLY = "leafbeam.early"
+RECOMMEND_PATH = "/v1/recommend"
+_RECOMMEND = msgspec.json.Decoder(RecommendBody)
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Of one exchange: bytes of its body, seconds until it is there, seconds until there is an answer."""
+
+    max_body_bytes: int = 1 << 20
+    max_body_s: float = 10.0
+    answer_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_body_bytes < 1 or min(self.max_body_s, self.answer_s) <= 0:
+            raise ArgumentError("max_body_bytes, max_body_s and answer_s must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyBody:
+    """What an HTTP worker has read of a request, in its scope under `EARLY`.
+
+    refusal: why there is no body. arrived: when it was there, by `time.monotonic`, which all processes of a machine share.
+    gone: done once the client has disconnected.
+    """
+
+    body: bytes
+    refusal: BodyError | None
+    arrived: float
+    gone: "asyncio.Future[None]"
+
+    @classmethod
+    def of(cls, http: HttpRequest) -> "EarlyBody | None":
+        return http.scope.get(EARLY)
+
+    def read(self) -> bytes:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.body
+
+    def seconds_ago(self) -> float:
+        return max(0.0, time.monotonic() - self.arrived)
+
+
+async def read_body(http: HttpRequest, bounds: Bounds) -> bytes:
+    """The whole body. Raises BodyError as soon as it is known to be too long or too slow, without holding it."""
+    if (early := EarlyBody.of(http)) is not None:
+        return early.read()
+    max_bytes, max_s = bounds.max_body_bytes, bounds.max_body_s
+    length = http.headers.get("content-length", "")
+    if length.isdigit() and int(length[:20]) > max_bytes:
+        raise _too_long(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(max_s):
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_long(max_bytes)
+    except TimeoutError:
+        message = f"the body did not arrive within {max_s:g} s"
+        raise BodyError(message, status=HTTPStatus.REQUEST_TIMEOUT, reason="body_too_slow") from None
+    return bytes(body)
+
+
+def _too_long(max_bytes: int) -> BodyError:
+    message = f"the body may have up to {max_bytes:,} bytes: send less"
+    return BodyError(message, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, reason="body_too_long")
+
+
+def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S]", max_values: int | None = None) -> S:
+    """The content of a body. The first mistake ends the parsing: no body takes more than a few milliseconds."""
+    kind = content_type.partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not body or not is_json:
+        raise BodyError("the body: expected a JSON object, sent with Content-Type: application/json")
+    if max_values is not None and body.count(b",") > max_values:
+        raise BodyError(f"the body may hold up to {max_values:,} values: send fewer ids")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message = describe(error)
+        param = message.partition(": ")[0]
+        raise BodyError(message, param=None if param == "the body" else param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, msgspec.DecodeError) else "it cannot be parsed"
+        raise BodyError(f"the body must be JSON, but: {reason}", status=HTTPStatus.BAD_REQUEST) from None
+
+
+def decode_recommend(body: bytes, content_type: str, max_values: int) -> RecommendBody:
+    """The body of `POST /v1/recommend`. Raises BodyError."""
+    return decode_body(body, content_type, _RECOMMEND, max_values)

@@ -1,0 +1,198 @@
+"""The core's end of the link to an HTTP worker: it runs the application for each request that the worker sends."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from leafbeam.serve.body import EARLY, EarlyBody
+from leafbeam.serve.frames import (
+    PART_BYTES,
+    ROOM_BYTES,
+    Abort,
+    Answer,
+    Beat,
+    FrameError,
+    FrameReader,
+    FromCore,
+    FromWorker,
+    Gone,
+    More,
+    Open,
+    Part,
+    Pull,
+    Ready,
+    Refused,
+    Sent,
+    Setup,
+    encode,
+)
+
+log = logging.getLogger("leafbeam.serve")
+
+_MAX_UNREAD_BYTES = 64 << 20  # of answers that a worker does not take: it hangs
+
+
+class CoreLink(asyncio.Protocol):
+    """Requests of one worker, each a task that runs `app` as a server of ASGI does. refused: called for a refused connection.
+
+    ready: done once the worker accepts connections. lost: done once the worker has ended, or the link with it.
+    """
+
+    def __init__(self, app: ASGIApp, setup: Setup, refused: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._app, self._setup, self._refused = app, setup, refused
+        self._reader: FrameReader[FromWorker] = FrameReader(FromWorker, setup.max_body_bytes + ROOM_BYTES)
+        self._exchanges: dict[int, _Exchange] = {}
+        self._transport: Any = None
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.heard_at = loop.time()
+
+    @property
+    def number(self) -> int:
+        return self._setup.number
+
+    @property
+    def num_running(self) -> int:
+        """Requests without an answer yet."""
+        return len(self._exchanges)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self.send(self._setup)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for exchange in self._exchanges.values():
+            exchange.leave()
+        self.lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        try:
+            frames = self._reader.feed(data)
+        except FrameError:
+            log.exception("HTTP worker %d is ended", self.number)
+            self._transport.abort()
+            return
+        for frame in frames:
+            self._take(frame)
+
+    def send(self, frame: FromCore) -> None:
+        """Send a frame, unless the worker has ended; one that takes no frames is ended."""
+        if self._transport.is_closing():
+            return
+        self._transport.write(encode(frame))
+        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            log.error("HTTP worker %d is ended: it does not take its answers", self.number)
+            self._transport.abort()
+
+    def _take(self, frame: FromWorker) -> None:
+        match frame:
+            case Open():
+                exchange = self._exchanges[frame.id] = _Exchange(frame, self.send)
+                exchange.task = asyncio.get_running_loop().create_task(self._run(exchange))
+            case Refused():
+                self._refused(frame.reason)
+            case Beat():
+                self.send(frame)
+            case Ready():
+                if not self.ready.done():
+                    self.ready.set_result(None)
+            case Part() | Gone() | Sent():
+                if (exchange := self._exchanges.get(frame.id)) is not None:  # an answered one may have been left
+                    exchange.take(frame)
+
+    async def _run(self, exchange: "_Exchange") -> None:
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:  # an error before the answer began has been answered
+            log.exception("an answer broke off")
+        finally:
+            del self._exchanges[exchange.id]
+            if not exchange.is_complete:
+                self.send(Abort(exchange.id))
+
+
+class _Exchange:
+    """One request, as the application sees it. task: runs it."""
+
+    task: "asyncio.Task[None]"
+
+    def __init__(self, opened: Open, send: Callable[[FromCore], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.id, self._send_frame = opened.id, send
+        self.scope: dict[str, Any] = opened.head.scope()
+        self.is_complete = False
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._parts: deque[Part] = deque()  # one, but for a worker that does not wait for `Pull`
+        self._wake = asyncio.Event()  # a part came, the client took a part, or left
+        self._has_left = False
+        self._sent = True
+        self._start: Any = None
+        if opened.arrived is not None:
+            refusal = None if opened.refusal is None else opened.refusal.error()
+            self.scope[EARLY] = EarlyBody(body=opened.body, refusal=refusal, arrived=opened.arrived, gone=self._gone)
+        if not opened.more:
+            self._parts.append(Part(self.id, opened.body, False))
+
+    def take(self, frame: Part | Gone | Sent) -> None:
+        match frame:
+            case Part():
+                self._parts.append(frame)
+            case Sent():
+                self._sent = True
+            case Gone():
+                self.leave()
+        self._wake.set()
+
+    def leave(self) -> None:
+        """The client has disconnected."""
+        self._has_left = True
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._wake.set()
+
+    async def receive(self) -> dict[str, Any]:
+        while not (self._parts or self._is_over):
+            await self._awake()
+        if self._is_over:
+            return {"type": "http.disconnect"}
+        part = self._parts.popleft()
+        if part.more:
+            self._send_frame(Pull(self.id))
+        return {"type": "http.request", "body": part.body, "more_body": part.more}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        body, more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
+        for at in range(0, max(1, len(body)), PART_BYTES):
+            while not (self._sent or self._has_left):
+                await self._awake()
+            if self._has_left:
+                break
+            rest = more or at + PART_BYTES < len(body)
+            self._send_part(body[at : at + PART_BYTES], rest)
+        if self._has_left or not more:
+            self.is_complete = True
+            self._wake.set()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_left or self.is_complete
+
+    def _send_part(self, body: bytes, more: bool) -> None:
+        start, self._start, self._sent = self._start, None, not more
+        if start is None:
+            self._send_frame(More(self.id, body, more))
+        else:
+            self._send_frame(Answer(self.id, int(start["status"]), list(start.get("headers", ())), body, more))
+
+    async def _awake(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
