@@ -5,7 +5,7 @@
     loaded       Poisson arrivals, at a share of what the server of one process answers within the objective
     attacked     a quiet client, beside processes that flood the server at the lowest priority
 
-All servers run at the same time, on a small model. Rounds of a few requests go to each in turn, so that noise of the machine
+All servers run at the same time, on the demo's model. Rounds of a few requests go to each in turn, so that noise of the machine
 hits all alike.
 """
 
@@ -16,8 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from benchmarks.serving.load import Answered
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
 from benchmarks.serving.serve import SLO_S, measure_capacity
-from leafbeam.engine import Engine, Request
+from leafbeam.engine import Engine, Request, Settings
 
 __all__ = ["runs"]
 
@@ -45,12 +43,11 @@ def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of one request in process and over HTTP, then of servers under load."""
     rounds, size, seconds = (3, 10, 1.0) if quick else (60, 50, 4.0)
     options = ["--beams", str(BEAMS), "--threads", "1", "--slo-ms", f"{SLO_S * 1e3:g}", "--changes", "off"]
-    with TemporaryDirectory() as folder, ExitStack() as opened, one_thread():
-        items, users = (600, 300) if quick else (3000, 1000)
-        run = LoadRun.make(Path(folder), items=items, users=users, layers=1)
+    run = LoadRun.demo(quick)
+    engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
+    with ExitStack() as opened, one_thread(), engine:
         servers = {n: opened.enter_context(serving(run.path, *options, "--http-workers", str(n))) for n in HTTP_WORKERS}
-        engine = opened.enter_context(Engine.load(run.path / "model", run.path / "index.leafbeam"))
-        base = {"what": "unloaded", "K": BEAMS, "items": items} | shape_of(run)
+        base = {"what": "unloaded", "K": BEAMS} | shape_of(run)
         calls: dict[str, Call] = {
             "recommend": lambda body: engine.recommend(Request(**body)),
             "submit": lambda body: engine.submit(Request(**body)).result(),
@@ -84,7 +81,7 @@ def alternated(
     """Seconds of each call, in rounds of `size` requests to each in turn; the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
-        bodies = [one.body for one in run.planned(rng, np.zeros(size))]
+        bodies = [{**one.body, "channel": "model"} for one in run.planned(rng, np.zeros(size))]
         for name, call in calls.items():
             for body in bodies:
                 began = time.perf_counter()

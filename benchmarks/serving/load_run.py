@@ -44,7 +44,6 @@ class LoadRun:
         items: int = 12_000,
         users: int = 4_000,
         train_minutes: float | None = None,
-        layers: int = LAYERS,
     ) -> LoadRun:
         """Semantic IDs of three levels of 256 codes and one that tells collisions apart, an index, and a model.
 
@@ -67,7 +66,7 @@ class LoadRun:
             longer.load_state_dict(trained.state_dict())
             longer.save_pretrained(path / "model")
         if not (path / "model").exists():
-            small_qwen3(trie.codebook_sizes, layers=layers).save_pretrained(path / "model")
+            small_qwen3(trie.codebook_sizes).save_pretrained(path / "model")
         log = load_log(source)
         rows = [np.asarray(log.item_ids[row]) for row in log.histories]
         return cls(
@@ -120,14 +119,14 @@ class LoadRun:
         return places if first is None else np.searchsorted(first, places, side="right") - 1
 
 
-def small_qwen3(codebook_sizes: Sequence[int], *, seed: int = 0, layers: int = LAYERS) -> Transformer:
+def small_qwen3(codebook_sizes: Sequence[int], *, seed: int = 0) -> Transformer:
     """Qwen3's architecture at the size that learns Beauty on a CPU: 4 layers, 128 hidden, 4 heads of 32; seeded weights."""
     vocabulary = Vocabulary(codebook_sizes=tuple(codebook_sizes))
     config = ModelConfig(
         vocab_size=vocabulary.size,
         hidden_size=HIDDEN,
         intermediate_size=3 * HIDDEN,
-        num_hidden_layers=layers,
+        num_hidden_layers=LAYERS,
         num_attention_heads=HIDDEN // 32,
         num_key_value_heads=HIDDEN // 32,
         max_position_embeddings=POSITIONS,
