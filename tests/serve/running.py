@@ -18,7 +18,7 @@ def thread(engine, **options) -> Iterator[Server]:
     runner = threading.Thread(target=server.run)
     runner.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(20 if engine is not None else 300)  # a language model warms up in the server's thread
         assert server.url in lines[0]
         yield server
     finally:
