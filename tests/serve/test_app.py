@@ -309,6 +309,7 @@ def test_health_readiness_and_the_end(first_shop):
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
             "threads": engine.threads,
             "text_model": None,
+            "http_workers": 0,
         }
         engine.stop()
         response = client.get("/readyz")
