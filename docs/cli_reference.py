@@ -1,6 +1,7 @@
 """Writes each command's description and options into docs/reference/cli.md: `python docs/cli_reference.py`."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ _PART = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end options -->)", 
 
 def commands() -> dict[str, Any]:
     """The commands by name, those of a group after its name."""
-    group: Any = typer.main.get_command(app)
-    found: dict[str, Any] = {}
-    for name, command in group.commands.items():
-        inner: dict[str, Any] = getattr(command, "commands", {})
-        found |= {f"{name} {part}": one for part, one in inner.items()} if inner else {name: command}
-    return found
+    return dict(_commands_of("", typer.main.get_command(app)))
+
+
+def _commands_of(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    if not inner:
+        yield name, command
+    for part, one in inner.items():
+        yield from _commands_of(f"{name} {part}".strip(), one)
 
 
 def cell(text: str) -> str:

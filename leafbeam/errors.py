@@ -27,6 +27,7 @@
     │   ├── InvalidRequestError  the request contradicts the server's rules or state (any other 4xx)
     │   ├── ServerBusyError      the server is overloaded or unavailable, after all retries (429, 503)
     │   └── NoAnswerError        the server was not reached, hung up, was late, or its answer cannot be read
+    ├── FeedError                a source of changes cannot be read, or one of its changes cannot be made
     ├── InferenceError           another inference engine did not answer, or its answer cannot be used
     ├── MissingExtraError        an optional package is not installed
     └── DemoError                a step of the demo failed
@@ -49,6 +50,7 @@ __all__ = [
     "ConflictError",
     "DataError",
     "DemoError",
+    "FeedError",
     "FilterError",
     "ForeignFilterError",
     "IndexFileError",
@@ -229,6 +231,10 @@ class NoAnswerError(ServerError):
 
     Whether it did what was asked is known only where `code` is "unreachable": it did not.
     """
+
+
+class FeedError(LeafbeamError, RuntimeError):
+    """A source of changes cannot be read, or one of its changes cannot be made; nothing after it was."""
 
 
 class InferenceError(LeafbeamError, RuntimeError):

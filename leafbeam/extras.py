@@ -13,6 +13,8 @@ from leafbeam.errors import ArgumentError, MissingExtraError
 # The extra that installs each optional package, by the package's import name.
 EXTRAS = {
     "adbc_driver_postgresql": "postgres",
+    "confluent_kafka": "kafka",
+    "deltalake": "delta",
     "duckdb": "catalog",
     "httptools": "serve",
     "httpx": "client",
@@ -25,6 +27,7 @@ EXTRAS = {
     "outlines_core": "automata",
     "prometheus_client": "serve",
     "pyarrow": "catalog",
+    "pyiceberg": "iceberg",
     "ray": "ray",
     "rich": "cli",
     "scipy": "train",

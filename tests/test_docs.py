@@ -141,9 +141,11 @@ def test_a_command_that_does_not_exist_is_found() -> None:
 
 def test_make_targets_and_options_in_the_text_exist() -> None:
     targets = set(re.findall(r"^([\w./-]+):", read("Makefile"), re.MULTILINE))
-    group: Any = typer.main.get_command(app)
-    commands_ = [group, *group.commands.values()]
-    commands_ += [inner for one in group.commands.values() for inner in getattr(one, "commands", {}).values()]
+    commands_ = list[Any]()
+    found_groups: list[Any] = [typer.main.get_command(app)]
+    while found_groups:
+        commands_.append(one := found_groups.pop())
+        found_groups += getattr(one, "commands", {}).values()
     options = {flag for one in commands_ for parameter in one.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for page in PAGES:
         for code in _CODE.findall(prose.without(prose._FENCE, read(page))):

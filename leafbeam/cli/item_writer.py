@@ -13,7 +13,7 @@ from leafbeam.ingest import ChangeCounts, Lines
 
 Operation = Literal["put", "delete"]
 KEY = "LEAFBEAM_KEY"  # of the environment
-_DEADLINE_S = 60.0  # of a batch
+DEADLINE_S = 60.0  # of a batch
 
 
 class ItemWriter(Protocol):
@@ -93,6 +93,6 @@ class _ServedItems:
 def _served_items(url: str) -> Generator[_ServedItems]:
     from leafbeam.client import Client, Retries
 
-    with Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=_DEADLINE_S)) as client:
+    with Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=DEADLINE_S)) as client:
         found = client.get_catalog()
         yield _ServedItems(client, found.columns, found.item_ids != "numbers")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leafbeam.cli import follow
 from leafbeam.cli.console import done, stdout
 from leafbeam.cli.options import DEFAULT_RUN, RunOption, option
 from leafbeam.errors import ArgumentError, BatchError
@@ -127,3 +128,4 @@ app = typer.Typer(no_args_is_help=True, help="Add, remove and import items of a 
 app.command("add")(add)
 app.command("remove")(remove)
 app.command("import")(import_items)
+app.add_typer(follow.app, name="follow")

@@ -26,6 +26,7 @@ from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.conversions import slow_batch_answer
 from leafbeam.serve.errors import UnexpectedErrorMiddleware, http_error
 from leafbeam.serve.exchange import json_response
+from leafbeam.serve.inference import inference_routes
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import item_routes
 from leafbeam.serve.metrics import Metrics
@@ -119,6 +120,7 @@ def create_app(
     app = Starlette(
         routes=[
             *([] if engine is None else [*item_routes(engine, metrics, bounds), ItemSearchRoute(engine).route]),
+            *([] if engine is None else inference_routes(engine, metrics, bounds)),
             *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
             *([] if engine is None else [Route("/v1/slow-batches", slow_batches)]),

@@ -1,4 +1,7 @@
-"""Every failure as `{"error": {"type", "message"}}`, with the message of the LeafbeamError where there is one."""
+"""Every failure as `{"error": {"type", "message"}}`, with the message of the LeafbeamError where there is one.
+
+Clients of OpenAI and of the Open Inference Protocol get the shapes that they read.
+"""
 
 import logging
 import math
@@ -26,6 +29,7 @@ from leafbeam.errors import (
     UnavailableError,
     short_repr,
 )
+from leafbeam.serve.inference_schema import InferError
 from leafbeam.serve.request_id import request_id_of
 from leafbeam.serve.schema import ErrorAnswer, ErrorDetail, OpenAIError, OpenAIErrorDetail
 
@@ -69,7 +73,7 @@ def error_response(request: Request, error: LeafbeamError) -> Response:
     if isinstance(error, BatchError):
         details = {"lines": {str(number): encodable(problem) for number, problem in error.lines.items()}}
     name = "RequestError" if isinstance(error, BodyError) else type(error).__name__
-    return _answer(status, name, str(error), _headers(request, error, status), details)
+    return _answer(request.scope, status, name, str(error), _headers(request, error, status), details)
 
 
 def openai_error_response(request: Request, error: Exception) -> Response:
@@ -121,7 +125,7 @@ async def http_error(request: Request, error: Exception) -> Response:
         detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
         content = msgspec.json.encode(OpenAIError(detail))
         return Response(content, error.status_code, dict(error.headers or {}), "application/json")
-    return _answer(error.status_code, "RequestError", message, dict(error.headers or {}))
+    return _answer(request.scope, error.status_code, "RequestError", message, dict(error.headers or {}))
 
 
 class UnexpectedErrorMiddleware:
@@ -144,7 +148,8 @@ class UnexpectedErrorMiddleware:
             if started or scope["type"] != "http":
                 raise
             _log_failure(scope, error)
-            failure = _answer(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, "the server failed; its log says why")
+            message = "the server failed; its log says why"
+            failure = _answer(scope, HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__, message)
             await failure(scope, receive, send)
 
 
@@ -156,8 +161,15 @@ def _log_failure(scope: Scope, error: Exception) -> None:
 
 
 def _answer(
-    status: int, name: str, message: str, headers: dict[str, str] | None = None, details: dict[str, Any] | None = None
+    scope: Scope,
+    status: int,
+    name: str,
+    message: str,
+    headers: dict[str, str] | None = None,
+    details: dict[str, Any] | None = None,
 ) -> Response:
+    if f"{scope['path']}/".startswith("/v2/"):
+        return Response(msgspec.json.encode(InferError(encodable(message))), status, headers, "application/json")
     detail = ErrorDetail(type=name, message=encodable(message), **(details or {}))
     return Response(msgspec.json.encode(ErrorAnswer(detail)), status, headers, "application/json")
 

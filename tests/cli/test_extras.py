@@ -109,6 +109,9 @@ def commands(run: Path) -> dict[str, list[str]]:
         "recommend": ["recommend", *at, "--history", "a"],
         "recommend --ray": ["recommend", *at, "--users", "users.parquet", "--out", str(run / "out"), "--ray"],
         "serve": ["serve", *at],
+        "follow kafka": ["items", "follow", "kafka", "topic", "--group", "g"],
+        "follow delta": ["items", "follow", "delta", "table", "--position", "p.json"],
+        "follow iceberg": ["items", "follow", "iceberg", "shop.items", "--position", "p.json"],
         "demo": ["demo", "--runs", str(run / "runs")],
         "inspect TABLE": ["inspect", str(run / "sids.parquet")],
         "inspect MODEL": ["inspect", str(run / "model")],
@@ -133,6 +136,9 @@ def commands(run: Path) -> dict[str, list[str]]:
                 "recommend": "catalog,torch",
                 "recommend --ray": "catalog,torch",
                 "serve": "serve",
+                "follow kafka": "kafka",
+                "follow delta": "delta",
+                "follow iceberg": "iceberg",
                 "demo": "train,serve",
                 "inspect TABLE": "catalog",
                 "inspect MODEL": "torch",
@@ -147,8 +153,12 @@ def commands(run: Path) -> dict[str, list[str]]:
         (["starlette"], {"serve": "serve", "demo": "train,serve"}),
         (["matplotlib"], {"fit-sids --plot": "plot"}),
         (["ray"], {"recommend --ray": "ray"}),
+        (
+            ["confluent_kafka", "deltalake", "pyiceberg"],
+            {"follow kafka": "kafka", "follow delta": "delta", "follow iceberg": "iceberg"},
+        ),
     ],
-    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no starlette", "no matplotlib", "no ray"],
+    ids=["cli alone", "no torch", "no duckdb", "no sklearn", "no starlette", "no matplotlib", "no ray", "no feeds"],
 )
 def test_every_command_names_the_extra_before_it_works(run: Path, blocked: list[str], expected: dict[str, str]) -> None:
     calls = commands(run)

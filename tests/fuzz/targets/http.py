@@ -19,6 +19,7 @@ from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.conversions import request_of
 from leafbeam.serve.exchange import json_response
+from leafbeam.serve.inference import parse_tensors, request_of_tensors
 from leafbeam.serve.item_search import ItemSearchRoute
 from leafbeam.serve.items import parse_body
 from leafbeam.serve.schema import RecommendBody
@@ -115,6 +116,16 @@ def fuzz_item_query(data: bytes) -> None:
     assert len(found.items) <= MAX_ITEMS
     assert found.num_allowed <= found.num_items == 40
     assert json_response(found).body
+
+
+def fuzz_infer(data: bytes) -> None:
+    """A body of the Open Inference Protocol, for indexes of text and of whole numbers."""
+    limits = _engine().limits
+    content = parse_tensors(data, "application/json", limits)
+    for is_text in (True, False):
+        request = request_of_tensors(content, is_text=is_text)
+        limits.check(request)
+        assert len(request.history) == next(one.shape[-1] for one in content.inputs if one.name == "history")
 
 
 def fuzz_body(data: bytes) -> None:

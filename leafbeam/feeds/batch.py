@@ -1,0 +1,109 @@
+"""Batch: changes of items in the order of their source, and the feed that hands them out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from leafbeam.errors import ArgumentError, DataError, short_repr
+
+Operation = Literal["put", "patch", "delete"]
+Start = Literal["beginning", "now"]
+MAX_CHANGES = 10_000  # of a batch: what a server takes at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemChange:
+    """An item to put (with all its columns), to patch (those named) or to delete.
+
+    row: `item_id` and, unless it is deleted, perhaps `codes` or `vector`, and attributes. place: where the source has it, such
+    as "partition 0, offset 17".
+    """
+
+    operation: Operation
+    row: Mapping[str, Any] = field(repr=False)
+    place: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The changes of a feed from one commit to the next.
+
+    key: the same each time that the feed hands out this batch, also after a crash. end: where the next batch begins. bad: what
+    is wrong with changes that cannot be read, by their places.
+    """
+
+    changes: tuple[ItemChange, ...] = field(repr=False)
+    bad: Mapping[str, str]
+    key: str
+    end: Mapping[str, Any]
+
+
+class Feed(Protocol):
+    """A source of changes that knows which of them are made.
+
+    read: the batch after the last committed one; None if none came within `wait_s` seconds. It records the batch's end and key
+    before it returns, so that after a crash the same batch comes again, under the same key.
+    commit: the changes of the batch are made, durably. is_at_end: whether there was nothing more at the last `read`.
+    All raise FeedError.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_at_end(self) -> bool: ...
+
+    def read(self, wait_s: float) -> Batch | None: ...
+
+    def commit(self, batch: Batch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceColumns:
+    """Which columns of a source are taken. item_id: the one of the ids. names: of attributes, codes or vector; None: all.
+
+    >>> SourceColumns(item_id="sku").row({"sku": "a", "price": 3})
+    {'item_id': 'a', 'price': 3}
+    """
+
+    item_id: str = "item_id"
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.names is not None and self.item_id in self.names:
+            raise ArgumentError(f"column {self.item_id!r} is that of the ids: leave it out of the others")
+
+    @property
+    def all_names(self) -> list[str] | None:
+        """The columns to read; None for all."""
+        return None if self.names is None else [self.item_id, *self.names]
+
+    def id_of(self, found: Mapping[str, Any]) -> int | str:
+        """The id in a row of the source. Raises DataError."""
+        item_id = found.get(self.item_id)
+        if isinstance(item_id, bool) or not isinstance(item_id, int | str):
+            names = ", ".join(list(map(short_repr, found))[:20]) or "none"
+            what = (
+                f"it has no {self.item_id!r}; its columns: {names}" if item_id is None else f"its id is {short_repr(item_id)}"
+            )
+            raise DataError(f"{what}: expected a whole number or text as item id")
+        return item_id
+
+    def row(self, found: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
+        """A row of the source as an item. partial: columns may be missing. Raises DataError."""
+        item_id = self.id_of(found)
+        names = [name for name in found if name != self.item_id] if self.names is None else self.names
+        missing = next((name for name in names if name not in found), None)
+        if missing is not None and not partial:
+            raise DataError(f"it has no column {missing!r}; its columns: {', '.join(list(map(short_repr, found))[:20])}")
+        if "item_id" in names:
+            raise DataError(f"its ids are in {self.item_id!r}, but it has a column 'item_id' too: name the columns to take")
+        return {"item_id": item_id, **{name: found[name] for name in names if name in found}}
+
+
+def check_max_changes(max_changes: int) -> None:
+    """Raises ArgumentError."""
+    if not 1 <= max_changes <= MAX_CHANGES:
+        raise ArgumentError(f"a batch may have 1 to {MAX_CHANGES:,} changes, not {max_changes:,}")

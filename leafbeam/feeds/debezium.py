@@ -1,0 +1,141 @@
+"""Debezium's envelope: a row before and after a change, as JSON, with or without the schema of its columns.
+
+See "Change event values" in Debezium's documentation of each connector.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal, DecimalException
+from typing import Any
+
+import msgspec
+
+from leafbeam.errors import DataError, short_repr
+from leafbeam.feeds.batch import Operation, SourceColumns
+
+_UNAVAILABLE = "__debezium_unavailable_value"  # a large column of PostgreSQL that the change left as it was
+_UNAVAILABLE_BYTES = base64.b64encode(_UNAVAILABLE.encode()).decode()
+_MAX_DIGITS_BYTES, _MAX_SCALE = 128, 512
+_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, DecimalException, binascii.Error)
+
+
+def read_envelope(value: bytes, key: bytes | None, columns: SourceColumns) -> tuple[Operation, dict[str, Any]]:
+    """The change in a message's value. key: of the message, which names a deleted row whose contents the database did not log.
+
+    A row that was created, read or updated is put; where the database left out a large column that did not change, the others
+    are patched. Times, dates and decimals are converted if the envelope has its schema. Raises DataError.
+    """
+    schema, payload = _payload_of(value, "value")
+    operation = payload.get("op")
+    if operation == "d":
+        before = payload.get("before") or (_payload_of(key, "key")[1] if key is not None else {})
+        if not isinstance(before, Mapping):
+            raise DataError(f"its row before is {short_repr(before)}: expected an object")
+        return "delete", {"item_id": columns.id_of(before)}
+    if operation == "t":
+        raise DataError("the table was emptied (truncate), which names no items: remove them with `leafbeam items remove`")
+    if operation not in ("c", "r", "u"):
+        raise DataError(f"its op is {short_repr(operation)}: expected c, r, u or d, as in Debezium's envelope")
+    after = payload.get("after")
+    if not isinstance(after, Mapping):
+        raise DataError(f"its row after is {short_repr(after)}: expected an object")
+    kinds = _kinds_of(schema)
+    found = {
+        str(name): _converted(str(name), content, kinds.get(str(name)))
+        for name, content in after.items()
+        if content not in (_UNAVAILABLE, _UNAVAILABLE_BYTES)
+    }
+    is_whole = len(found) == len(after) or (columns.names is not None and set(columns.names) <= found.keys())
+    return ("put" if is_whole else "patch"), columns.row(found, partial=not is_whole)
+
+
+def _payload_of(content: bytes, what: str) -> tuple[Any, Mapping[str, Any]]:
+    """(schema or None, payload) of a message's part, which may be the payload alone."""
+    try:
+        found = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"its {what} is no JSON ({str(error)[:100]})") from None
+    if isinstance(found, Mapping) and set(found) == {"schema", "payload"}:
+        schema, found = found["schema"], found["payload"]
+    else:
+        schema = None
+    if not isinstance(found, Mapping):
+        raise DataError(f"its {what} is {short_repr(found)}: expected an object with op, before and after")
+    return schema, found
+
+
+def _kinds_of(schema: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """(type's name, its parameters) of the columns of the row after that have a type with a name."""
+    if schema is None:
+        return {}
+    try:
+        rows = [part["fields"] for part in schema["fields"] if part["field"] == "after"]
+        fields = rows[0] if rows else ()
+        return {one["field"]: (one["name"], one.get("parameters") or {}) for one in fields if one.get("name") is not None}
+    except _ERRORS as error:
+        raise DataError(f"its schema cannot be read ({type(error).__name__}: {str(error)[:100]})") from None
+
+
+def _converted(name: str, content: Any, kind: tuple[str, Mapping[str, Any]] | None) -> Any:
+    """A value as the server reads it: times as ISO 8601, exact numbers as text."""
+    converter = None if kind is None or content is None else _CONVERTERS.get(kind[0])
+    if converter is None or kind is None:
+        return content
+    try:
+        return converter(content, kind[1])
+    except _ERRORS as error:
+        raise DataError(f"column {name!r} is {short_repr(content)}, which is no {kind[0]} ({str(error)[:80]})") from None
+
+
+def _decimal(unscaled: str, scale: int) -> str:
+    data = base64.b64decode(unscaled, validate=True)
+    if len(data) > _MAX_DIGITS_BYTES or not -_MAX_SCALE <= scale <= _MAX_SCALE:
+        raise ValueError("it has too many digits")
+    digits = str(abs(number := int.from_bytes(data, "big", signed=True)))
+    return f"{Decimal((int(number < 0), tuple(map(int, digits)), -scale)):f}"
+
+
+def _moment(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
+    def convert(value: Any, parameters: Mapping[str, Any]) -> str:
+        seconds, rest = divmod(_whole(value), units_per_s)
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds, microseconds=rest * 1_000_000 // units_per_s)
+        return moment.replace(tzinfo=None).isoformat()
+
+    return convert
+
+
+def _time_of_day(units_per_s: int) -> Callable[[Any, Mapping[str, Any]], str]:
+    def convert(value: Any, parameters: Mapping[str, Any]) -> str:
+        seconds, rest = divmod(_whole(value), units_per_s)
+        minutes, second = divmod(seconds, 60)
+        return time(minutes // 60, minutes % 60, second, rest * 1_000_000 // units_per_s).isoformat()
+
+    return convert
+
+
+def _day(value: Any, parameters: Mapping[str, Any]) -> str:
+    return (date(1970, 1, 1) + timedelta(days=_whole(value))).isoformat()
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("expected a whole number")
+    return value
+
+
+_CONVERTERS: Mapping[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    "io.debezium.time.Date": _day,
+    "io.debezium.time.Timestamp": _moment(1_000),
+    "io.debezium.time.MicroTimestamp": _moment(1_000_000),
+    "io.debezium.time.NanoTimestamp": _moment(1_000_000_000),
+    "io.debezium.time.Time": _time_of_day(1_000),
+    "io.debezium.time.MicroTime": _time_of_day(1_000_000),
+    "io.debezium.time.NanoTime": _time_of_day(1_000_000_000),
+    "io.debezium.data.VariableScaleDecimal": lambda value, _: _decimal(value["value"], _whole(value["scale"])),
+    "org.apache.kafka.connect.data.Date": _day,
+    "org.apache.kafka.connect.data.Time": _time_of_day(1_000),
+    "org.apache.kafka.connect.data.Timestamp": _moment(1_000),
+    "org.apache.kafka.connect.data.Decimal": lambda value, parameters: _decimal(value, int(parameters["scale"])),
+}

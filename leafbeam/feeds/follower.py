@@ -1,0 +1,124 @@
+"""Following: the changes of a feed, made in the catalog of a server."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from leafbeam.client import ChangeAnswer, Client, ImportedItems
+from leafbeam.client.calls import encode_lines
+from leafbeam.errors import FeedError, InvalidRequestError
+from leafbeam.feeds.batch import Batch, Feed, ItemChange, Operation
+
+log = logging.getLogger("leafbeam.feeds")
+
+_ORDER: tuple[Operation, ...] = ("put", "patch", "delete")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Followed:
+    """What a follower did since it began. ignored: deletions of items that were not there. skipped: bad changes."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    ignored: int = 0
+    skipped: int = 0
+    batches: int = 0
+    end: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def plus(self, counts: ChangeAnswer | ImportedItems) -> "Followed":
+        """With the counts of a change."""
+        names = ("inserted", "updated", "deleted", "ignored")
+        return replace(self, **{name: getattr(self, name) + getattr(counts, name, 0) for name in names})
+
+
+def follow(
+    feed: Feed,
+    client: Client,
+    *,
+    once: bool = False,
+    skip_bad: bool = False,
+    wait_s: float = 1.0,
+    on_batch: Callable[[Followed], object] | None = None,
+) -> Followed:
+    """Make the changes of a feed on a server, in their order, until an error; once: until the feed has no more.
+
+    A batch is committed to the feed after the server acknowledged its changes, which are on its disk by then. After a crash
+    the batch under way is sent again under the same idempotency keys, so that it is made once. Of the changes of an item in one
+    batch, the last counts. skip_bad: changes that cannot be read, or that the server refuses, are left out and counted.
+    wait_s: how long to wait for changes before looking again. on_batch: called after each.
+
+    Raises FeedError, which says where a bad change is, and ServerError. Called again, it goes on after the last commit.
+    """
+    is_text = client.get_catalog().item_ids == "text"
+    done = Followed()
+    while True:
+        batch = feed.read(wait_s)
+        if batch is None:
+            if once and feed.is_at_end:
+                return done
+            continue
+        done = _make(feed.name, batch, client, done, is_text=is_text, skip_bad=skip_bad)
+        feed.commit(batch)
+        done = replace(done, batches=done.batches + 1, end=batch.end)
+        if on_batch is not None:
+            on_batch(done)
+
+
+def _make(name: str, batch: Batch, client: Client, done: Followed, *, is_text: bool, skip_bad: bool) -> Followed:
+    """Make the changes of a batch, durably."""
+    done = _skip(name, batch.bad, done, skip_bad=skip_bad)
+    latest = _latest(batch.changes, is_text=is_text)
+    for operation in _ORDER:
+        changes = [change for change in latest if change.operation == operation]
+        while changes:
+            try:
+                done = done.plus(_send(client, operation, [change.row for change in changes], batch.key))
+                break
+            except InvalidRequestError as error:
+                bad = {changes[number - 1].place: text for number, text in error.lines.items() if 0 < number <= len(changes)}
+                if not bad:  # nothing is wrong with a line
+                    raise
+                done = _skip(name, bad, done, skip_bad=skip_bad)
+                changes = [change for change in changes if change.place not in bad]
+    return done
+
+
+def _send(client: Client, operation: Operation, rows: Sequence[Mapping[str, Any]], key: str) -> ChangeAnswer | ImportedItems:
+    """The digest is of the content, which is another once bad changes are left out."""
+    key = f"{key}-{operation}-{blake2b(encode_lines(rows), digest_size=8).hexdigest()}"
+    if operation == "put":
+        return client.import_items(rows, key=key)
+    if operation == "patch":
+        return client.patch_items(rows, key=key)
+    return client.delete_items([row["item_id"] for row in rows], missing_ok=True, key=key)
+
+
+def _skip(name: str, bad: Mapping[str, str], done: Followed, *, skip_bad: bool) -> Followed:
+    """Count bad changes, or raise FeedError for them."""
+    if bad and not skip_bad:
+        shown = "; ".join(f"{place}: {problem}" for place, problem in list(bad.items())[:3])
+        more = f"; and {len(bad) - 3:,} more" if len(bad) > 3 else ""
+        raise FeedError(
+            f"{name}: {len(bad):,} of its changes cannot be made, so the batch is not committed: {shown}{more}. Correct the "
+            "source or the columns to take, or skip bad changes (--skip-bad), which counts them"
+        )
+    for place, problem in bad.items():
+        log.warning("%s: skipped %s: %s", name, place, problem)
+    return replace(done, skipped=done.skipped + len(bad))
+
+
+def _latest(changes: Iterable[ItemChange], *, is_text: bool) -> list[ItemChange]:
+    """One change an item: the last, with which a patch after a put or a patch is merged. is_text: ids are sent as text."""
+    latest: dict[int | str, ItemChange] = {}
+    for change in changes:
+        item_id = change.row["item_id"]
+        if is_text and type(item_id) is int:
+            change = replace(change, row={**change.row, "item_id": str(item_id)})
+        before = latest.pop(change.row["item_id"], None)
+        if change.operation == "patch" and before is not None and before.operation != "delete":
+            change = replace(before, row={**before.row, **change.row}, place=change.place)
+        latest[change.row["item_id"]] = change
+    return list(latest.values())

@@ -1,0 +1,255 @@
+"""KafkaFeed: the changes of a table that Debezium writes to a Kafka topic."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from leafbeam.errors import ArgumentError, DataError, FeedError
+from leafbeam.extras import optional_imports
+from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
+from leafbeam.feeds.debezium import read_envelope
+
+with optional_imports("leafbeam.feeds.KafkaFeed", "kafka"):
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+T = TypeVar("T")
+
+
+class KafkaFeed:
+    """The messages of a topic, each a change in Debezium's envelope (JSON), read by this process alone.
+
+    servers: such as "localhost:9092,other:9092". group: under which Kafka keeps the offsets; one for each catalog. start: where
+    a partition begins that has none. properties: of librdkafka, such as security.protocol. timeout_s: a broker that does not
+    answer for so long ends the feed.
+
+    A batch is of one partition. The offset's metadata has the end and key of the batch under way until it is committed.
+    Raises FeedError (no broker, no such topic, offsets that are gone), ArgumentError for properties.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        group: str,
+        columns: SourceColumns | None = None,
+        start: Start = "beginning",
+        max_changes: int = 1000,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        check_max_changes(max_changes)
+        self.name, self._servers, self._topic, self._group = f"Kafka topic {topic}", servers, topic, group
+        self._columns, self._start, self._max_changes = columns or SourceColumns(), start, max_changes
+        self._timeout_s = timeout_s
+        fixed: dict[str, Any] = {"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False}
+        fixed |= {"enable.partition.eof": True, "auto.offset.reset": "error"}
+        try:
+            self._consumer = Consumer({"log_level": 0, **(properties or {}), **fixed})
+        except (KafkaException, ValueError, TypeError) as error:
+            raise ArgumentError(f"{self.name}: librdkafka does not take these properties: {error}") from None
+        self._again: deque[Batch] = deque()  # batches that were under way when the last process ended
+        self._waiting: dict[int, list[Message]] = {}
+        self._ended: set[int] = set()  # partitions of which nothing is left
+        try:
+            self._positions = self._open()
+            self._listed = time.monotonic()
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last `read` found nothing left in any partition."""
+        return not self._again and not self._waiting and self._ended >= self._positions.keys()
+
+    def read(self, wait_s: float) -> Batch | None:
+        """See Feed."""
+        if self._again:
+            return self._again.popleft()
+        if not self._waiting:
+            for message in self._poll(wait_s):
+                self._waiting.setdefault(_partition(message), []).append(message)
+        if not self._waiting:
+            self._add_partitions()
+            return None
+        partition = next(iter(self._waiting))
+        messages = self._waiting.pop(partition)
+        batch = self._batch(partition, messages, uuid4().hex)
+        pending = json.dumps({"until": batch.end["offset"], "key": batch.key})
+        self._commit([TopicPartition(self._topic, partition, _offset(messages[0]), pending)])
+        return batch
+
+    def commit(self, batch: Batch) -> None:
+        """See Feed."""
+        self._commit([TopicPartition(self._topic, batch.end["partition"], batch.end["offset"], "")])
+
+    def close(self) -> None:
+        """Leave the brokers; what is not committed comes again."""
+        self._consumer.close()
+
+    def _open(self) -> dict[int, int]:
+        """Where each partition goes on, after the batches that were under way have been read again."""
+        partitions = sorted(self._partitions())
+        wanted = [TopicPartition(self._topic, partition) for partition in partitions]
+        committed = self._ask(lambda: self._consumer.committed(wanted, timeout=self._timeout_s))
+        positions: dict[int, int] = {}
+        pending: dict[int, tuple[int, str]] = {}
+        for found in committed:
+            self._check(found.error)
+            partition, low, high = found.partition, *self._bounds(found.partition)
+            if found.offset < 0:
+                positions[partition] = low if self._start == "beginning" else high
+                continue
+            if not low <= found.offset <= high:
+                raise FeedError(
+                    f"{self.name}: group {self._group!r} is at offset {found.offset} of partition {partition}, but the topic "
+                    f"has {low} to {high}: changes were removed before they were read, or the topic was made again. Import the "
+                    "whole table, or follow with another --group"
+                )
+            positions[partition] = found.offset
+            if found.metadata:
+                pending[partition] = _pending_of(found.metadata, f"{self.name}, group {self._group!r}")
+        fresh = [one for one in committed if one.offset < 0]
+        if fresh:  # so that a start at the end is the same start after a crash
+            self._commit([TopicPartition(self._topic, one.partition, positions[one.partition], "") for one in fresh])
+        for partition, (until, key) in pending.items():
+            messages = self._reread(partition, positions[partition], until)
+            self._again.append(self._batch(partition, messages, key, until))
+            positions[partition] = until
+        self._assign(positions)
+        return positions
+
+    def _reread(self, partition: int, begin: int, until: int) -> list[Message]:
+        """The messages of one partition from `begin` to before `until`; some may have been compacted away since."""
+        self._assign({partition: begin})
+        messages: list[Message] = []
+        give_up = time.monotonic() + self._timeout_s
+        while partition not in self._ended and (not messages or _offset(messages[-1]) + 1 < until):
+            messages += self._poll(0.1)
+            if time.monotonic() > give_up:
+                raise FeedError(f"{self.name}: no message of partition {partition} came within {self._timeout_s:g} s")
+        return [message for message in messages if _offset(message) < until]
+
+    def _assign(self, positions: Mapping[int, int]) -> None:
+        self._ended.clear()
+        self._ask(
+            lambda: self._consumer.assign([TopicPartition(self._topic, one, offset) for one, offset in positions.items()])
+        )
+
+    def _add_partitions(self) -> None:
+        """Follow partitions that the topic got since; while nothing comes, this says too whether a broker is there."""
+        if time.monotonic() - self._listed < self._timeout_s:
+            return
+        new = self._partitions() - self._positions.keys()
+        self._listed = time.monotonic()
+        if new:
+            positions = {partition: self._bounds(partition)[0] for partition in new}
+            self._commit([TopicPartition(self._topic, one, offset, "") for one, offset in positions.items()])
+            self._ask(
+                lambda: self._consumer.incremental_assign(
+                    [TopicPartition(self._topic, one, offset) for one, offset in positions.items()]
+                )
+            )
+            self._positions |= positions
+
+    def _poll(self, wait_s: float) -> list[Message]:
+        """The messages that are there, or the first ones that come."""
+        first = self._ask(lambda: self._consumer.poll(wait_s))
+        if first is None:
+            return []
+        rest = self._max_changes - 1
+        messages = [first, *(self._ask(lambda: self._consumer.consume(rest, 0)) if rest else ())]
+        found: list[Message] = []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                self._ended.discard(_partition(message))
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:  # pyright: ignore[reportPrivateUsage]: its public name
+                self._ended.add(_partition(message))
+            else:
+                self._check(error)
+        return found
+
+    def _batch(self, partition: int, messages: Sequence[Message], key: str, until: int | None = None) -> Batch:
+        changes: list[ItemChange] = []
+        bad: dict[str, str] = {}
+        for message in messages:
+            value, place = message.value(), f"partition {partition}, offset {_offset(message)}"
+            if value is None:  # a tombstone: the message before it was the deletion
+                continue
+            try:
+                operation, row = read_envelope(value, message.key(), self._columns)
+                changes.append(ItemChange(operation=operation, row=row, place=place))
+            except DataError as error:
+                bad[place] = str(error)
+        end = {"partition": partition, "offset": _offset(messages[-1]) + 1 if until is None else until}
+        return Batch(changes=tuple(changes), bad=bad, key=key, end=end)
+
+    def _partitions(self) -> set[int]:
+        """The topic's partitions. Raises FeedError without a broker or a topic."""
+        found = self._ask(lambda: self._consumer.list_topics(self._topic, timeout=self._timeout_s)).topics[self._topic]
+        if found.error is not None or not found.partitions:
+            raise FeedError(f"{self.name}: the brokers at {self._servers} have no such topic ({found.error}): check its name")
+        return set(found.partitions)
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        """The first offset that the topic still has, and the next one."""
+        wanted = TopicPartition(self._topic, partition)
+        # None if a broker does not answer in time, whatever its types say.
+        bounds: Any = self._ask(lambda: self._consumer.get_watermark_offsets(wanted, timeout=self._timeout_s))
+        if bounds is None:
+            raise FeedError(f"{self.name}: no broker at {self._servers} told the offsets of partition {partition} in time")
+        return bounds[0], bounds[1]
+
+    def _commit(self, offsets: list[TopicPartition]) -> None:
+        for found in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)) or ():
+            self._check(found.error)
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """The answer of the brokers. Raises FeedError."""
+        try:
+            return call()
+        except KafkaException as error:
+            raise self._failure(error.args[0]) from None
+
+    def _check(self, error: KafkaError | None) -> None:
+        if error is not None:
+            raise self._failure(error)
+
+    def _failure(self, error: Any) -> FeedError:
+        text = error.str() if isinstance(error, KafkaError) else str(error)
+        return FeedError(
+            f"{self.name}: {text}. Are the brokers at {self._servers} up, and may group {self._group!r} read the topic? Start "
+            "again once they are: it goes on after the last change that was made"
+        )
+
+
+def _pending_of(metadata: str, name: str) -> tuple[int, str]:
+    """(end, key) of the batch under way. Raises FeedError."""
+    try:
+        content = json.loads(metadata)
+        until, key = content["until"], content["key"]
+        if type(until) is not int or type(key) is not str:
+            raise TypeError("other fields")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FeedError(
+            f"{name}: another program committed offsets with the metadata {metadata[:80]!r}: use another --group"
+        ) from None
+    return until, key
+
+
+def _partition(message: Message) -> int:
+    partition = message.partition()
+    assert partition is not None
+    return partition
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None
+    return offset

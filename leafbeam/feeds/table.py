@@ -1,0 +1,242 @@
+"""TableFeed: the differences between the versions of a table, as changes of items."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from leafbeam.catalog.sources import quoted
+from leafbeam.errors import DataError, FeedError, short_repr
+from leafbeam.extras import optional_imports
+from leafbeam.feeds.batch import Batch, ItemChange, SourceColumns, Start, check_max_changes
+from leafbeam.files import read_text
+from leafbeam.ingest.live_directory import write_durably
+
+with optional_imports("leafbeam.feeds.TableFeed", "catalog"):
+    import duckdb
+    import pyarrow as pa
+
+_FORMAT = 1
+_KINDS: Mapping[str, Any] = {  # of a position's fields
+    **dict.fromkeys(("version", "to", "until"), int | None),
+    "table_id": str,
+    "columns": (list, type(None)),
+    "whole": bool,
+    "row": int,
+    "key": str | None,
+}
+
+
+class VersionedTable(Protocol):
+    """A table that can be read as it was at each of its versions.
+
+    name: for messages. table_id: the same for all versions of one table. newest: the newest version; None for a table without
+    one. rows: those of a version; columns: None for all. Both raise FeedError.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table_id(self) -> str: ...
+
+    def newest(self) -> int | None: ...
+
+    def rows(self, version: int, columns: Sequence[str] | None) -> pa.Table: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a table is followed. All changes up to `version` are made (None: the table is new), and the first `row` of those
+    from there to the version `to`. key, until: of the batch under way, changes `row` to before `until`.
+
+    columns: those that were taken. whole: they were others before, so every row of `to` is put.
+    """
+
+    table_id: str
+    columns: list[str] | None
+    whole: bool = False
+    version: int | None = None
+    to: int | None = None
+    row: int = 0
+    key: str | None = None
+    until: int | None = None
+
+    def save(self, path: Path) -> None:
+        """Write it durably. Raises FeedError."""
+        try:
+            write_durably(path, {"format": _FORMAT, **asdict(self)})
+        except OSError as error:
+            raise FeedError(f"cannot write the position to {path}: {error.strerror or error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "Position | None":
+        """What `save` wrote; None without a file. Raises FeedError."""
+        try:
+            content = json.loads(read_text(path))
+            if content.pop("format") != _FORMAT:
+                raise ValueError("it is of another version of leafbeam")
+            for name, value in content.items():
+                if not isinstance(value, _KINDS[name]):
+                    raise TypeError(f"{name} is {short_repr(value)}")
+            position = cls(**content)
+            if not all(type(name) is str for name in position.columns or ()):
+                raise TypeError("columns are no names")
+            if not 0 <= position.row <= (position.row if position.until is None else position.until):
+                raise ValueError("its numbers contradict each other")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FeedError(
+                f"{path} is no position of a followed table ({error}): restore it, or remove it to put every row again"
+            ) from error
+        return position
+
+
+class TableFeed:
+    """The rows of a table, then what each newer version changes: rows that are new or others are put, rows that went deleted.
+
+    position: a JSON file that says how far the catalog is. start: of a table without that file: all of its rows, or only what
+    changes from now on. Each comparison reads the columns of both versions into memory. Raises FeedError.
+    """
+
+    def __init__(
+        self,
+        table: VersionedTable,
+        position: Path,
+        *,
+        columns: SourceColumns | None = None,
+        start: Start = "beginning",
+        max_changes: int = 1000,
+    ) -> None:
+        check_max_changes(max_changes)
+        self._table, self._path, self._columns, self._max_changes = table, position, columns or SourceColumns(), max_changes
+        self.name, self._is_at_end = table.name, False
+        self._changes: _Differences | None = None
+        found = Position.load(position)
+        if found is None:
+            version = None if start == "beginning" else table.newest()
+            found = Position(table_id=table.table_id, columns=self._columns.all_names, version=version)
+            found.save(position)
+        elif found.table_id != table.table_id:
+            raise FeedError(f"{position} is the position of another table than {table.name}: give each table a file of its own")
+        elif found.columns != self._columns.all_names:  # the numbers of changes are others too
+            found = replace(found, columns=self._columns.all_names, whole=True, row=0, key=None, until=None)
+        self._position = found
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last `read` found no newer version."""
+        return self._is_at_end
+
+    def read(self, wait_s: float) -> Batch | None:
+        """See Feed."""
+        if self._is_at_end:
+            time.sleep(wait_s)
+        if self._changes is None:
+            position = self._position
+            to = self._table.newest() if position.to is None else position.to
+            self._is_at_end = to is None or (to == position.version and not position.whole)
+            if to is None or self._is_at_end:
+                return None
+            self._changes = self._compare(to)
+            self._position = replace(position, to=to)
+        position, changes = self._position, self._changes
+        until = position.until
+        if until is None:
+            until = min(position.row + self._max_changes, len(changes))
+        batch = self._batch(changes, position.row, until, position.key or uuid4().hex)
+        self._save(replace(position, key=batch.key, until=until))
+        return batch
+
+    def commit(self, batch: Batch) -> None:
+        """See Feed."""
+        position, row = self._position, batch.end["row"]
+        if self._changes is None or row >= len(self._changes):
+            self._save(Position(table_id=position.table_id, columns=position.columns, version=position.to))
+            self._changes = None
+        else:
+            self._save(replace(position, row=row, key=None, until=None))
+
+    def close(self) -> None:
+        """Nothing is open between two reads."""
+
+    def _save(self, position: Position) -> None:
+        position.save(self._path)
+        self._position = position
+
+    def _compare(self, to: int) -> "_Differences":
+        names, version, item_id = self._columns.all_names, self._position.version, self._columns.item_id
+        after = self._table.rows(to, names)
+        before = None if version is None else self._table.rows(version, [item_id] if self._position.whole else names)
+        try:
+            return _Differences.between(before, after, item_id)
+        except (duckdb.Error, pa.ArrowException, DataError) as error:
+            raise FeedError(f"{self.name}, version {to}: {error}") from error
+
+    def _batch(self, changes: "_Differences", begin: int, until: int, key: str) -> Batch:
+        made: list[ItemChange] = []
+        bad: dict[str, str] = {}
+        for number, row in zip(itertools.count(begin), changes.rows(begin, until)):
+            place = f"version {self._position.to}, {self._columns.item_id} {short_repr(row.get(self._columns.item_id))}"
+            try:
+                if number < changes.num_put:
+                    made.append(ItemChange(operation="put", row=self._columns.row(row), place=place))
+                else:
+                    made.append(ItemChange(operation="delete", row={"item_id": self._columns.id_of(row)}, place=place))
+            except DataError as error:
+                bad[place] = str(error)
+        return Batch(changes=tuple(made), bad=bad, key=key, end={"version": self._position.to, "row": until})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Differences:
+    """Rows to put, then ids of rows to delete, each in the order of their ids, so that a number is always the same change."""
+
+    put: pa.Table
+    delete: pa.Table
+
+    def __len__(self) -> int:
+        return len(self.put) + len(self.delete)
+
+    @property
+    def num_put(self) -> int:
+        return len(self.put)
+
+    def rows(self, begin: int, until: int) -> list[dict[str, Any]]:
+        """Changes `begin` to before `until`."""
+        begin, until, first = min(begin, len(self)), min(until, len(self)), len(self.put)
+        put = self.put.slice(min(begin, first), max(0, min(until, first) - begin))
+        return put.to_pylist() + self.delete.slice(max(begin, first) - first, max(0, until - max(begin, first))).to_pylist()
+
+    @classmethod
+    def between(cls, before: pa.Table | None, after: pa.Table, item_id: str) -> "_Differences":
+        """What makes `before` (None: nothing) to `after`. Raises DataError for ids that are missing or twice, duckdb.Error."""
+        for table in (after,) if before is None else (before, after):
+            if item_id not in table.schema.names:
+                raise DataError(f"it has no column {item_id!r}; it has: {', '.join(table.schema.names) or 'none'}")
+        name = quoted(item_id)
+        with duckdb.connect() as connection:
+            connection.register("after_rows", after)
+            twice = connection.sql(
+                f"SELECT {name} FROM after_rows WHERE {name} IS NOT NULL GROUP BY {name} HAVING count(*) > 1 LIMIT 1"
+            ).fetchall()
+            if twice:
+                raise DataError(f"two rows have the {item_id} {short_repr(twice[0][0])}: expected one row an item")
+            put, delete = "SELECT * FROM after_rows", f"SELECT {name} FROM after_rows LIMIT 0"
+            if before is not None:
+                connection.register("before_rows", before)
+                delete = f"SELECT {name} FROM before_rows EXCEPT SELECT {name} FROM after_rows ORDER BY {name}"
+                if before.schema.equals(after.schema):  # with other columns, every row is another
+                    put += " EXCEPT SELECT * FROM before_rows"
+            return cls(
+                put=connection.sql(f"{put} ORDER BY {name}").to_arrow_table(),
+                delete=connection.sql(delete).to_arrow_table(),
+            )

@@ -1,0 +1,260 @@
+"""Delta and Iceberg tables, from their files to a real server: rows, differences of versions, and positions that survive."""
+
+# pyarrow carries no types.
+# pyright: reportUnknownParameterType=false
+
+import json
+import shutil
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from leafbeam.client import Client
+from leafbeam.errors import FeedError
+from leafbeam.feeds import Followed, SourceColumns, TableFeed, VersionedTable, follow
+from leafbeam.feeds.table import Position
+from tests.client.test_clients import live
+from tests.feeds.crashes import DyingClient, DyingFeed, Killed, Point, in_index
+
+SCHEMA = pa.schema(
+    [
+        ("item_id", pa.int64()),
+        ("codes", pa.list_(pa.int64())),
+        ("title", pa.string()),
+        ("price", pa.int64()),
+        ("stock", pa.int64()),
+    ]
+)
+Row = dict[str, Any]
+
+
+def row(item: int, price: int | None = 1, **more: Any) -> Row:
+    return {"item_id": item, "codes": [item % 8, item % 16], "title": f"new {item}", "price": price, "stock": 1, **more}
+
+
+def arrow(rows: list[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+class DeltaFiles:
+    """A Delta table in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uri = str(folder / "items")
+
+    def write(self, table: pa.Table) -> None:
+        """A version with these rows."""
+        from deltalake import write_deltalake
+
+        write_deltalake(self.uri, table, mode="overwrite", schema_mode="overwrite")
+
+    def source(self) -> VersionedTable:
+        from leafbeam.feeds import DeltaSource
+
+        return DeltaSource(self.uri)
+
+
+class IcebergFiles:
+    """An Iceberg table in a folder, whose catalog is an SQLite file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.properties = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}", "type": "sql"}
+        self.is_made = False
+
+    def write(self, table: pa.Table) -> None:
+        from pyiceberg.catalog import load_catalog
+
+        catalog = load_catalog("test", **self.properties)
+        if not self.is_made:
+            catalog.create_namespace("shop")
+            catalog.create_table("shop.items", schema=table.schema)
+            self.is_made = True
+        made = catalog.load_table("shop.items")
+        with made.update_schema() as update:
+            update.union_by_name(table.schema)
+        if made.current_snapshot() is None:
+            made.append(table)
+        else:
+            made.overwrite(table)
+
+    def source(self) -> VersionedTable:
+        from leafbeam.feeds import IcebergSource
+
+        return IcebergSource("shop.items", catalog="test", properties=self.properties)
+
+
+@dataclass(kw_only=True)
+class MemoryTable:
+    """A table whose versions are a list: for what does not depend on the format."""
+
+    versions: list[pa.Table]
+    name: str = "table in memory"
+    table_id: str = "m"
+    read: list[int] = field(default_factory=list[int])
+
+    def newest(self) -> int | None:
+        return len(self.versions) - 1 if self.versions else None
+
+    def rows(self, version: int, columns: Any) -> pa.Table:
+        self.read.append(version)
+        return self.versions[version] if columns is None else self.versions[version].select(columns)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> DeltaFiles | IcebergFiles:
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[request.param])
+    if request.param == "iceberg":
+        pytest.importorskip("sqlalchemy")
+    return (DeltaFiles if request.param == "delta" else IcebergFiles)(tmp_path)
+
+
+def run(source: VersionedTable, position: Path, client: Any, *, skip_bad: bool = False, **options: Any) -> Followed:
+    with closing(TableFeed(source, position, **options)) as feed:
+        return follow(feed, client, once=True, skip_bad=skip_bad, wait_s=0)
+
+
+def counts(done: Followed) -> tuple[int, int, int, int]:
+    return done.inserted, done.updated, done.deleted, done.skipped
+
+
+def test_rows_and_then_differences_are_made(files: DeltaFiles | IcebergFiles, shop: Any, tmp_path: Path) -> None:
+    position = tmp_path / "position.json"
+    with live(shop) as url, Client(url) as client:
+        files.write(arrow([row(2000), row(2001), row(2002), row(1000)]))
+        assert counts(run(files.source(), position, client, max_changes=3)) == (3, 1, 0, 0)
+        assert counts(run(files.source(), position, client)) == (0, 0, 0, 0)
+        files.write(arrow([row(2000), row(2001, None), row(2003), row(1000)]))
+        files.write(arrow([row(2000), row(2001, None), row(2004), row(1000)]))
+        assert counts(run(files.source(), position, client)) == (1, 1, 1, 0)
+        assert in_index(client, [2000, 2001, 2002, 2003, 2004]) == [True, True, False, False, True]
+        assert [client.get_item(item).attributes["price"] for item in (2000, 2001)] == [1, None]
+        assert json.loads(position.read_text())["to"] is None
+        wide = pa.schema([*SCHEMA, ("colour", pa.string())])
+        files.write(arrow([{**row(2000), "colour": "red"}], wide))
+        with pytest.raises(FeedError, match=r"1 of its changes cannot be made.*colour"):
+            run(files.source(), position, client)
+        columns = SourceColumns(names=("codes", "title", "price", "stock"))
+        assert counts(run(files.source(), position, client, columns=columns)) == (0, 1, 3, 0)
+
+
+def test_a_table_may_be_followed_from_now(files: DeltaFiles | IcebergFiles, shop: Any, tmp_path: Path) -> None:
+    files.write(arrow([row(2000), row(2001)]))
+    TableFeed(files.source(), tmp_path / "position.json", start="now").close()
+    files.write(arrow([row(2000), row(2002)]))
+    with live(shop) as url, Client(url) as client:
+        assert counts(run(files.source(), tmp_path / "position.json", client, start="now")) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("break_it", ["no table", "no files"])
+def test_a_table_that_cannot_be_read_is_named(files: DeltaFiles | IcebergFiles, tmp_path: Path, break_it: str) -> None:
+    if break_it == "no files":
+        files.write(arrow([row(1)]))
+        TableFeed(files.source(), tmp_path / "p.json", start="now")
+        files.write(arrow([row(2)]))
+        for path in tmp_path.rglob("*.parquet"):
+            path.unlink()
+    with pytest.raises(FeedError, match="cannot be read"):
+        TableFeed(files.source(), tmp_path / "p.json").read(0)
+
+
+def versions() -> list[pa.Table]:
+    first = [row(2000 + n) for n in range(5)]
+    return [arrow(first), arrow([*first[1:3], row(2003, 7), row(2004), row(2005)])]
+
+
+def test_a_follower_that_is_killed_at_any_point_loses_and_doubles_nothing(shop: Any, tmp_path: Path) -> None:
+    def shifted(table: pa.Table, by: int) -> pa.Table:
+        return table.set_column(0, "item_id", pa.array([item + by for item in table["item_id"].to_pylist()]))
+
+    with live(shop) as url, Client(url) as client:
+        number = repeated = 0
+        for number in range(80):
+            first, later = (shifted(table, 10 * number) for table in versions())
+            table, dying, position = MemoryTable(versions=[first]), DyingClient(client), tmp_path / f"{number}.json"
+            run(table, position, client, max_changes=2)
+            table.versions.append(later)
+            dying.point = point = Point(number)
+            try:
+                with closing(TableFeed(table, position, max_changes=2)) as feed:
+                    follow(DyingFeed(feed, point), dying, once=True, wait_s=0)  # type: ignore[arg-type]
+                break
+            except Killed:
+                table.versions.append(shifted(arrow([row(2009)]), 10 * number))  # a newer one came meanwhile
+                dying.point = Point(1 << 60)
+                run(table, position, dying, max_changes=2)
+            dying.check_once()
+            repeated += sum(len(answers) - 1 for answers in dying.answers.values())
+            ids = [2000 + n + 10 * number for n in range(10)]
+            assert in_index(client, ids) == [False] * 9 + [True]
+        assert number > 8
+        assert repeated >= 3
+
+
+def test_differences_are_exact(tmp_path: Path) -> None:
+    nan = float("nan")
+    schema = pa.schema([("item_id", pa.string()), ("x", pa.float64()), ("y", pa.list_(pa.int64()))])
+    before = [{"item_id": "a", "x": nan, "y": [1]}, {"item_id": "b", "x": None, "y": None}, {"item_id": "c", "x": 0.0, "y": []}]
+    after = [
+        {"item_id": "a", "x": nan, "y": [1]},
+        {"item_id": "b", "x": None, "y": None},
+        {"item_id": "c", "x": 0.0, "y": None},
+    ]
+    table = MemoryTable(versions=[arrow(before, schema)])
+    feed = TableFeed(table, tmp_path / "p.json", start="now")
+    table.versions.append(arrow(after, schema))
+    batch = feed.read(0)
+    assert batch is not None
+    assert [(change.operation, change.row) for change in batch.changes] == [("put", {"item_id": "c", "x": 0.0, "y": None})]
+    feed.commit(batch)
+    assert feed.read(0) is None
+    assert feed.is_at_end
+    table.versions.append(arrow([], schema))
+    batch = feed.read(0)
+    assert batch is not None
+    assert [(change.operation, change.row["item_id"]) for change in batch.changes] == [("delete", one) for one in "abc"]
+
+
+def test_rows_that_are_no_items_are_named(tmp_path: Path) -> None:
+    twice = MemoryTable(versions=[arrow([row(1), row(1, 2)])])
+    with pytest.raises(FeedError, match="version 0: two rows have the item_id 1"):
+        TableFeed(twice, tmp_path / "a.json").read(0)
+    with pytest.raises(FeedError, match="no column 'sku'; it has: item_id"):
+        TableFeed(MemoryTable(versions=[arrow([row(1)])]), tmp_path / "b.json", columns=SourceColumns(item_id="sku")).read(0)
+    batch = TableFeed(MemoryTable(versions=[arrow([{"price": 3}, row(1)])]), tmp_path / "c.json").read(0)
+    assert batch is not None
+    assert len(batch.changes) == 1
+    ((place, problem),) = batch.bad.items()
+    assert place == "version 0, item_id None"
+    assert "expected a whole number or text as item id" in problem
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 2}',
+        '{"format": 1, "table_id": 3}',
+        '{"format": 1, "table_id": "m", "row": "x"}',
+        "[" * 10**5,
+    ],
+)
+def test_a_damaged_position_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "p.json").write_text(content)
+    with pytest.raises(FeedError, match="is no position of a followed table"):
+        TableFeed(MemoryTable(versions=[]), tmp_path / "p.json")
+
+
+def test_a_position_is_of_one_table(tmp_path: Path) -> None:
+    Position(table_id="other", columns=None).save(tmp_path / "p.json")
+    with pytest.raises(FeedError, match="the position of another table"):
+        TableFeed(MemoryTable(versions=[]), tmp_path / "p.json")
+    assert TableFeed(MemoryTable(versions=[]), tmp_path / "new.json").read(0) is None
+    with pytest.raises(FeedError, match="cannot write the position"):
+        TableFeed(MemoryTable(versions=[]), tmp_path / "no" / "p.json")
+    shutil.rmtree(tmp_path / "no", ignore_errors=True)

@@ -1,0 +1,34 @@
+"""What feeds read of other programs: Debezium's envelopes, positions of followed tables."""
+
+import functools
+import tempfile
+from pathlib import Path
+
+from leafbeam.feeds import SourceColumns
+from leafbeam.feeds.debezium import read_envelope
+from leafbeam.feeds.table import Position
+
+SEPARATOR = b"\n---\n"  # between a message's value and its key
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def fuzz_debezium(data: bytes) -> None:
+    """A message: its value and perhaps its key."""
+    value, separator, key = data.partition(SEPARATOR)
+    operation, row = read_envelope(value, key if separator else None, SourceColumns(item_id="sku"))
+    assert operation in ("put", "patch", "delete")
+    assert type(row["item_id"]) in (int, str)
+
+
+def fuzz_position(data: bytes) -> None:
+    """The file of a position."""
+    path = Path(_temporary().name) / "position.json"
+    path.write_bytes(data)
+    position = Position.load(path)
+    assert position is not None
+    position.save(path)
+    assert Position.load(path) == position
