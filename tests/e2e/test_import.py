@@ -19,12 +19,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from leafbeam import BeamSearch, Trie
-from leafbeam.cli.run import RunDirectory
-from leafbeam.engine import CatalogFiles, Engine
+from leafbeam.demo.processes import running_server
 from leafbeam.model import PromptTokens, TokenTable, load_model
 from leafbeam.semid import SidTable
 from tests.e2e.test_path import call
-from tests.serve.test_server import thread
 
 LEVELS = "abc"
 PROMPT, SEPARATOR = "<|im_start|> shop history : {history} next", " , "
@@ -138,11 +136,9 @@ def run(theirs: Theirs) -> Path:
 
 
 def test_a_server_of_imported_files_answers_as_transformers_scores(theirs: Theirs, run: Path):
-    paths = RunDirectory(run)
-    files = CatalogFiles(index=paths.index, catalog=paths.catalog, rules=paths.rule_files, memory=paths.fitted_memory)
-    with thread(Engine.load(paths.model, files)) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+    with running_server(run) as server, httpx.Client(base_url=server.address, timeout=120) as client:
         for history in ([], [3], [7, 1, 0, 2]):
-            body = {"history": history, "num_items": 12, "num_beams": 64, "keep_history": True}
+            body = {"history": history, "num_items": 12, "num_beams": 64, "keep_history": True, "deadline_ms": 60_000}
             answer = client.post("/v1/recommend", json=body).json()
             truth = theirs.scores(history)
             assert len(answer["item_ids"]) == 12
