@@ -90,13 +90,14 @@ class VllmEngine:
 
 @contextmanager
 def vllm_engine(
-    directory: Path, *, threads: int, max_tokens: int, limit_s: float, environment: Path = ENVIRONMENT
+    directory: Path, *, threads: int, max_tokens: int, limit_s: float, environment: Path = ENVIRONMENT, cache_gib: int = 6
 ) -> Generator[VllmEngine]:
     """The offline engine on a Qwen3 checkpoint that has a tokenizer (`write_tokenizer`).
 
     threads: of its products. max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
+    cache_gib: of keys and values, which vLLM allocates and writes when it starts.
     """
-    settings = {"directory": str(directory), "threads": threads, "max_tokens": max_tokens}
+    settings = {"directory": str(directory), "threads": threads, "max_tokens": max_tokens, "cache_gib": cache_gib}
     with tempfile.TemporaryFile("w+") as log:
         engine = VllmEngine(settings, log, limit_s, environment)
         try:

@@ -1,7 +1,7 @@
 """vLLM's offline engine in a process of its own: one JSON job a line in, one JSON answer a line out. Runs in .venv-peers.
 
 Started by `vllm_cpu`; imports nothing of this project but for jobs of the way "exact_beams". The argument is a JSON object:
-directory, threads, max_tokens.
+directory, threads, max_tokens, cache_gib.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -19,7 +19,7 @@ def main(settings):
     os.environ |= {
         "OMP_NUM_THREADS": str(settings["threads"]),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings['threads'] - 1}",
-        "VLLM_CPU_KVCACHE_SPACE": "6",  # GiB
+        "VLLM_CPU_KVCACHE_SPACE": str(settings["cache_gib"]),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # no second process between the loop and the engine
         "VLLM_LOGGING_LEVEL": "ERROR",
     }

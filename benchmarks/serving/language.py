@@ -74,9 +74,10 @@ def runs(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        sizes_of_vllm: dict[str, int] = {"threads": 1, "max_tokens": POSITIONS, "cache_gib": 1}
         with (
             threadpool_limits(1),
-            vllm_engine(directory, threads=1, max_tokens=POSITIONS, limit_s=_LIMIT_S, environment=environment) as engine,
+            vllm_engine(directory, **sizes_of_vllm, limit_s=_LIMIT_S, environment=environment) as engine,
         ):
             for batch in (1, 8):
                 parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}

@@ -25,7 +25,7 @@ from leafbeam.ops.constrain import Beams
 from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
-_ROUND, _CHILD = 200_000.0, 100.0
+_ROUND, _CHILD = 80_000.0, 30.0
 
 
 class HeadConstraint(TrieConstraint):

@@ -20,6 +20,8 @@ from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
 from leafbeam.ops.backend import IndexBindings
 from leafbeam.ops.constrain import RequestFilter
 
+_LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smaller one takes longer than multiplying all
+
 
 class ModelRounds(Protocol):
     """The decode steps of one batch. A `suffix_fn` beside them scores forced suffixes in one pass."""
@@ -153,9 +155,10 @@ class Decoder:
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
 
     def _level_heads(self) -> list[torch.Tensor] | None:
-        """Of a model whose search multiplies the head itself, for legal codes alone where that is cheaper."""
+        """Of a model whose search multiplies the head itself, for legal codes alone; None where all codes are cheaper."""
         if self._heads is None and self._has_workspace and isinstance(self._model, Transformer):
-            self._heads = self._model.level_heads()
+            largest = max(self._model.vocabulary.codebook_sizes) * self._model.config.hidden_size
+            self._heads = self._model.level_heads() if largest >= _LARGE_HEAD else None
         return self._heads
 
     def _replay(
