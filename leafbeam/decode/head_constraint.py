@@ -1,7 +1,7 @@
 """A trie as the constraint of a model that returns hidden states: its head is multiplied here, for legal codes where that pays.
 
-    every round: the logits of all codes of the level, or the legal children of every beam and `ops.head` for these alone,
-    whichever is expected to take less time
+    every round: the logits of all codes of the level, or the legal children of every beam and `ops.head` for these alone (with
+    scoring "full" in blocks, without a table of all logits), whichever is expected to take less time
 
 Shapes: B requests, K beams, R = B x K rows, V codes of a level, D hidden, C legal codes of all rows.
 """
@@ -26,6 +26,7 @@ from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
 _ROUND, _CHILD = 80_000.0, 30.0
+_FUSED = 0.05  # the share of a product that is saved where its blocks are summed while they are in the cache
 
 
 class HeadConstraint(TrieConstraint):
@@ -71,15 +72,17 @@ class HeadConstraint(TrieConstraint):
         """Whether legal codes alone are expected to take less time, were there as many of a beam as leaves in its range."""
         codes, hidden = weight_VD.shape
         rows = beams.scores.shape[0] * beams.scores.shape[1]
-        # "full" needs every code; reading the logits once more for the log-sum-exp is a small part of their product.
-        if self.config.scoring == "full" or self._costs.dense_at(rows) * codes * hidden < _ROUND:
+        dense = self._costs.dense_at(rows) * codes * hidden
+        if dense < _ROUND:
             return False
         leaves_BK = (to_numpy(beams.hi) - to_numpy(beams.lo)).sum(0)
         legal = int(np.minimum(leaves_BK, codes).sum())
+        listing = _ROUND + _CHILD * legal
+        if self.config.scoring == "full":  # needs every code
+            return listing < _FUSED * dense
         work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes), blocked=codes)
         expected = self._costs.nanoseconds(work)
-        listed = min(expected["gather"], expected["tokens"]) + _ROUND + _CHILD * legal
-        return listed < self._costs.margin * expected["dense"]
+        return min(expected["gather"], expected["tokens"]) + listing < self._costs.margin * expected["dense"]
 
     def _scores(self, number: int, beams: Beams[Any], children: Children, hidden_RD: Any) -> NDArray[np.float32]:
         """The score of every child, from the logits of legal codes alone; -inf for those that the model excludes."""

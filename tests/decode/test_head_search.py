@@ -51,6 +51,12 @@ def test_listed_rounds_give_the_beams_of_the_oracle(name: str, shape: str, path:
         assert path in paths
 
 
+@pytest.mark.parametrize("name", COPIED)
+def test_listed_rounds_of_all_codes_give_the_beams_of_the_oracle(name: str, paths: list[str]) -> None:
+    check_case(name, "changed", "cpu", "full", head=copying_head(name), costs=LISTED["gather"])
+    assert set(paths) <= {"dense"}
+
+
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 @pytest.mark.parametrize("name", COPIED)
 def test_dense_rounds_give_the_beams_of_the_oracle(name: str, scoring: str, paths: list[str]) -> None:
