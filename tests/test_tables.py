@@ -79,7 +79,7 @@ def test_reports_show_what_their_texts_say() -> None:
     )
     shown = report._repr_html_()
     assert "<script" not in shown
-    assert "<td>leafbeam</td><td>kept</td>" in shown
+    assert "<td>model alone</td>" in shown
     assert shown.count("<tr>") == 1 + report.table().row_count
     level = LevelReport.of(np.array([0, 1, 1]), 4, 0.5)
     sids = SidReport(

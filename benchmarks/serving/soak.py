@@ -106,6 +106,7 @@ class _BadDays:
         *,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
+        hidden: bool = False,
     ) -> DecodeSession:
         if random.random() < self.faults:
             kind = random.randrange(4)
@@ -114,7 +115,7 @@ class _BadDays:
             if kind == 1 or (kind == 2 and len(tokens_BT) > 1):
                 raise MemoryError("no memory on the device")
             time.sleep(self.stall_s if kind == 3 else self.stall_s / 10)
-        return self._start(tokens_BT, lengths_B, workspace=workspace, store=store)
+        return self._start(tokens_BT, lengths_B, workspace=workspace, store=store, hidden=hidden)
 
 
 def soak(seconds: float, *, faults: float = 0.03, trace: bool = True, seed: int = 0) -> Outcome:

@@ -22,7 +22,7 @@ def test_legal_sets_have_the_size_and_the_shape_they_are_called_by(distribution:
 
 def test_bench_head_runs_small() -> None:
     rows = list(head.runs(True))
-    assert [parameters["what"] for parameters, _ in rows] == ["rows"] * 3 + ["curve", "choice"]
+    assert [parameters["what"] for parameters, _ in rows] == ["rows"] * 3 + ["curve", "choice", "trie"]
     for cell in rows[0][1]["cells"]:
         assert cell["chosen"] in {"gather", "tokens", "blocks", "dense"}
         for way, times in cell["ms"].items():

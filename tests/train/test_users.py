@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,9 +192,9 @@ def test_train_saves_a_model_with_users_and_evaluate_passes_each_user(
     seen: set[tuple[bytes, int]] = set()
     start = type(read).start
 
-    def watched(self: object, tokens_BT: torch.Tensor, lengths_B: torch.Tensor) -> object:
+    def watched(self: object, tokens_BT: torch.Tensor, lengths_B: torch.Tensor, **options: Any) -> object:
         seen.update((bytes(row[2:n]), row[1]) for row, n in zip(tokens_BT.tolist(), lengths_B.tolist(), strict=True))
-        return start(read, tokens_BT, lengths_B)
+        return start(read, tokens_BT, lengths_B, **options)
 
     monkeypatch.setattr(type(read), "start", watched)
     report = evaluate(read, trie, log, split, unconstrained_users=5, num_beams=4, batch_users=7)
