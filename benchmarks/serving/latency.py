@@ -30,6 +30,7 @@ from leafbeam.decode import BeamSearch
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.errors import DataError
 from leafbeam.model import Workspace
+from leafbeam.ops.backend import to_numpy
 
 __all__ = ["BEAMS", "measure", "recorded_calls", "runs"]
 
@@ -119,7 +120,7 @@ def recorded_calls(run: LoadRun, search: BeamSearch, prompts: Sequence[NDArray[n
 
     def recorded(method: Literal["step_fn", "suffix_fn"]) -> Callable[[Any, Any], Any]:
         def call(codes: Any, parents: Any) -> Any:
-            calls.append(Call(method, *(None if one is None else np.array(one) for one in (codes, parents))))
+            calls.append(Call(method, *(None if one is None else to_numpy(one).copy() for one in (codes, parents))))
             return getattr(session, method)(codes, parents)
 
         return call
