@@ -14,7 +14,8 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -59,13 +60,14 @@ def measure(run: LoadRun, repeats: int, warm: int = 20) -> tuple[dict[str, Any],
     with one_thread(), engine, serving(run.path, *options) as server:
         users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats + warm)
         histories = [run.histories[int(user)].tolist() for user in users_n]
-        ways = _ways_in_process(run, engine, histories) | {"http": _over_http(server.url, histories)}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(len(histories)):
-            for name, way in ways.items():
-                began = time.perf_counter()
-                way(number)
-                seconds[name].append(time.perf_counter() - began)
+        with _over_http(server.url, histories) as over_http:
+            ways = _ways_in_process(run, engine, histories) | {"http": over_http}
+            seconds: dict[str, list[float]] = {name: [] for name in ways}
+            for number in range(len(histories)):
+                for name, way in ways.items():
+                    began = time.perf_counter()
+                    way(number)
+                    seconds[name].append(time.perf_counter() - began)
     tokens = float(np.mean([len(one) for one in histories])) * run.trie.num_levels + 1
     parameters = {"what": "unloaded", "K": BEAMS, "prompt_tokens_mean": round(tokens, 1), "threads": 1}
     return parameters | shape_of(run), _summary(seconds, warm)
@@ -129,7 +131,8 @@ def recorded_calls(run: LoadRun, search: BeamSearch, prompts: Sequence[NDArray[n
     return calls
 
 
-def _over_http(url: str, histories: Sequence[list[Any]]) -> Way:
+@contextmanager
+def _over_http(url: str, histories: Sequence[list[Any]]) -> Generator[Way]:
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port, timeout=30)
     bodies = [json.dumps({"history": one, "channel": "model"}).encode() for one in histories]
@@ -143,4 +146,5 @@ def _over_http(url: str, histories: Sequence[list[Any]]) -> Way:
             raise DataError(f"the server answered {reply.status}: {text[:500].decode(errors='replace')}")
         return text
 
-    return ask
+    with closing(connection):
+        yield ask
