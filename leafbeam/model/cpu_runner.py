@@ -337,10 +337,8 @@ class CpuRunner:
         before_BS = self._ancestors_BS if level else after_BS
         kernels.extend_ancestors(before_BS, self._num_beams, np.ascontiguousarray(parents_BK), level, num_codes, after_BS)
         if repeats_BK.any():
-            requests_R = np.nonzero(repeats_BK)[0]
-            after_BS[np.flatnonzero(repeats_BK), level : level + num_codes] = ((requests_R + 1) * parents_BK.shape[1] - 1)[
-                :, None
-            ]
+            last = (np.nonzero(repeats_BK)[0] + 1) * parents_BK.shape[1] - 1
+            after_BS[np.flatnonzero(repeats_BK), level : level + num_codes] = last[:, None]
         self._ancestors_BS, self._num_beams = after_BS, parents_BK.shape[1]
         return after_BS
 

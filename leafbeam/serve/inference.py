@@ -5,25 +5,22 @@ One request is one history: a tensor of item ids as long as the history is, so t
 
 import importlib
 import re
-import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
 from leafbeam.engine import Engine, Limits, Request, Result
-from leafbeam.errors import LeafbeamError, RequestError, short_repr
+from leafbeam.errors import RequestError, short_repr
 from leafbeam.index.items import is_possible
 from leafbeam.live.transaction import id_kind_of
-from leafbeam.serve import exchange
 from leafbeam.serve.body import Bounds, decode_body, read_body
 from leafbeam.serve.conversions import request_of
-from leafbeam.serve.errors import BodyError, describe, error_response
+from leafbeam.serve.errors import BodyError, describe
 from leafbeam.serve.exchange import json_response
 from leafbeam.serve.inference_schema import (
     InferAnswer,
@@ -38,9 +35,8 @@ from leafbeam.serve.inference_schema import (
     ServerMetadata,
     TensorMetadata,
 )
-from leafbeam.serve.items import max_values
-from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
-from leafbeam.serve.observation import note_answer
+from leafbeam.serve.items import max_values, observed, result_for
+from leafbeam.serve.metrics import Metrics
 from leafbeam.serve.schema import ItemId, RecommendBody
 
 MODEL = "items"
@@ -88,29 +84,11 @@ def inference_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[R
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        gone = exchange.departure(http)
-        try:
-            result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
-        finally:
-            gone.cancel()
-        metrics.observe_result(result, request.num_items)
-        note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
+        result = await result_for(http, request, arrived, engine, metrics, bounds)
         return json_response(tensors_of_result(result, content))
 
     async def infer(http: HttpRequest) -> Response:
-        began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
-        try:
-            response = await recommended(http)
-            status = response.status_code
-        except ClientDisconnect:
-            status = CLIENT_CLOSED_REQUEST
-            response = Response(status_code=status)
-        except LeafbeamError as error:
-            response = error_response(http, error)
-            status = response.status_code
-        finally:
-            metrics.observe(status, time.perf_counter() - began)
-        return response
+        return await observed(recommended, http, metrics)
 
     return [
         Route("/v2", server),

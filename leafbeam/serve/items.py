@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import msgspec
@@ -10,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from leafbeam.engine import Engine, Limits, Request
+from leafbeam.engine import Engine, Limits, Request, Result
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
 from leafbeam.serve.body import RECOMMEND_PATH, Bounds, EarlyBody, decode_body, decode_recommend, read_body
@@ -37,29 +38,11 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise
-        gone = exchange.departure(http)
-        try:
-            result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
-        finally:
-            gone.cancel()
-        metrics.observe_result(result, request.num_items)
-        note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
+        result = await result_for(http, request, arrived, engine, metrics, bounds)
         return json_response(recommend_answer(result, explain=request.explain))
 
     async def recommend(http: HttpRequest) -> Response:
-        began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
-        try:
-            response = await answer(http)
-            status = response.status_code
-        except ClientDisconnect:
-            status = CLIENT_CLOSED_REQUEST
-            response = Response(status_code=status)
-        except LeafbeamError as error:  # not in a handler of the app, which takes longer
-            response = error_response(http, error)
-            status = response.status_code
-        finally:
-            metrics.observe(status, time.perf_counter() - began)
-        return response
+        return await observed(answer, http, metrics)
 
     async def interactions(http: HttpRequest) -> Response:
         """Count interactions; the write to disk waits in a thread."""
@@ -77,6 +60,37 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
         Route(RECOMMEND_PATH, recommend, methods=["POST"]),
         Route("/v1/interactions", interactions, methods=["POST"]),
     ]
+
+
+async def observed(answer: Callable[[HttpRequest], Awaitable[Response]], http: HttpRequest, metrics: Metrics) -> Response:
+    """The answer to a request for items, or the response of its error, counted and timed."""
+    began, status = time.perf_counter(), int(HTTPStatus.INTERNAL_SERVER_ERROR)
+    try:
+        response = await answer(http)
+        status = response.status_code
+    except ClientDisconnect:
+        status = CLIENT_CLOSED_REQUEST
+        response = Response(status_code=status)
+    except LeafbeamError as error:  # not in a handler of the app, which takes longer
+        response = error_response(http, error)
+        status = response.status_code
+    finally:
+        metrics.observe(status, time.perf_counter() - began)
+    return response
+
+
+async def result_for(
+    http: HttpRequest, request: Request, arrived: float, engine: Engine, metrics: Metrics, bounds: Bounds
+) -> Result:
+    """The engine's result for the client of `http`, noted in the metrics and in its trace. Raises as `exchange.recommend`."""
+    gone = exchange.departure(http)
+    try:
+        result = await exchange.recommend(engine, request, arrived, gone, bounds.answer_s)
+    finally:
+        gone.cancel()
+    metrics.observe_result(result, request.num_items)
+    note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
+    return result
 
 
 def parse_body(body: bytes, content_type: str, limits: Limits) -> Request:
