@@ -36,8 +36,8 @@ from leafbeam.serve.completion_schema import (
 )
 from leafbeam.serve.errors import BodyError, openai_error, openai_error_response
 from leafbeam.serve.exchange import json_response, result_of
+from leafbeam.serve.items import result_for
 from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics, num_tokens
-from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import ModelEntry, ModelsAnswer
 from leafbeam.serve.text_events import EventStream, TextEvents
 from leafbeam.text import Generation, TextRequest, TextService
@@ -126,14 +126,8 @@ class CompletionRoutes:
         """Items as choices."""
         engine = self._engine
         assert engine is not None
-        arrived, gone = engine.clock(), asyncio.ensure_future(exchange.disconnected(http))
-        try:
-            request = body.to_request()
-            result = await exchange.recommend(engine, request, arrived, gone, self._bounds.answer_s)
-        finally:
-            gone.cancel()
-        self._metrics.observe_result(result, request.num_items)
-        note_answer(http.scope, request, result, seconds=engine.clock() - arrived)
+        arrived, request = engine.clock(), body.to_request()
+        result = await result_for(http, request, arrived, engine, self._metrics, self._bounds)
         return json_response(_items_answer(result))
 
     async def _generate(
