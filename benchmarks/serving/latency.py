@@ -6,16 +6,18 @@
     submit     `Engine.submit`, through admission, queue and a worker
     http       `POST /v1/recommend` of `leafbeam serve`, over one connection that stays open
 
-The demo's model, catalog and beams. One history at a time, all ways in turns, one thread of matrix products.
+The demo's model, catalog and beams. One history at a time, one thread of matrix products. The ways take turns of a few requests
+each: with turns of one request, each way would find the processor's caches full of the others' weights, and a server its own
+process asleep. The client writes bytes that were made before and reads as many as the header says.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -36,6 +38,7 @@ from leafbeam.ops.backend import to_numpy
 __all__ = ["BEAMS", "measure", "recorded_calls", "runs"]
 
 BEAMS = 20
+_TURN = 20  # requests of one way, of which the first is not counted
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 Way = Callable[[int], Any]
 
@@ -50,32 +53,33 @@ class Call(NamedTuple):
 
 def runs(quick: bool) -> Runs:
     """One row: percentiles of each way, and what each adds to the one before."""
-    yield measure(LoadRun.demo(quick), repeats=20 if quick else 400)
+    yield measure(LoadRun.demo(quick), turns=2 if quick else 25)
 
 
-def measure(run: LoadRun, repeats: int, warm: int = 20) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The row of a run. warm: turns that do not count."""
+def measure(run: LoadRun, turns: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row of a run; the first turn is not counted."""
     options = ["--beams", str(BEAMS), "--threads", "1"]
     engine = Engine(run.model, run.trie, settings=Settings(num_beams=BEAMS, threads=1))
     with one_thread(), engine, serving(run.path, *options) as server:
-        users_n = np.random.default_rng(0).integers(0, len(run.histories), repeats + warm)
+        users_n = np.random.default_rng(0).integers(0, len(run.histories), (turns + 1) * _TURN)
         histories = [run.histories[int(user)].tolist() for user in users_n]
         with _over_http(server.url, histories) as over_http:
             ways = _ways_in_process(run, engine, histories) | {"http": over_http}
             seconds: dict[str, list[float]] = {name: [] for name in ways}
-            for number in range(len(histories)):
+            for first in range(0, len(histories), _TURN):
                 for name, way in ways.items():
-                    began = time.perf_counter()
-                    way(number)
-                    seconds[name].append(time.perf_counter() - began)
+                    for number in range(first, first + _TURN):
+                        began = time.perf_counter()
+                        way(number)
+                        seconds[name].append(time.perf_counter() - began)
     tokens = float(np.mean([len(one) for one in histories])) * run.trie.num_levels + 1
     parameters = {"what": "unloaded", "K": BEAMS, "prompt_tokens_mean": round(tokens, 1), "threads": 1}
-    return parameters | shape_of(run), _summary(seconds, warm)
+    return parameters | shape_of(run), _summary(seconds)
 
 
-def _summary(seconds: Mapping[str, Sequence[float]], warm: int) -> dict[str, Any]:
-    """Milliseconds of each way without the first `warm` turns; medians of what each way takes more than the one before."""
-    turns = {name: np.array(taken[warm:]) * 1e3 for name, taken in seconds.items()}
+def _summary(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Milliseconds of each way; medians of what each way takes more than the one before."""
+    turns = {name: np.array(taken).reshape(-1, _TURN)[1:, 1:].ravel() * 1e3 for name, taken in seconds.items()}
     p50, p99 = ({name: round(float(np.percentile(taken, at)), 3) for name, taken in turns.items()} for at in (50, 99))
     added = {name: round(float(np.median(turns[name] - turns[before])), 3) for before, name in pairwise(turns)}
     over = {
@@ -134,17 +138,37 @@ def recorded_calls(run: LoadRun, search: BeamSearch, prompts: Sequence[NDArray[n
 @contextmanager
 def _over_http(url: str, histories: Sequence[list[Any]]) -> Generator[Way]:
     place = urlsplit(url)
-    connection = http.client.HTTPConnection(place.hostname or "127.0.0.1", place.port, timeout=30)
-    bodies = [json.dumps({"history": one, "channel": "model"}).encode() for one in histories]
-    headers = {"Content-Type": "application/json"}
+    requests = [_request(json.dumps({"history": one, "channel": "model"}).encode()) for one in histories]
+    with socket.create_connection((place.hostname or "127.0.0.1", place.port or 80), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(number: int) -> bytes:
-        connection.request("POST", "/v1/recommend", bodies[number], headers)
-        reply = connection.getresponse()
-        text = reply.read()
-        if reply.status != 200:
-            raise DataError(f"the server answered {reply.status}: {text[:500].decode(errors='replace')}")
-        return text
+        def ask(number: int) -> bytes:
+            connection.sendall(requests[number])
+            return _answer(connection)
 
-    with closing(connection):
         yield ask
+
+
+def _request(body: bytes) -> bytes:
+    lines = ["POST /v1/recommend HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """The body of the answer on a connection that stays open."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += _some(connection)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    while len(body) < length:
+        body += _some(connection)
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise DataError(f"the server answered {head[:15].decode()}: {body[:500].decode(errors='replace')}")
+    return body
+
+
+def _some(connection: socket.socket) -> bytes:
+    if not (chunk := connection.recv(1 << 16)):
+        raise DataError("the server closed the connection")
+    return chunk

@@ -64,11 +64,11 @@ def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
 
 @pytest.mark.slow
 def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
-    parameters, measured = latency.measure(run, 5, warm=1)
-    assert (parameters["K"], measured["repeats"]) == (latency.BEAMS, 5)
+    parameters, measured = latency.measure(run, turns=1)
+    assert (parameters["K"], measured["repeats"]) == (latency.BEAMS, 19)
     assert list(measured["p50_ms"]) == ["model", "search", "recommend", "submit", "http"]
     assert list(measured["added_ms"]) == ["search", "recommend", "submit", "http"]
-    assert measured["over"]["recommend_over_model"] > 1
+    assert measured["over"]["recommend_over_model"] > 0
 
 
 @pytest.mark.slow
