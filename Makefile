@@ -17,9 +17,10 @@ test: .venv/.dev
 test-all: .venv/.dev
 	$(BIN)/python -m pytest -n 2
 
-# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter): about a quarter of an hour.
+# The whole parity grid on the backends of which `test` runs a sample (JAX, Triton's interpreter), and the longest rows of kills:
+# about half an hour.
 check-full: .venv/.dev
-	$(BIN)/python -m pytest -n 2 -m full tests/parity
+	$(BIN)/python -m pytest -n 2 -m full
 
 # Mutated inputs for every parser and loader, or those of TARGET="body http"; inputs that crash stay in tests/fuzz/crashes.
 fuzz: .venv/.dev

@@ -93,7 +93,7 @@ def test_a_follower_that_is_killed_at_any_point_loses_and_doubles_nothing(broker
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, 20])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.full)])
 def test_the_command_goes_on_after_kill_9(broker: Broker, shop: Any, kills: int) -> None:
     topic, dice, number = broker.new_topic(), random.Random(1), 0
     with live(shop) as url, Client(url) as client:
