@@ -59,7 +59,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 45), (14, 40), (18, 25))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
-        (35, ("production", "--part", "large")),
+        (50, ("production", "--part", "large")),
         (12, ("static-figure-4",)),
         *((38, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),

@@ -168,7 +168,7 @@ def _draw_peers(rows: list[Row]) -> Figure:
     parameters = [row["parameters"] for row in rows]
     names = [f"{one['model']}: {one['prompt_tokens']} tokens, {one['K']} beams, {one['B']} at once" for one in parameters]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)  # the smallest first
     axes.margins(x=0.12)
     axes.set_title("time of a batch over leafbeam's, same model and two cores", fontsize=9, loc="left")
     axes.legend(fontsize=8, frameon=False, loc="upper right")

@@ -76,7 +76,7 @@ Way = Callable[[Prompts], Answers]
 Part = Literal["small", "http", "large"]
 
 THREADS, MAX_TOKENS = 2, 1024
-REPEAT_S, ONCE_S, SLOW_S, LIMIT_S = 2.0, 8.0, 20.0, 180.0
+REPEAT_S, ONCE_S, SLOW_S, LIMIT_S = 2.0, 8.0, 150.0, 600.0
 _OTHERS = 1_000  # turns from here on have prompts that are not timed
 PAUSE_S = 0.25  # before a way is timed: threads of the way before it wait for work in a busy loop so long
 
