@@ -13,8 +13,9 @@ if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports a name
     from leafbeam.client import AsyncClient, Client
     from leafbeam.decode import BeamSearch, Sampler, SearchResult
     from leafbeam.index import Filter, Trie
+    from leafbeam.text import generate
 
-__all__ = ["AsyncClient", "BeamSearch", "Client", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"]
+__all__ = ["AsyncClient", "BeamSearch", "Client", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie", "generate"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names

@@ -23,7 +23,7 @@ def test_the_public_surface_is_what_all_says() -> None:
     for module in (leafbeam, decode, errors, index):
         assert all(hasattr(module, name) for name in module.__all__), module.__name__
     search = {"BeamSearch", "Filter", "LeafbeamError", "Sampler", "SearchResult", "Trie"}
-    assert set(leafbeam.__all__) == search | {"AsyncClient", "Client"}
+    assert set(leafbeam.__all__) == search | {"AsyncClient", "Client", "generate"}
     classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert classes == set(errors.__all__)
     assert all(name in (errors.__doc__ or "") for name in classes)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from leafbeam.text.chat_template import ChatTemplate
     from leafbeam.text.compiler import CompileLimits
     from leafbeam.text.constraints import Choices, FreeText, JsonSchema, Regex, Template, TextConstraint
-    from leafbeam.text.generator import TextGenerator, TextStream
+    from leafbeam.text.generator import GenerateOptions, TextGenerator, TextStream, generate
     from leafbeam.text.request import Generation, GenerationResult, TextRequest
     from leafbeam.text.run import TextBatch, TextRun
     from leafbeam.text.service import TextService
@@ -19,6 +19,7 @@ __all__ = [
     "Choices",
     "CompileLimits",
     "FreeText",
+    "GenerateOptions",
     "Generation",
     "GenerationResult",
     "JsonSchema",
@@ -34,6 +35,7 @@ __all__ = [
     "TextSettings",
     "TextStream",
     "TextTokenizer",
+    "generate",
 ]
 
 if not TYPE_CHECKING:  # a type checker sees the imports above, and that there are no other names

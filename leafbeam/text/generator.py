@@ -6,7 +6,7 @@ Shapes: B prompts, T tokens of each, V tokens of the model, D hidden.
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -24,6 +24,62 @@ from leafbeam.text.run import TextBatch, TextRun
 from leafbeam.text.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """How texts are searched for or drawn, as keyword arguments; see `TextGenerator.generate`."""
+
+    max_tokens: int
+    num_beams: int
+    scoring: Literal["full", "allowed"]
+    sampling: Sampling | None
+    num_samples: int
+    seed: int | Sequence[int]
+    stop: Sequence[str]
+    retokenize: bool
+
+
+def generate(
+    model: Transformer | str | PathLike[str],
+    tokenizer: Any,
+    constraint: TextConstraint | Sequence[TextConstraint],
+    prompts: Sequence[Prompt],
+    **options: Unpack[GenerateOptions],
+) -> GenerationResult:
+    """The texts of a language model after each prompt, under a constraint: `TextGenerator.generate` in one call.
+
+    model: a `Transformer`, or a Qwen3 directory of Hugging Face. tokenizer: a `TextTokenizer`, or a fast tokenizer of
+    transformers; None for the one in the directory. constraint: one for all prompts, or one for each. options: of
+    `TextGenerator.generate`, which spares later calls the reading of the model and of its vocabulary (0.1 s or more).
+
+    Raises what it does, CheckpointError for a directory, and ArgumentError for another kind of model: those run under
+    `leafbeam.integrations.transformers.ConstraintLogitsProcessor`.
+
+    >>> result = leafbeam.generate("Qwen3-0.6B", None, Choices(texts=["lamp", "cup"]), ["One word: "])      # doctest: +SKIP
+    >>> result.texts[0][0].text                                                                            # doctest: +SKIP
+    'lamp'
+    """
+    if isinstance(model, str | PathLike):
+        spelled = TextTokenizer.load(model) if tokenizer is None else TextTokenizer.of(tokenizer)
+        generator = TextGenerator(_read_model(Path(model)), spelled)
+    elif isinstance(model, Transformer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        generator = TextGenerator(model, TextTokenizer.of(tokenizer))
+    else:
+        raise ArgumentError(
+            f"the model is {type(model).__name__}: expected leafbeam's Transformer, or a directory with a Qwen3; for "
+            "a model of transformers use leafbeam.integrations.transformers.ConstraintLogitsProcessor"
+        )
+    return generator.generate(prompts, constraint, **options)
+
+
+def _read_model(place: Path) -> Transformer:
+    """A directory's model, in float32 on the CPU."""
+    vocabulary = None
+    if not (place / "leafbeam.json").exists():
+        size = read_hf(place).get("vocab_size")
+        # Without a usable size, from_pretrained refuses the config by name.
+        vocabulary = TextTokens(size=size if isinstance(size, int) and size > 0 else 1, num_tokens=1)
+    return Transformer.from_pretrained(place, vocabulary=vocabulary, dtype=torch.float32)
 
 
 class TextGenerator:
@@ -52,13 +108,7 @@ class TextGenerator:
     def load(cls, directory: str | PathLike[str]) -> "TextGenerator":
         """A Qwen3 directory of Hugging Face with its tokenizer.json, in float32 on the CPU. Raises CheckpointError."""
         place = Path(directory)
-        vocabulary = None
-        if not (place / "leafbeam.json").exists():
-            size = read_hf(place).get("vocab_size")
-            # Without a usable size, from_pretrained refuses the config by name.
-            vocabulary = TextTokens(size=size if isinstance(size, int) and size > 0 else 1, num_tokens=1)
-        model = Transformer.from_pretrained(place, vocabulary=vocabulary, dtype=torch.float32)
-        return cls(model, TextTokenizer.load(place))
+        return cls(_read_model(place), TextTokenizer.load(place))
 
     def compile(self, constraint: TextConstraint) -> Automaton:
         """The automaton of a constraint, for many calls of `generate`. Cost: milliseconds for most. Raises AutomatonError."""

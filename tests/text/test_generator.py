@@ -3,12 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
+import leafbeam
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError, AutomatonError
 from leafbeam.text import Choices, JsonSchema, Regex, Sampling, TextConstraint, TextGenerator
@@ -174,3 +177,15 @@ def test_the_head_is_multiplied_for_legal_tokens_alone(generator: TextGenerator,
     assert legal
     assert max(legal) < 20 < generator.num_tokens
     assert np.sum(legal) > 0
+
+
+def test_one_call_gives_the_texts_of_a_generator(generator: TextGenerator, model_dir: Path):
+    constraint = CONSTRAINTS["schema"]
+    wanted = generator.generate(PROMPTS, constraint, max_tokens=60, num_beams=2)
+    fast = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"), eos_token="<|end|>")
+    for model, tokenizer in ((model_dir, None), (str(model_dir), fast), (generator.model, generator.tokenizer)):
+        assert leafbeam.generate(model, tokenizer, constraint, PROMPTS, max_tokens=60, num_beams=2) == wanted
+    with pytest.raises(ArgumentError, match="ConstraintLogitsProcessor"):
+        leafbeam.generate(torch.nn.Linear(1, 1), None, constraint, PROMPTS)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="NoneType"):
+        leafbeam.generate(generator.model, None, constraint, PROMPTS)
