@@ -1,8 +1,9 @@
 """Every Triton kernel on a GPU: parity first, at real sizes, then its time. Under 8 minutes in all.
 
 Each part runs in a process of its own, because a kernel that fails leaves the device unusable for what follows in the same one.
-A failure becomes a row. Rows are appended to results/gpu.jsonl. Needs torch, triton and what the core needs
-(numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a checkout.
+A failure becomes a row. Rows are appended to results/gpu.jsonl, costs of attention beside it. Needs torch, triton and
+what the core needs (numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a
+checkout.
 
 Without a CUDA device it says so and exits with 2.
 """
@@ -20,14 +21,15 @@ import torch
 from benchmarks.gpu import attention as gpu_attention
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
+from benchmarks.gpu import splits as gpu_splits
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.timing import Measured, ceilings
 from benchmarks.rows import append_row
 
-__all__ = ["lines", "main", "part"]
+__all__ = ["SECONDS", "lines", "main", "part"]
 
 # Seconds of each part, and 15 more for the measurement that runs then. The others are compared with the first.
-_PARTS = {"ceilings": 30, "attention": 70, "head": 100, "language": 40, "step": 160}
+SECONDS = {"ceilings": 25, "attention": 55, "splits": 50, "head": 80, "language": 35, "step": 130}
 
 
 def main(as_json: bool) -> None:
@@ -37,7 +39,7 @@ def main(as_json: bool) -> None:
         raise SystemExit(2)
     roofs = {"copy_bytes_a_second": 4e12, "bf16_operations_a_second": 7.5e14}  # until they are measured, of an H200
     device = {"device": torch.cuda.get_device_name(), "triton": _triton_version(), "cuda": torch.version.cuda}
-    for name, seconds in _PARTS.items():
+    for name, seconds in SECONDS.items():
         for parameters, measured in lines(name, roofs, seconds):
             if name == "ceilings":
                 roofs |= {key: value for key, value in measured.items() if key in roofs}
@@ -69,6 +71,8 @@ def part(name: str, device: torch.device, roofs: dict[str, float], seconds: floa
         yield {"what": "ceilings"}, ceilings(device)
     elif name == "attention":
         yield from gpu_attention.runs(device, bandwidth, operations, seconds)
+    elif name == "splits":
+        yield from gpu_splits.runs(device, seconds)
     elif name == "head":
         yield from gpu_head.runs(device, bandwidth, seconds)
     elif name == "language":
@@ -87,5 +91,5 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         main(as_json=True)
     else:
-        for parameters, measured in part(sys.argv[1], torch.device("cuda"), json.loads(sys.argv[2]), _PARTS[sys.argv[1]]):
+        for parameters, measured in part(sys.argv[1], torch.device("cuda"), json.loads(sys.argv[2]), SECONDS[sys.argv[1]]):
             print(json.dumps({"parameters": parameters, "measured": measured}), flush=True)

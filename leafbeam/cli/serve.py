@@ -127,9 +127,7 @@ def recommend(
 
 
 def serve(
-    run: Annotated[
-        Path | None, option("--run", "The run directory.", default=f"`{DEFAULT_RUN}`; none with --text-model")
-    ] = None,
+    run: Annotated[Path | None, option("--run", "The run.", default=f"`{DEFAULT_RUN}`; none with --text-model")] = None,
     host: Annotated[str, option("--host", "Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "Port to listen on; 0 takes a free one.")] = 8000,
     device: DeviceOption = "cpu",
@@ -162,6 +160,9 @@ def serve(
     prompt_store_mb: Annotated[int, option("--prompt-store-mb", "Keys and values of recent prompts.", BATCHES)] = 0,
     graphs: Annotated[bool, option("--graphs", "On CUDA: capture decodes as graphs.", BATCHES)] = False,
     graph_mb: Annotated[int, option("--graph-mb", "With --graphs: memory for them.", BATCHES)] = 1024,
+    attention_costs: Annotated[
+        Path | None, option("--attention-costs", "With --graphs: a file of `make gpu`, of this GPU.", BATCHES)
+    ] = None,
     max_beams: Annotated[int, option("--max-beams", "Maximum beams, and items, of a request.", LIMITS)] = 512,
     max_queue: Annotated[int, option("--max-queue", "Maximum queued requests; more get 429.", LIMITS)] = 256,
     max_body_kb: Annotated[int, option("--max-body-kb", "Maximum length of a request's body.", LIMITS)] = 1024,
@@ -218,6 +219,7 @@ def serve(
     require_device(device)
     from leafbeam.catalog import rules_from_text
     from leafbeam.engine import CatalogFiles, Limits, Settings
+    from leafbeam.ops.attention.costs import AttentionCosts
     from leafbeam.serve import ChangeFiles, ConnectionLimits, Exposure, KeyFile, Observation
     from leafbeam.serve import serve as run_server
     from leafbeam.serve.log_format import configure_log
@@ -251,6 +253,7 @@ def serve(
         prompt_store_mb=prompt_store_mb,
         graphs=graphs,
         graph_mb=graph_mb,
+        attention_costs=None if attention_costs is None else AttentionCosts.load(attention_costs),
     )
     bounds = {} if max_connections is None else {"max_connections": max_connections}
 

@@ -173,6 +173,12 @@ class Engine:
                 f"graphs need a Transformer on a CUDA device, and this is a {type(self.model).__name__} on "
                 f"{self.model.device}: load it with device='cuda', or set graphs to False"
             )
+        costs, device = settings.attention_costs, self.model.device
+        if costs is not None and device.type == "cuda" and costs.device not in (None, torch.cuda.get_device_name(device)):
+            raise ArgumentError(
+                f"attention_costs are of {costs.device!r}, and this is {torch.cuda.get_device_name(device)!r}: "
+                "run `make gpu` here, or leave them out"
+            )
 
     @classmethod
     def load(

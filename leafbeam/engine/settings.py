@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
+from leafbeam.ops.attention.costs import AttentionCosts
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb", "exhaustive_beams")
 _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
@@ -31,6 +32,7 @@ class Settings:
         models on a CPU). 0: none.
     graphs: capture whole searches as CUDA graphs at the start, for num_beams and scoring "full", and replay them (see Graphs).
     graph_mb: megabytes for the graphs of all workers.
+    attention_costs: how graphs split their attention; `AttentionCosts.load` reads a file of `make gpu`. None: estimates.
     batching, overlap, predict: False runs one request at a time, builds results in the workers, rejects nothing for what the
         latency model predicts.
 
@@ -53,6 +55,7 @@ class Settings:
     prompt_store_mb: int = 0
     graphs: bool = False
     graph_mb: int = 1024
+    attention_costs: AttentionCosts | None = None
     batching: bool = True
     overlap: bool = True
     predict: bool = True
@@ -69,6 +72,11 @@ class Settings:
                 raise ArgumentError(f"{field.name} must be a number of seconds above 0, not {value!r}")
         if self.slo_s is not None and not 0 < self.slo_s < math.inf:
             raise ArgumentError(f"slo_s must be a number of seconds above 0, or None, not {self.slo_s!r}")
+        if self.attention_costs is not None:
+            if not isinstance(self.attention_costs, AttentionCosts):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArgumentError(f"attention_costs must be AttentionCosts.load(path), not {self.attention_costs!r}")
+            if not self.graphs:
+                raise ArgumentError("attention_costs are of captured graphs: set graphs to True, or leave the costs out")
         if self.wait_s >= self.deadline_s:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
 

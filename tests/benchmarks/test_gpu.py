@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from benchmarks.gpu import attention as gpu_attention
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
 from benchmarks.gpu import parts
+from benchmarks.gpu import splits as gpu_splits
 from benchmarks.gpu import step as gpu_step
 from benchmarks.gpu.timing import attempt, ceilings, poisoned, relative_error, times
 from benchmarks.micro.attention import Shape
 from leafbeam.ops.attention import triton as attention_kernels
+from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 
 CPU = torch.device("cpu")
 SHAPE = Shape(requests=1, beams=8, tokens=70, codes=2, heads=4, groups=2, size=16)
@@ -43,6 +47,26 @@ def test_a_wrong_kernel_is_a_failed_row_and_not_the_end(monkeypatch: pytest.Monk
     monkeypatch.setattr(attention_kernels, "attend", lambda *given, **how: right(*given, **how) * 1.1)
     _, measured = attempt({}, partial(gpu_attention.parity, CPU, SHAPE))
     assert "relative errors" in measured["failed"]
+
+
+def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(runs: list[Any], device: torch.device, **how: Any) -> dict[str, float]:
+        """The kernel runs; its time is one of 5 us a block and 1 us a part, whatever this machine does meanwhile."""
+        runs[0]()
+        splits, tokens = runs[0].keywords["splits"], runs[0].args[1].shape[3]
+        return {"p50": 100.0 + 5 * -(-tokens // (64 * splits)) + splits}
+
+    monkeypatch.setattr(gpu_splits, "times", timed)
+    works = [AttentionWork(requests=1, tokens=tokens, beams=1, heads=1, groups=1, size=8) for tokens in (65, 130)]
+    rows = list(gpu_splits.runs(CPU, 1e6, works, tmp_path / "costs.json"))
+    assert [list(measured["us_by_splits"]) for _, measured in rows[:2]] == [[1, 2], [1, 2, 3]]
+    fitted = rows[2][1]
+    assert (rows[2][0]["calls"], fitted["block_ns"], fitted["merge_ns"]) == (2, pytest.approx(5e3), pytest.approx(1e3 / 8))
+    assert fitted["time_of_pick_over_best"]["fitted, of all"] == {"mean": 1.0, "max": 1.0}
+    assert fitted["time_of_pick_over_best"]["one part, of all"]["max"] > 1
+    costs = AttentionCosts.load(tmp_path / "costs.json")
+    assert (costs.programs, costs.block) == (fitted["programs"], fitted["block_ns"])
+    assert sum(parts.SECONDS.values()) + 15 * len(parts.SECONDS) < 8 * 60
 
 
 def test_head_parity_and_times_run() -> None:

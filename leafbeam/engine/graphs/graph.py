@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -279,8 +280,10 @@ def graphs_for(
 
     attend (None: Triton's), index, capturer: for a device that is no GPU.
     """
+    if attend is None:
+        attend = partial(import_module("leafbeam.ops.attention.triton").attend, costs=settings.attention_costs)
     return Graphs(
-        StaticRunner(model, attend or import_module("leafbeam.ops.attention.triton").attend),
+        StaticRunner(model, attend),
         version,
         buckets_of(settings.capacity, longest=longest, num_beams=settings.num_beams, scoring="full"),
         bind=lambda version: index(version, model.device),

@@ -9,18 +9,16 @@ a head, Z splits of a prompt, M = K x R.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
+from leafbeam.ops.attention.costs import BLOCK, AttentionCosts, AttentionWork
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-_BLOCK = 64  # tokens of a prompt that are read together
 
 
 def attend(
@@ -33,22 +31,21 @@ def attend(
     ancestors_BKS: Tensor | None = None,
     *,
     splits: int | None = None,
+    costs: AttentionCosts | None = None,
 ) -> Tensor:
     """One softmax over prompt and codes -> (B, K, H, E): equals `ops.attention.reference.attend`.
 
     lengths_B: int64 on the device, tokens of each prompt that count, at least 1; the host does not read it. Suffix slots may be
     any view [B, at least K, S, G, E] with a contiguous last axis, the same for keys and values. splits: into how many parts a
-    prompt is split, None: enough to occupy a large GPU.
+    prompt is split, at most; None: as many as `costs` expect to be fastest (None: the default estimates).
     """
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
     requests, beams, heads, size = query_BKHE.shape
     groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
     rows, device = beams * heads // groups, query_BKHE.device
-    tile = max(16, min(64, triton.next_power_of_2(rows)))
-    programs = triton.cdiv(rows, tile) * requests * groups
-    wanted: Any = splits or max(1, min(triton.cdiv(tokens, 4 * _BLOCK), triton.cdiv(264, programs), 16))
-    split = triton.cdiv(triton.cdiv(tokens, wanted), _BLOCK) * _BLOCK
+    work = AttentionWork(requests=requests, tokens=tokens, beams=beams, heads=heads, groups=groups, size=size)
+    tile, split = work.tile, work.blocks_of_part(splits or (costs or AttentionCosts()).splits(work)) * BLOCK
     num_splits = triton.cdiv(tokens, split)
     # Attention over each split of the prompt; a split beyond the prompt's end has lse -inf and no values.
     values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
@@ -71,7 +68,7 @@ def attend(
         E_PADDED=max(16, triton.next_power_of_2(size)),
         SPLIT=split,
         ROWS=tile,
-        TOKENS=_BLOCK,
+        TOKENS=BLOCK,
         num_warps=4,
         num_stages=3,
     )

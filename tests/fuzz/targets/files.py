@@ -27,6 +27,7 @@ from leafbeam.index import Trie, trie
 from leafbeam.index.integrity import fingerprint
 from leafbeam.index.tensor_file import digest, read, write
 from leafbeam.model import ModelConfig, Transformer, Vocabulary, load_model
+from leafbeam.ops.attention.costs import AttentionCosts, AttentionWork
 from leafbeam.semid import (
     EmbeddingConfig,
     ItemEncoder,
@@ -171,3 +172,9 @@ def fuzz_run(data: bytes) -> None:
             errors.append(error)
     if len(errors) == len(loaders):
         raise errors[-1]
+
+
+def fuzz_attention_costs(data: bytes) -> None:
+    """A file of costs; what loads picks a number of parts that there is."""
+    work = AttentionWork(requests=2, tokens=700, beams=5, heads=4, groups=2, size=16)
+    assert AttentionCosts.load(_file(data)).splits(work) in work.splits()

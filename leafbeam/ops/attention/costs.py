@@ -1,0 +1,184 @@
+"""Into how many parts a prompt's attention is split on a GPU: a regressor over the sizes of a call (xGR, section 5.2).
+
+More parts keep more of the device busy; each part's values are written, read again and merged. With Z parts:
+
+    nanoseconds = waves x (wave + block x blocks of a part) + merge x Z x values
+    waves       how often the programs of all parts fill the device
+    values      floats that one part writes: B x K x H x E
+
+What a call costs beyond this does not depend on Z. Shapes: as `ops.attention.triton`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.errors import ArgumentError, DataError
+from leafbeam.files import read_text, write_json
+
+BLOCK = 64  # tokens of a prompt that a program reads together
+_MAX_SPLITS = 16
+_MAX_COST = 1e12  # nanoseconds
+_FORMAT = "leafbeam-attention-costs-1"
+_FEATURES = ("wave", "block", "merge")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionWork:
+    """The sizes of one call: requests, tokens of the longest prompt, beams, query heads, key heads, values of a head."""
+
+    requests: int
+    tokens: int
+    beams: int
+    heads: int
+    groups: int
+    size: int
+
+    @property
+    def tile(self) -> int:
+        """Rows of one program: beams x query heads of a key head."""
+        return max(16, min(64, 1 << (self._rows - 1).bit_length()))
+
+    @property
+    def programs(self) -> int:
+        """Programs of each part."""
+        return -(-self._rows // self.tile) * self.requests * self.groups
+
+    @property
+    def values(self) -> int:
+        return self.requests * self.beams * self.heads * self.size
+
+    @property
+    def _rows(self) -> int:
+        return self.beams * self.heads // self.groups
+
+    def blocks_of_part(self, splits: int) -> int:
+        """The blocks that each of `splits` equal parts has, rounded up: there may be fewer parts."""
+        return -(-self.tokens // (splits * BLOCK))
+
+    def splits(self) -> list[int]:
+        """The different numbers of parts, up to 16, ascending."""
+        blocks = self.blocks_of_part(1)
+        return sorted({-(-blocks // self.blocks_of_part(splits)) for splits in range(1, min(_MAX_SPLITS, blocks) + 1)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTime:
+    """What one call took on a device."""
+
+    work: AttentionWork
+    splits: int
+    nanoseconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCosts:
+    """What parts of a prompt cost on one GPU: `make gpu` fits it there and writes it to a file.
+
+    programs: that run side by side. wave: nanoseconds to begin one. block: of 64 tokens. merge: of one value of one part.
+    device: the name of the GPU; None: estimates. The defaults are estimates by arithmetic for an H100, not measured.
+
+    >>> call = AttentionWork(requests=1, tokens=1000, beams=512, heads=16, groups=8, size=128)
+    >>> AttentionCosts().splits(call)
+    2
+    """
+
+    programs: int = 264
+    wave: float = 2_000.0
+    block: float = 1_000.0
+    merge: float = 0.0024
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.programs) is not int or self.programs < 1:
+            raise ArgumentError(f"programs must be an integer of at least 1, not {self.programs!r}")
+        costs = [getattr(self, name) for name in _FEATURES]
+        if not all(type(cost) in (int, float) and 0 <= cost <= _MAX_COST for cost in costs) or not any(costs):
+            raise ArgumentError(f"wave, block and merge must be nanoseconds from 0 to {_MAX_COST:g}, not all 0: not {costs}")
+        if not isinstance(self.device, str | None):
+            raise ArgumentError(f"device must be the name of a GPU, or None, not {self.device!r}")
+
+    def nanoseconds(self, work: AttentionWork, splits: int) -> float:
+        """The expected time of a call, less what does not depend on `splits`."""
+        costs = np.array([self.wave, self.block, self.merge])
+        return float(_features(work, splits, self.programs) @ costs)
+
+    def splits(self, work: AttentionWork) -> int:
+        """The number of parts with the smallest expected time."""
+        return min(work.splits(), key=lambda splits: self.nanoseconds(work, splits))
+
+    @classmethod
+    def fit(cls, times: Sequence[AttentionTime], *, programs: Sequence[int], device: str | None = None) -> AttentionCosts:
+        """Least squares over the differences between the numbers of parts of one call, relative to its mean time.
+
+        programs: how many may run side by side, of which the best is taken. Raises ArgumentError where the times tell nothing.
+        """
+        by_work: dict[AttentionWork, list[AttentionTime]] = {}
+        for time in times:
+            by_work.setdefault(time.work, []).append(time)
+        best: tuple[float, int, NDArray[np.float64]] | None = None
+        for count in programs:
+            found = _least_squares(list(by_work.values()), count)
+            if best is None or found[0] < best[0]:
+                best = found[0], count, found[1]
+        if best is None or not best[2].any():
+            raise ArgumentError(
+                f"{len(times)} times of {len(by_work)} calls do not say what parts cost: measure several of each"
+            )
+        wave, block, merge = best[2].tolist()
+        return cls(programs=best[1], wave=wave, block=block, merge=merge, device=device)
+
+    def save(self, path: Path) -> None:
+        """Write a JSON file. Raises OSError."""
+        write_json(path, {"format": _FORMAT, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> AttentionCosts:
+        """Read a file of `make gpu`. Raises DataError."""
+        try:
+            content = json.loads(read_text(path))
+            if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            return cls(**content)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise DataError(
+                f"{path} holds no costs of attention ({str(error)[:200]}): run `make gpu` on the GPU and name its file"
+            ) from None
+
+
+def _features(work: AttentionWork, splits: int, programs: int) -> NDArray[np.float64]:
+    """What wave, block and merge are multiplied with."""
+    waves = -(-work.programs * splits // programs)
+    return np.array([waves, waves * work.blocks_of_part(splits), splits * work.values], np.float64)
+
+
+def _least_squares(by_work: Sequence[Sequence[AttentionTime]], programs: int) -> tuple[float, NDArray[np.float64]]:
+    """(squared error, costs of at least 0): the best of the solutions that leave some of them out."""
+    rows, sides = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
+    for times in by_work:
+        side = np.array([time.nanoseconds for time in times])
+        row = np.stack([_features(time.work, time.splits, programs) for time in times])
+        rows.append((row - row.mean(0)) / side.mean())
+        sides.append((side - side.mean()) / side.mean())
+    if not rows:
+        return math.inf, np.zeros(len(_FEATURES))
+    matrix, target = np.concatenate(rows), np.concatenate(sides)
+    scale = np.maximum(np.abs(matrix).max(0), 1e-30)
+    best = float(target @ target), np.zeros(len(_FEATURES))
+    sizes = range(1, len(_FEATURES) + 1)
+    for kept in chain.from_iterable(combinations(range(len(_FEATURES)), size) for size in sizes):
+        solved = np.linalg.lstsq(matrix[:, kept] / scale[list(kept)], target, rcond=None)[0]
+        costs = np.zeros(len(_FEATURES))
+        costs[list(kept)] = solved / scale[list(kept)]
+        error = matrix @ costs - target
+        if (costs >= 0).all() and float(error @ error) < best[0]:
+            best = float(error @ error), costs
+    return best
