@@ -18,7 +18,7 @@ from leafbeam.engine.graphs.device_index import MAX_DENIED, Requests
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
 from leafbeam.engine.graphs.static_decode import StaticDecode
 from leafbeam.index import Version
-from leafbeam.ops.attention.reference import attend
+from leafbeam.ops.attention import reference
 from leafbeam.ops.constrain.fixed_shape import torch as torch_ops
 from leafbeam.ops.constrain.fixed_shape.capacity import bucket
 
@@ -79,7 +79,7 @@ class RunAgain:
 
 def graphs_on_cpu(*given: Any, **settings: Any) -> Graphs:
     """`graphs_for`, in torch on a CPU."""
-    return graphs_for(*given, **settings, attend=attend, index=TorchIndex, capturer=RunAgain)  # pyright: ignore[reportArgumentType]
+    return graphs_for(*given, **settings, attention=reference.attention(), index=TorchIndex, capturer=RunAgain)  # pyright: ignore[reportArgumentType]
 
 
 class _TorchFilters:

@@ -38,7 +38,8 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.live import LiveIndex, RequestKey
-from leafbeam.model import PromptStore, Transformer, load_model
+from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_model
+from leafbeam.model.static_runner import check_static
 from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
 
@@ -168,11 +169,13 @@ class Engine:
                     f"max_beam_rows={settings.max_beam_rows:,} cannot hold a request of {name}={beams:,}: "
                     f"raise max_beam_rows or lower {name}"
                 )
-        if settings.graphs and not (isinstance(self.model, Transformer) and can_capture):
-            raise ArgumentError(
-                f"graphs need a Transformer on a CUDA device, and this is a {type(self.model).__name__} on "
-                f"{self.model.device}: load it with device='cuda', or set graphs to False"
-            )
+        if settings.graphs:
+            if not (isinstance(self.model, Transformer | EncoderDecoder) and can_capture):
+                raise ArgumentError(
+                    f"graphs need a Transformer or an EncoderDecoder on a CUDA device, and this is a "
+                    f"{type(self.model).__name__} on {self.model.device}: load it with device='cuda', or set graphs to False"
+                )
+            check_static(self.model)
         costs, device = settings.attention_costs, self.model.device
         if costs is not None and device.type == "cuda" and costs.device not in (None, torch.cuda.get_device_name(device)):
             raise ArgumentError(
@@ -281,7 +284,7 @@ class Engine:
         self.warm_up()
         if self.settings.overlap:
             self._results.start(self.settings.host_threads)
-        if self.settings.graphs and isinstance(self.model, Transformer):
+        if self.settings.graphs and isinstance(self.model, Transformer | EncoderDecoder):
             longest = self._preparer.num_tokens(self._preparer.max_history)
             self.graphs = self._new_graphs(self.model, self.version, self.settings, longest=longest, counts=self.counts)
         for number in range(self.settings.workers):

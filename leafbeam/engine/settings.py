@@ -30,7 +30,7 @@ class Settings:
     host_threads: threads that build results beside the workers.
     prompt_store_mb: megabytes of keys and values of recent prompts, reused by longer prompts that begin with them (float32
         models on a CPU). 0: none.
-    graphs: capture whole searches as CUDA graphs at the start, for num_beams and scoring "full", and replay them (see Graphs).
+    graphs: capture whole searches as CUDA graphs at the start, for num_beams and both scorings, and replay them (see Graphs).
     graph_mb: megabytes for the graphs of all workers.
     attention_costs: how graphs split their attention; `AttentionCosts.load` reads a file of `make gpu`. None: estimates.
     batching, overlap, predict: False runs one request at a time, builds results in the workers, rejects nothing for what the

@@ -22,7 +22,7 @@ from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import TensorNames
 from leafbeam.model.workspace import Workspace
-from leafbeam.ops.attention.reference import attend, causal_suffix_attention, extend_ancestors, merge, suffix_attention
+from leafbeam.ops.attention.reference import causal_suffix_attention, merge, suffix_attention
 
 
 class Transformer(SidModel[ModelConfig]):
@@ -169,62 +169,3 @@ class TorchRunner:
         query_BKCHE = query_BNHE.unflatten(1, self.beams.shape)
         values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE)
         return merge(*prefix, values.flatten(1, 2), lse.flatten(1, 2))
-
-
-class StaticRunner:
-    """A model prepared for captured decoding: each level's head and tokens are computed once, here.
-
-    Tokens, codes and parents are not checked, because a check would synchronise the device. The logits equal a
-    `DecodeSession`'s, up to the order of sums.
-
-    attend: `ops.attention.reference.attend`, or a kernel with the same arguments. The head of a level
-    whose tokens are not consecutive is copied (V x D); after training make another runner.
-    """
-
-    def __init__(self, model: Transformer, attend: Callable[..., Tensor] = attend) -> None:
-        self.body, self.attend = model.model, attend
-        self.config, self.vocabulary, self.device = model.config, model.vocabulary, model.device
-        weight, levels = model.head_weight.detach(), range(model.vocabulary.num_levels)
-        self.dtype = weight.dtype
-        self.heads = [self.vocabulary.level_rows(weight, level) for level in levels]
-        self.tokens = [torch.from_numpy(self.vocabulary.level_tokens(level)).to(self.device) for level in levels]
-
-    def start(self, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> StaticSession:
-        """Prefill prompts, padded on the right to lengths_B (1 to T), for a search of up to num_beams beams."""
-        return StaticSession(self, tokens_BT, lengths_B, num_beams)
-
-
-class StaticSession:
-    """One search: keys and values of the prompts and, in slots that never move, of the codes. root_logits_BV: of level 0."""
-
-    def __init__(self, runner: StaticRunner, tokens_BT: Tensor, lengths_B: Tensor, num_beams: int) -> None:
-        self._runner, self._lengths_B = runner, lengths_B
-        config, device = runner.config, tokens_BT.device
-        self._prompt = PromptCache(lengths_B)
-        shape = (len(tokens_BT), num_beams, runner.vocabulary.num_levels - 1, config.num_key_value_heads, config.head_dim)
-        self._slots = [  # per layer: keys and values of codes (B, K, S, G, E)
-            (torch.empty(shape, dtype=runner.dtype, device=device), torch.empty(shape, dtype=runner.dtype, device=device))
-            for _ in range(config.num_hidden_layers)
-        ]
-        self._ancestors_BKS: Tensor | None = None
-        self._level = 0
-        hidden_BTD = runner.body(tokens_BT, torch.arange(tokens_BT.shape[1], device=device), self._prompt.prefill)
-        last_BD = hidden_BTD[torch.arange(len(tokens_BT), device=device), lengths_B - 1]
-        self.root_logits_BV = F.linear(last_BD, runner.heads[0])
-
-    def extend(self, codes_BK: Tensor, parents_BK: Tensor) -> Tensor:
-        """Logits (B, K, V) of the next level, for beams that took codes_BK and extend the beams parents_BK."""
-        self._ancestors_BKS = extend_ancestors(self._ancestors_BKS, parents_BK)
-        tokens_BK = self._runner.tokens[self._level][codes_BK]
-        hidden_BKD = self._runner.body(tokens_BK, (self._lengths_B + self._level)[:, None], self._attend)
-        self._level += 1
-        return F.linear(hidden_BKD, self._runner.heads[self._level])
-
-    def _attend(self, layer: int, query_BKHE: Tensor, key_BKGE: Tensor, value_BKGE: Tensor) -> Tensor:
-        assert self._ancestors_BKS is not None
-        beams, level = query_BKHE.shape[1], self._level
-        keys_BKSGE, values_BKSGE = self._slots[layer]
-        keys_BKSGE[:, :beams, level], values_BKSGE[:, :beams, level] = key_BKGE, value_BKGE
-        prompt = self._prompt.keys[layer], self._prompt.values[layer], self._lengths_B
-        codes = keys_BKSGE[:, :, : level + 1], values_BKSGE[:, :, : level + 1], self._ancestors_BKS
-        return self._runner.attend(query_BKHE, *prompt, *codes)

@@ -25,11 +25,12 @@ from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Segment
 from leafbeam.model import Vocabulary
-from leafbeam.model.transformer import StaticRunner
-from leafbeam.ops.attention.reference import attend
+from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention import reference
+from leafbeam.ops.constrain import Scoring
 from leafbeam.serve import create_app
 from tests.engine.test_live_catalog import Twin, opened
-from tests.engine.test_static import SIZES, Asked, Version, new_model, new_version, same, searched, shifted
+from tests.engine.test_static import SIZES, Asked, Version, new_encoder_decoder, new_model, new_version, same, searched, shifted
 
 
 class Plain:
@@ -61,22 +62,34 @@ def updated(graphs: Graphs) -> bool:
 
 
 def on_cpu(captured: list[Bucket]) -> Callable[..., Graphs]:
-    return partial(graphs_for, attend=attend, index=TorchIndex, capturer=lambda device: Plain(captured))
+    return partial(graphs_for, attention=reference.attention(), index=TorchIndex, capturer=lambda device: Plain(captured))
 
 
 class Rack:
     """Graphs over a tiny model, and what they were asked to capture."""
 
     def __init__(
-        self, version: Version, max_bytes: int = 1 << 30, workers: int = 1, index: Any = TorchIndex, most: int = 1 << 30
+        self,
+        version: Version,
+        max_bytes: int = 1 << 30,
+        workers: int = 1,
+        index: Any = TorchIndex,
+        most: int = 1 << 30,
+        scorings: tuple[Scoring, ...] = ("full",),
     ) -> None:
         self.captured: list[Bucket] = []
         self.counts = Counts()
         self.model = new_model(7, Vocabulary(codebook_sizes=SIZES), num_hidden_layers=1)
         self.graphs = Graphs(
-            StaticRunner(self.model),
+            StaticRunner.of(self.model),
             version,
-            buckets_of(Capacity(requests=3, tokens=64, beam_rows=64), longest=30, num_beams=6, scoring="full"),
+            [
+                bucket
+                for scoring in scorings
+                for bucket in buckets_of(
+                    Capacity(requests=3, tokens=64, beam_rows=64), longest=30, num_beams=6, scoring=scoring
+                )
+            ],
             bind=lambda version: index(version, "cpu"),
             capturer=lambda: Plain(self.captured, most),
             workers=workers,
@@ -128,6 +141,32 @@ def test_a_batch_takes_the_cheapest_graph_that_holds_it_and_others_run_eagerly(v
     assert not rack.search(version, rack.asked(version), num_beams=7)
     assert not rack.search(version, rack.asked(version), scoring="allowed")
     assert rack.counts.of("graphs")["no_bucket"] == 3
+
+
+def test_both_scorings_are_replayed_and_where_memory_is_short_the_usual_one(version) -> None:
+    rack = Rack(version, scorings=("allowed", "full"))
+    captured = [(one.scoring, one.batch) for one in rack.captured]
+    assert captured == [("full", 2), ("full", 1), ("allowed", 2), ("allowed", 1)]
+    for scoring in ("full", "allowed"):
+        assert rack.search(version, rack.asked(version, 1), scoring=scoring)
+    full = Rack(version)
+    assert Rack(version, scorings=("allowed", "full"), max_bytes=full.graphs.nbytes).captured == full.captured
+
+
+def test_an_encoder_decoder_is_captured_too_and_one_of_experts_is_refused(shop) -> None:
+    requests = [Request(history=("é1", "é2"), num_items=5, num_beams=12, scoring=scoring) for scoring in ("full", "allowed")]
+    settings = Settings(graphs=True, num_beams=12, exhaustive_beams=0, max_batch=1)
+    model = new_encoder_decoder(2, shop.model.vocabulary)
+    with Engine(model, shop.trie, settings=settings, new_graphs=on_cpu([])) as drawn:
+        found = [drawn.submit(request).result(30) for request in requests]
+        assert drawn.counts.of("graphs")["replayed"] == 2
+    by_hand = Engine(model, shop.trie, settings=Settings(exhaustive_beams=0)).recommend(requests)
+    for result, plain in zip(found, by_hand, strict=True):
+        assert result.item_ids == plain.item_ids
+        np.testing.assert_allclose(result.scores, plain.scores, atol=5e-5)
+    experts = new_encoder_decoder(2, shop.model.vocabulary, num_experts=2)
+    with pytest.raises(ArgumentError, match="a decoder of 2 experts cannot be captured"):
+        Engine(experts, shop.trie, settings=settings, new_graphs=on_cpu([]))
 
 
 def test_more_denied_items_than_there_is_room_for_run_eagerly() -> None:
@@ -271,6 +310,7 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> N
     ]
     with TestClient(create_app(drawn)) as client:
         found = [one.result(30) for one in [drawn.submit(request) for request in requests]]
+        assert drawn.submit(Request(num_items=3, num_beams=12, scoring="allowed")).result(30).item_ids
         drawn.submit(Request(num_items=3, num_beams=9)).result(30)
         page = client.get("/metrics").text
     by_hand = Engine(shop.model, catalog, settings=Settings(exhaustive_beams=0)).recommend(requests)
@@ -278,15 +318,17 @@ def test_an_engine_with_graphs_answers_as_without_and_counts(shop, catalog) -> N
         assert result.item_ids == plain.item_ids
         np.testing.assert_allclose(result.scores, plain.scores, atol=5e-5)
     counted = drawn.counts.of("graphs")
-    assert counted["replayed"] >= 5
+    assert counted["replayed"] >= 6
     assert counted["no_bucket"] == 1
     assert f'leafbeam_graphs_total{{how="replayed"}} {counted["replayed"]}.0' in page
     assert f"leafbeam_graphs_captured {len(captured)}.0" in page
-    assert len(captured) == 2 * 4  # for each worker 1 and 2 requests of up to 32 and 37 tokens
+    assert len(captured) == 2 * 4 * 2  # for each worker 1 and 2 requests of up to 32 and 37 tokens, in both scorings
 
 
 def test_graphs_are_for_a_gpu(shop) -> None:
-    with pytest.raises(ArgumentError, match="a Transformer on a CUDA device, and this is a Transformer on cpu"):
+    with pytest.raises(
+        ArgumentError, match="a Transformer or an EncoderDecoder on a CUDA device, and this is a Transformer on cpu"
+    ):
         Engine(shop.model, shop.trie, settings=Settings(graphs=True))
 
 

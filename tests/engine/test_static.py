@@ -19,12 +19,21 @@ from leafbeam.decode import SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.device_index import DeviceIndex
 from leafbeam.engine.graphs.static_decode import Bucket, StaticDecode
-from leafbeam.errors import LogitsError
+from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.index import Segment, Version
-from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.transformer import StaticRunner
+from leafbeam.model import (
+    AnyModel,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    ModelConfig,
+    TokenTable,
+    Transformer,
+    Vocabulary,
+)
+from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention import reference
 from leafbeam.ops.attention import triton as attention_kernels
-from leafbeam.ops.attention.reference import attend
+from leafbeam.ops.attention.types import Attention
 
 SIZES = (6, 40, 5)
 
@@ -45,6 +54,24 @@ def new_model(seed: int, vocabulary: Any, **sizes: Any) -> Transformer:
         | sizes,
     )
     return Transformer(config, vocabulary, generator=torch.Generator().manual_seed(seed)).eval()
+
+
+def new_encoder_decoder(seed: int, vocabulary: Any, **sizes: Any) -> EncoderDecoder:
+    config = EncoderDecoderConfig(
+        vocab_size=vocabulary.size,
+        **{
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 24,
+            "num_layers": 1,
+            "num_heads": 2,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 20,
+            "max_position_embeddings": 64,
+        }
+        | sizes,
+    )
+    return EncoderDecoder(config, vocabulary, generator=torch.Generator().manual_seed(seed)).eval()
 
 
 def new_version(rng: np.random.Generator, num_items: int = 300, num_delta: int = 0) -> Version:
@@ -85,7 +112,7 @@ class Asked:
         return cls(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=filters, deny=deny)
 
 
-def searched(model: Transformer, version: Version, asked: Asked, num_beams: int, scoring: Any) -> SearchResult:
+def searched(model: AnyModel, version: Version, asked: Asked, num_beams: int, scoring: Any) -> SearchResult:
     """What BeamSearch and DecodeSession find."""
     rounds = model.start(torch.from_numpy(asked.tokens_BT), torch.from_numpy(asked.lengths_B))
     search = BeamSearch(version, num_beams=num_beams, scoring=scoring)
@@ -118,10 +145,10 @@ def poison(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def new_decode(
-    model: Transformer, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Any = attend, **room: int
+    model: AnyModel, version: Version, bucket: Bucket, kind: Any = TorchIndex, attention: Attention | None = None, **room: int
 ) -> StaticDecode:
     index = kind(version, "cpu", **room)
-    return StaticDecode(StaticRunner(model, attention), index, bucket, index.filters(bucket.batch))
+    return StaticDecode(StaticRunner.of(model, attention), index, bucket, index.filters(bucket.batch))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -141,6 +168,25 @@ def test_it_finds_what_beam_search_finds_again_and_again(seed: int) -> None:
         asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
         poison((*decode.inputs, *decode.outputs))
         same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
+
+
+@pytest.mark.parametrize("scoring", ["full", "allowed"])
+def test_an_encoder_decoder_finds_what_beam_search_finds_again_and_again(scoring: Any) -> None:
+    rng = np.random.default_rng(17)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model, version = new_encoder_decoder(4, vocabulary), new_version(rng, num_delta=30)
+    bucket = Bucket(batch=4, length=32, num_beams=12, scoring=scoring)
+    decode = new_decode(model, version, bucket)
+    for batch in (4, 1, 3):
+        asked = Asked.drawn(rng, version, vocabulary, batch, int(rng.integers(1, 33)))
+        poison((*decode.inputs, *decode.outputs))
+        same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
+
+
+def test_a_decoder_of_experts_is_refused() -> None:
+    model = new_encoder_decoder(4, Vocabulary(codebook_sizes=SIZES), num_experts=2)
+    with pytest.raises(ArgumentError, match="a decoder of 2 experts cannot be captured"):
+        StaticRunner.of(model)
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
@@ -190,10 +236,11 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
 
         def looks(*arguments: torch.Tensor) -> torch.Tensor:
             assert float(arguments[0].sum()) >= 0
-            return attend(*arguments)
+            return reference.attend(*arguments)
 
+        new_decode(new_encoder_decoder(3, vocabulary), version, bucket).run()
         with pytest.raises(DataDependentOutputException):
-            new_decode(model, version, bucket, attention=looks).run()
+            new_decode(model, version, bucket, attention=dataclasses.replace(reference.attention(), over_both=looks)).run()
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
@@ -207,7 +254,7 @@ def test_sequences_that_ended_stay_as_they_are(scoring: Any) -> None:
     model = new_model(8, vocabulary)
     index = TorchIndex(version, "cpu")
     bucket = Bucket(batch=2, length=10, num_beams=20, scoring=scoring)
-    decode = StaticDecode(StaticRunner(model), index, bucket, index.filters(2), end_code=end)
+    decode = StaticDecode(StaticRunner.of(model), index, bucket, index.filters(2), end_code=end)
     tokens_BT, lengths_B = vocabulary.prompts([codes[:2], codes[:3]])
     asked = Asked(tokens_BT=tokens_BT, lengths_B=lengths_B, filters=[None, None], deny=[None, [3, 4]])
     same(decoded(decode, version, asked), searched(model, version, asked, 20, scoring))
@@ -240,7 +287,7 @@ def without_contents(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and type(value).__module__.startswith("leafbeam.ops"):
         return dataclasses.replace(value, **{name: without_contents(inner) for name, inner in vars(value).items()})
     if type(value).__module__.startswith(
-        ("leafbeam.engine", "leafbeam.model.transformer", "benchmarks.serving.torch_index")
+        ("leafbeam.engine", "leafbeam.model.static_runner", "benchmarks.serving.torch_index")
     ) and hasattr(value, "__dict__"):
         for name, inner in vars(value).items():
             setattr(value, name, without_contents(inner))
@@ -248,11 +295,12 @@ def without_contents(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
-def test_nothing_comes_from_the_host(scoring: Any) -> None:
+@pytest.mark.parametrize("kind", [new_model, new_encoder_decoder])
+def test_nothing_comes_from_the_host(scoring: Any, kind: Callable[[int, Any], AnyModel]) -> None:
     """Copies from the host's memory could not be captured: of all operations of a run none has a tensor there."""
     rng = np.random.default_rng(4)
     version = new_version(rng, num_delta=30)
-    model = new_model(3, Vocabulary(codebook_sizes=SIZES))
+    model = kind(3, Vocabulary(codebook_sizes=SIZES))
     decode = without_contents(new_decode(model, version, Bucket(batch=2, length=12, num_beams=8, scoring=scoring)))
     with Touched() as touched:
         decode.run()
@@ -267,10 +315,22 @@ def test_what_a_gpu_runs_finds_the_same(scoring: Any) -> None:
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(4, vocabulary, num_hidden_layers=1), new_version(rng, 60, num_delta=15)
     bucket = Bucket(batch=2, length=8, num_beams=4, scoring=scoring)
-    decode = new_decode(model, version, bucket, DeviceIndex, attention_kernels.attend)
+    decode = new_decode(model, version, bucket, DeviceIndex, attention_kernels.attention())
     poison((*decode.inputs, *decode.outputs))
     asked = Asked.drawn(rng, version, vocabulary, 1, 8)
     same(decoded(decode, version, asked), searched(model, version, asked, bucket.num_beams, scoring))
+
+
+def test_what_a_gpu_runs_of_an_encoder_decoder_finds_the_same() -> None:
+    """The Triton kernels of attention over the prompt alone and over the codes alone, under the interpreter."""
+    rng = np.random.default_rng(13)
+    vocabulary = Vocabulary(codebook_sizes=SIZES)
+    model, version = new_encoder_decoder(5, vocabulary, num_decoder_layers=1), new_version(rng, 40)
+    decode = new_decode(
+        model, version, Bucket(batch=1, length=4, num_beams=3, scoring="full"), TorchIndex, attention_kernels.attention()
+    )
+    asked = Asked.drawn(rng, version, vocabulary, 1, 4)
+    same(decoded(decode, version, asked), searched(model, version, asked, 3, "full"))
 
 
 @pytest.mark.parametrize("kind", [TorchIndex, DeviceIndex])
@@ -281,7 +341,9 @@ def test_a_version_of_equal_sizes_takes_the_place_of_the_last(kind: Any) -> None
     first = new_version(rng, 90, 12)
     second, other = shifted(first), Version(segments=first.segments[:1])
     index = kind(first, "cpu")
-    decode = StaticDecode(StaticRunner(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2))
+    decode = StaticDecode(
+        StaticRunner.of(model), index, Bucket(batch=2, length=8, num_beams=3, scoring="full"), index.filters(2)
+    )
     arrays = index.prepare(second)
     asked = Asked.drawn(rng, first, vocabulary, 2, 8)
     same(decoded(decode, first, asked), searched(model, first, asked, 3, "full"))

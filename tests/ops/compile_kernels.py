@@ -122,6 +122,9 @@ def attention() -> None:
         ancestors = torch.zeros(requests, beams, codes, dtype=torch.int64)
         lengths = torch.full((requests,), tokens)
         triton.attend(query, key, key.transpose(2, 3).contiguous(), lengths, slots, slots, ancestors)
+        if codes == 3:  # an encoder-decoder's two kinds
+            triton.attend_prompt(query, key, key.transpose(2, 3).contiguous(), lengths)
+            triton.attend_codes(query, slots, slots, ancestors, torch.zeros(groups * per, codes, dtype=dtype))
         in_place_reorder.follow_on_device(slots, ancestors[:, :, 0].contiguous())
         pages = PagedBeams.of(key[:1], key[:1].transpose(2, 3), slots[:1, :2], slots[:1, :2])
         paged_attention.attend(pages, query[:1, :2])

@@ -70,6 +70,20 @@ def test_codes_of_own_and_of_other_slots_equal_the_reference(table: bool, groups
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_prompt_alone_and_codes_alone_with_a_bias_equal_the_reference() -> None:
+    query, key, value, slots_key, slots_value, bias = draw(
+        9, (2, 3, 2, 8), (2, 2, 8, 66), (2, 2, 66, 8), (2, 4, 2, 2, 8), (2, 4, 2, 2, 8), (2, 2)
+    )
+    prompt = query, key, value, torch.tensor([65, 3])
+    torch.testing.assert_close(triton.attend_prompt(*prompt), reference.attend_prompt(*prompt), rtol=1e-4, atol=1e-5)
+    codes = query, slots_key, slots_value, torch.tensor([[[0, 1], [3, 3], [2, 0]]] * 2), bias
+    found = triton.attend_codes(*codes)
+    torch.testing.assert_close(found, reference.attend_codes(*codes), rtol=1e-4, atol=1e-5)
+    scores = torch.einsum("he,she->hs", query[0, 0], slots_key[0, [0, 1], [0, 1]]) * 8**-0.5 + bias
+    expected = torch.einsum("hs,she->he", scores.softmax(-1), slots_value[0, [0, 1], [0, 1]])
+    torch.testing.assert_close(found[0, 0], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 20.0])
 def test_attend_is_one_softmax_over_prompt_and_codes(scale: float) -> None:
     beams, groups, per, size, tokens, codes = 4, 2, 2, 16, 75, 3
@@ -133,3 +147,5 @@ def test_inputs_that_do_not_fit_are_refused_before_a_launch() -> None:
         triton.attend(query, key, value, lengths, slots, slots.transpose(2, 3).contiguous().transpose(2, 3))
     with pytest.raises(ArgumentError, match="ancestors"):
         triton.attend(query, key, value, lengths, slots, slots, torch.zeros(2, 3, 1, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="the bias is"):
+        triton.attend_codes(query, slots, slots, torch.zeros(2, 3, 2, dtype=torch.int64), torch.zeros(2, 4))

@@ -5,14 +5,12 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from leafbeam.decode.config import end_code_of
 from leafbeam.engine.capacity import Capacity
@@ -21,8 +19,9 @@ from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requ
 from leafbeam.engine.graphs.static_decode import Bucket, FinalBeams, StaticDecode
 from leafbeam.engine.settings import Settings
 from leafbeam.index import Version
-from leafbeam.model import Transformer
-from leafbeam.model.transformer import StaticRunner
+from leafbeam.model import EncoderDecoder, Transformer
+from leafbeam.model.static_runner import StaticRunner
+from leafbeam.ops.attention.types import Attention
 from leafbeam.ops.constrain import Scoring
 
 log = logging.getLogger("leafbeam.engine")
@@ -91,7 +90,7 @@ class Graphs:
     `search` replays the cheapest graph that holds a batch, or returns None: then the batch has to run eagerly. Every batch is
     counted, as "replayed" or by the reason why not:
 
-        no_bucket   more requests, longer prompts, another number of beams or scoring than were captured
+        no_bucket   more requests, longer prompts or another number of beams than were captured
         no_room     more denied items than a graph has space for
         version     another version of the index: it is being prepared, or it is an older one that a request still holds
 
@@ -99,9 +98,9 @@ class Graphs:
     between two batches; no graph is captured again. One of other sizes is captured again, in a thread. Until then its batches
     run eagerly.
 
-    buckets: tried from the largest on, each captured where it fits the rest of the budget: buffers and filters, and the memory
-    that all decodes of a worker share while they run. max_bytes: of all workers together, the index aside. bind: an index on
-    the runner's device. capturer: makes one for each worker.
+    buckets: tried from the largest on, first those of scoring "full", each captured where it fits the rest of the budget:
+    buffers and filters, and the memory that all decodes of a worker share while they run. max_bytes: of all workers together,
+    the index aside. bind: an index on the runner's device. capturer: makes one for each worker.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Graphs:
         counts: Counts,
     ) -> None:
         self._runner, self._bind, self._counts = runner, bind, counts
-        self._buckets = sorted(buckets, key=lambda bucket: (bucket.padded_tokens, bucket.batch), reverse=True)
+        self._buckets = sorted(buckets, key=_priority, reverse=True)
         self._capturer, self._num_workers, self._bytes_per_worker = capturer, workers, max_bytes // workers
         self._lock = threading.Condition()
         self._prepared: tuple[Version, Any] | None = None  # arrays to copy when no batch runs
@@ -265,27 +264,33 @@ class Graphs:
         worker.work_bytes = max(worker.work_bytes, decode.work_bytes)
 
 
+def _priority(bucket: Bucket) -> tuple[bool, int, int]:
+    """Which buckets to capture first: of the scoring that requests have unless they name one, then of the most tokens."""
+    return bucket.scoring == "full", bucket.padded_tokens, bucket.batch
+
+
 def graphs_for(
-    model: Transformer,
+    model: Transformer | EncoderDecoder,
     version: Version,
     settings: Settings,
     *,
     longest: int,
     counts: Counts,
-    attend: Callable[..., Tensor] | None = None,
+    attention: Attention | None = None,
     index: Callable[[Version, torch.device], DeviceIndex] = DeviceIndex,
     capturer: Callable[[torch.device], CudaCapturer] = CudaCapturer,
 ) -> Graphs:
-    """An engine's graphs: its own number of beams, scoring "full", prompts of up to `longest` tokens.
+    """An engine's graphs: its own number of beams, both scorings, prompts of up to `longest` tokens.
 
-    attend (None: Triton's), index, capturer: for a device that is no GPU.
+    attention (None: Triton's), index, capturer: for a device that is no GPU.
     """
-    if attend is None:
-        attend = partial(import_module("leafbeam.ops.attention.triton").attend, costs=settings.attention_costs)
+    if attention is None:
+        attention = import_module("leafbeam.ops.attention.triton").attention(settings.attention_costs)
+    sizes: dict[str, int] = {"longest": longest, "num_beams": settings.num_beams}
     return Graphs(
-        StaticRunner(model, attend),
+        StaticRunner.of(model, attention),
         version,
-        buckets_of(settings.capacity, longest=longest, num_beams=settings.num_beams, scoring="full"),
+        [bucket for scoring in get_args(Scoring) for bucket in buckets_of(settings.capacity, **sizes, scoring=scoring)],
         bind=lambda version: index(version, model.device),
         capturer=lambda: capturer(model.device),
         workers=settings.workers,

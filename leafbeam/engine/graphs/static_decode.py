@@ -15,8 +15,7 @@ from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import TrieConstraint, decode, raise_first_bad
 from leafbeam.decode.model_calls import ModelCalls
 from leafbeam.engine.graphs.device_index import DeviceFilters, DeviceIndex, Requests
-from leafbeam.model import search_bytes
-from leafbeam.model.transformer import StaticRunner
+from leafbeam.model.static_runner import StaticRunner
 from leafbeam.ops.constrain import Beams, Scoring
 
 # ((lo_SBK, hi_SBK), scores_BK, num_valid_B) of n requests on the host, best first: arguments of `collect_items`.
@@ -86,20 +85,9 @@ class StaticDecode:
     @property
     def work_bytes(self) -> int:
         """About what `run` needs in between: keys and values, activations of the prefill, scores and logits of a round."""
-        config, bucket, search, itemsize = self._runner.config, self.bucket, self._config, self._runner.dtype.itemsize
-        beams = bucket.batch * bucket.num_beams
-        heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        activations = 4 * config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
-        cache = search_bytes(
-            config,
-            prompt_tokens=bucket.length,
-            beams=bucket.num_beams,
-            rounds=search.num_rounds - 1,
-            inflight=bucket.batch,
-            itemsize=itemsize,
-        )
-        logits = 2 * 4 * beams * max(search.code_sizes)
-        return cache + max(bucket.padded_tokens, beams) * activations * itemsize + logits
+        bucket = self.bucket
+        logits = 2 * 4 * bucket.batch * bucket.num_beams * max(self._config.code_sizes)
+        return self._runner.work_bytes(bucket.batch, bucket.length, bucket.num_beams) + logits
 
     def load(
         self, tokens_BT: NDArray[np.int64], lengths_B: NDArray[np.int64], hi_SB: NDArray[np.int64], requests: Requests

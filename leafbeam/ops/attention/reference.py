@@ -10,6 +10,8 @@ R query heads per key head (H = G x R), E values of a head.
 import torch
 from torch import Tensor
 
+from leafbeam.ops.attention.types import Attention
+
 
 def attend(
     query_BKHE: Tensor,
@@ -25,6 +27,21 @@ def attend(
         *prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B),
         *suffix_attention(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS),
     )
+
+
+def attend_prompt(query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor) -> Tensor:
+    """Attention over the prompt alone -> (B, K, H, E)."""
+    return prefix_attention(query_BKHE, key_BGET, value_BGTE, lengths_B)[0]
+
+
+def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor, bias_HS: Tensor) -> Tensor:
+    """Attention of each beam over its own codes alone, with a bias on the scores -> (B, K, H, E)."""
+    return suffix_attention(query_BKHE, key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS)[0]
+
+
+def attention() -> Attention:
+    """These functions, for a decode."""
+    return Attention(over_both=attend, over_prompt=attend_prompt, over_codes=attend_codes)
 
 
 def prefix_attention(
@@ -51,11 +68,16 @@ def prefix_attention(
 
 
 def suffix_attention(
-    query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor | None = None
+    query_BKHE: Tensor,
+    key_BKSGE: Tensor,
+    value_BKSGE: Tensor,
+    ancestors_BKS: Tensor | None = None,
+    bias_HS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each beam over its own few codes -> values (B, K, H, E), log-sum-exp of the scores (B, K, H).
 
-    ancestors_BKS: int64, the slot that holds each code of each beam (see `extend_ancestors`); None: the beam's own.
+    ancestors_BKS: int64, the slot that holds each code of each beam (see `extend_ancestors`); None: the beam's own. bias_HS:
+    added to the scores.
     """
     if ancestors_BKS is not None:
         at_BKS11 = ancestors_BKS[..., None, None].expand(*ancestors_BKS.shape, *key_BKSGE.shape[3:])
@@ -64,6 +86,8 @@ def suffix_attention(
     query_BKGRE = query_BKHE.unflatten(2, (groups, -1)) * size**-0.5
     # With so few keys a beam, multiplying and summing is faster than matrix products.
     scores_BKSGR = (query_BKGRE[:, :, None] * key_BKSGE[..., None, :]).sum(-1).float()
+    if bias_HS is not None:
+        scores_BKSGR = scores_BKSGR + bias_HS.T.unflatten(1, (groups, -1))
     lse_BKGR = scores_BKSGR.logsumexp(2)
     weights_BKSGR = (scores_BKSGR - lse_BKGR[:, :, None]).exp_().to(value_BKSGE.dtype)
     values_BKGRE = (weights_BKSGR[..., None] * value_BKSGE[..., None, :]).sum(2)

@@ -1,4 +1,4 @@
-"""Attention on a GPU: the prompt's keys are read once for all beams; `attend` takes two launches.
+"""Attention on a GPU: the prompt's keys are read once for all beams; `attend` and `attend_prompt` take two launches each.
 
 Prompt lengths are read on the device. Exponentials over the prompt use base 2, the hardware's. Without a GPU it runs under
 Triton's interpreter (TRITON_INTERPRET=1 before the first import), in float32 only, slowly.
@@ -9,6 +9,9 @@ a head, Z splits of a prompt, M = K x R.
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +19,17 @@ from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention.costs import BLOCK, AttentionCosts, AttentionWork
+from leafbeam.ops.attention.types import Attention
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
+
+
+def attention(costs: AttentionCosts | None = None) -> Attention:
+    """These functions, for a decode. costs: see `attend`."""
+    return Attention(
+        over_both=partial(attend, costs=costs), over_prompt=partial(attend_prompt, costs=costs), over_codes=attend_codes
+    )
 
 
 def attend(
@@ -41,13 +52,59 @@ def attend(
     """
     _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
     _check_suffix(query_BKHE, suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS)
+    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, splits, costs)
+    codes = _Codes(suffix_key_BKSGE, suffix_value_BKSGE, ancestors_BKS, None)
+    return _over_codes(query_BKHE, key_BGET.shape[1], codes, parts)
+
+
+def attend_prompt(
+    query_BKHE: Tensor, key_BGET: Tensor, value_BGTE: Tensor, lengths_B: Tensor, *, costs: AttentionCosts | None = None
+) -> Tensor:
+    """Attention over the prompt alone -> (B, K, H, E); arguments as for `attend`."""
+    _check_prefix(query_BKHE, key_BGET, value_BGTE, lengths_B)
+    parts = _over_parts(query_BKHE, key_BGET, value_BGTE, lengths_B, None, costs)
+    return _over_codes(query_BKHE, key_BGET.shape[1], None, parts)
+
+
+def attend_codes(query_BKHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, ancestors_BKS: Tensor, bias_HS: Tensor) -> Tensor:
+    """Attention of each beam over its own codes alone, with a bias on the scores -> (B, K, H, E); slots as for `attend`."""
+    _check_suffix(query_BKHE, key_BKSGE, value_BKSGE, ancestors_BKS)
+    expected = query_BKHE.shape[2], key_BKSGE.shape[2]
+    if bias_HS.shape != expected or not bias_HS.is_contiguous():
+        raise ArgumentError(f"the bias is {tuple(bias_HS.shape)}: expected contiguous {expected}")
+    return _over_codes(query_BKHE, key_BKSGE.shape[3], _Codes(key_BKSGE, value_BKSGE, ancestors_BKS, bias_HS), None)
+
+
+class _Parts(NamedTuple):
+    """Attention over each part of the prompts; a part beyond a prompt's end has lse -inf and no values."""
+
+    values_ZBGME: Tensor
+    lse_ZBGM: Tensor
+
+
+class _Codes(NamedTuple):
+    """Slots, where they are found, and what is added to the scores."""
+
+    key_BKSGE: Tensor
+    value_BKSGE: Tensor
+    ancestors_BKS: Tensor | None
+    bias_HS: Tensor | None
+
+
+def _over_parts(
+    query_BKHE: Tensor,
+    key_BGET: Tensor,
+    value_BGTE: Tensor,
+    lengths_B: Tensor,
+    splits: int | None,
+    costs: AttentionCosts | None,
+) -> _Parts:
     requests, beams, heads, size = query_BKHE.shape
     groups, tokens = key_BGET.shape[1], key_BGET.shape[3]
     rows, device = beams * heads // groups, query_BKHE.device
     work = AttentionWork(requests=requests, tokens=tokens, beams=beams, heads=heads, groups=groups, size=size)
     tile, split = work.tile, work.blocks_of_part(splits or (costs or AttentionCosts()).splits(work)) * BLOCK
     num_splits = triton.cdiv(tokens, split)
-    # Attention over each split of the prompt; a split beyond the prompt's end has lse -inf and no values.
     values_ZBGME = torch.empty(num_splits, requests, groups, rows, size, device=device)
     lse_ZBGM = torch.empty(num_splits, requests, groups, rows, device=device)
     prefix_kernel[(triton.cdiv(rows, tile), requests * groups, num_splits)](
@@ -72,27 +129,36 @@ def attend(
         num_warps=4,
         num_stages=3,
     )
-    out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=device)
+    return _Parts(values_ZBGME, lse_ZBGM)
+
+
+def _over_codes(query_BKHE: Tensor, groups: int, codes: _Codes | None, parts: _Parts | None) -> Tensor:
+    """Attention over the codes, merged with that over the parts; at least one of the two is there."""
+    requests, beams, heads, size = query_BKHE.shape
+    out_BKHE = torch.empty(query_BKHE.shape, dtype=query_BKHE.dtype, device=query_BKHE.device)
+    key, value, ancestors, bias = codes or (query_BKHE, query_BKHE, None, None)  # a kernel reads no pointer without codes
     suffix_kernel[(requests * beams, groups)](
         query_BKHE,
-        suffix_key_BKSGE,
-        suffix_value_BKSGE,
-        lengths_B if ancestors_BKS is None else ancestors_BKS,
-        values_ZBGME,
-        lse_ZBGM,
+        key,
+        value,
+        query_BKHE if ancestors is None else ancestors,
+        query_BKHE if bias is None else bias,
+        query_BKHE if parts is None else parts.values_ZBGME,
+        query_BKHE if parts is None else parts.lse_ZBGM,
         out_BKHE,
         *query_BKHE.stride()[:3],
-        *suffix_key_BKSGE.stride()[:4],
+        *key.stride()[:4],
         beams,
         size**-0.5,
-        CODES=suffix_key_BKSGE.shape[2],
-        SPLITS=num_splits,
+        CODES=0 if codes is None else key.shape[2],
+        SPLITS=0 if parts is None else len(parts.lse_ZBGM),
         GROUPS=groups,
         R=heads // groups,
         R_PADDED=triton.next_power_of_2(heads // groups),
         E=size,
         E_PADDED=triton.next_power_of_2(size),
-        TABLE=ancestors_BKS is not None,
+        TABLE=ancestors is not None,
+        BIAS=bias is not None,
         num_warps=1,
     )
     return out_BKHE
@@ -231,6 +297,7 @@ def suffix_kernel(
     key_BKSGE,
     value_BKSGE,
     ancestors_BKS,
+    bias_HS,
     values_ZBGME,
     lse_ZBGM,
     out_BKHE,
@@ -251,8 +318,9 @@ def suffix_kernel(
     E: tl.constexpr,
     E_PADDED: tl.constexpr,
     TABLE: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
-    """owner[s] = ancestors[b, k, s] if TABLE else k; scores[s] = query[b, k, g] . key[b, owner[s], s, g] x scale
+    """owner[s] = ancestors[b, k, s] if TABLE else k; scores[s] = query[b, k, g] . key[b, owner[s], s, g] x scale (+ bias[:, s])
     out[b, k, g] = attention over these codes, merged with every split of the prompt
 
     Program (b x K + k, g): the R query heads of key head g.
@@ -275,6 +343,8 @@ def suffix_kernel(
         key = tl.load(key_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
         value = tl.load(value_BKSGE + slot + e, mask=e < E, other=0.0).to(tl.float32)
         score = tl.sum(query * key[None, :], 1) * scale
+        if BIAS:
+            score += tl.load(bias_HS + (group * R + r) * CODES + code, mask=r < R, other=0.0).to(tl.float32)
         values, lse = _merged(values, lse, tl.zeros([R_PADDED, E_PADDED], tl.float32) + value[None, :], score)
     for split in tl.static_range(SPLITS):
         row = ((split * (tl.num_programs(0) // beams) + request) * GROUPS + group) * beams * R + beam * R + r
