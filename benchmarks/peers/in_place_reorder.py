@@ -5,24 +5,20 @@
 
 The second pass reads earlier slots, which the first must have left alone. It has if parents are ascending: slot s = p[k] < k
 has p[s] <= p[k] = s. Other parents destroy slots that are still to be read, so beams are sorted by parent first (`by_parent`)
-and parents that are not ascending are refused. leafbeam itself keeps slots where they are and follows a table of ancestors
-(`leafbeam.ops.attention.reference.extend_ancestors`).
+and parents that are not ascending are refused. leafbeam moves slots a tile at once (`ops.attention.triton.follow_in_place`);
+captured decodes keep them where they are and follow a table of ancestors (`ops.attention.reference.extend_ancestors`).
 
 Shapes: B requests, K beams, X elements of a slot.
 """
 
-# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
 
-__all__ = ["by_parent", "directions", "follow_in_place", "follow_on_device", "two_passes"]
+__all__ = ["by_parent", "directions", "follow_in_place", "two_passes"]
 
 
 def by_parent(parents_BK: Tensor) -> Tensor:
@@ -66,37 +62,3 @@ def two_passes(slots_BKX: Tensor, parents_BK: Tensor) -> None:
         for slot in range(len(parents_K) - 1, -1, -1):
             if direction_K[slot] < 0:
                 slots_KX[slot] = slots_KX[parents_K[slot]]
-
-
-def follow_on_device(slots_BKX: Tensor, parents_BK: Tensor) -> None:
-    """`two_passes` in one launch, without a check of the parents' values.
-
-    slots_BKX: contiguous behind [B, at least K]. Cost: K reads and writes of each request that wait for each other.
-    """
-    if not slots_BKX.is_contiguous() or not parents_BK.is_contiguous() or parents_BK.dtype != torch.int64:
-        raise ArgumentError("follow_on_device needs contiguous slots and contiguous int64 parents")
-    if parents_BK.shape[1] > slots_BKX.shape[1]:
-        raise ArgumentError(f"{parents_BK.shape[1]} beams and {slots_BKX.shape[1]} slots: make room for the widest round")
-    width = slots_BKX[0, 0].numel()
-    follow_kernel[(len(slots_BKX), triton.cdiv(width, 1024))](
-        slots_BKX, parents_BK, *slots_BKX.stride()[:2], parents_BK.shape[1], width, BLOCK=1024
-    )
-
-
-@triton.jit
-def follow_kernel(slots_BKX, parents_BK, stride_b, stride_k, beams, width, BLOCK: tl.constexpr):
-    """two_passes(slots[b, :, i x BLOCK : (i + 1) x BLOCK], parents[b]) by program (b, i)"""
-    request = tl.program_id(0).to(tl.int64)
-    x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    base = slots_BKX + request * stride_b + x
-    slot = tl.program_id(0) * 0
-    while slot < beams:
-        parent = tl.load(parents_BK + request * beams + slot)
-        if parent > slot:
-            tl.store(base + slot * stride_k, tl.load(base + parent * stride_k, mask=x < width), mask=x < width)
-        slot += 1
-    while slot > 0:
-        slot -= 1
-        parent = tl.load(parents_BK + request * beams + slot)
-        if parent < slot:
-            tl.store(base + slot * stride_k, tl.load(base + parent * stride_k, mask=x < width), mask=x < width)

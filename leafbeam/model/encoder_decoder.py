@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import EncoderDecoderConfig
-from leafbeam.model.kv_cache import BeamCache, PromptCache
+from leafbeam.model.kv_cache import PromptCache, new_beam_cache
 from leafbeam.model.qwen3 import Dropout, make_dropout
 from leafbeam.model.session import DecodeSession, check_prompts, checked_lengths
 from leafbeam.model.t5 import T5Decoder, T5Encoder, attend_codes
@@ -134,7 +134,7 @@ class EncoderDecoderRunner:
         self.restart()
 
     def restart(self) -> None:
-        self.beams = BeamCache(len(self._decoder.block))
+        self.beams = new_beam_cache(len(self._decoder.block), self._start_B1.device)
 
     def root_logits(self) -> Tensor:
         return self._head(self._run(self._start_B1)[:, 0], 0)
@@ -147,7 +147,8 @@ class EncoderDecoderRunner:
             self._run(self._start_B1)
         _, num_beams, num_codes = tokens_BKC.shape
         self.beams.follow(parents_BK, num_codes)
-        hidden_BKCD = self._run(tokens_BKC.flatten(1, 2)).unflatten(1, (num_beams, num_codes))
+        hidden_BND = self._run(self.beams.to_slots(tokens_BKC).flatten(1, 2))
+        hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 
     def _run(self, tokens_BN: Tensor) -> Tensor:

@@ -6,12 +6,16 @@ Shapes: B requests, T tokens of a prompt, K beams, C new codes of each beam, N =
 G key heads, E values of a head.
 """
 
+from collections.abc import Callable
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.qwen3 import causal
 from leafbeam.ops.attention.reference import prefix_attention
+from leafbeam.ops.backend import is_installed
 
 
 def token_bytes(config: ModelConfig, itemsize: int = 4) -> int:
@@ -59,8 +63,18 @@ class PromptCache:
         return prefix_attention(query_BNHE, self.keys[layer], self.values[layer], self.lengths_B)
 
 
+def new_beam_cache(num_layers: int, device: torch.device) -> "BeamCache":
+    """On a GPU with Triton slots move within one buffer; elsewhere they are copied into another."""
+    if device.type == "cuda" and is_installed("triton"):
+        return InPlaceBeamCache(num_layers, import_module("leafbeam.ops.attention.triton").follow_in_place)
+    return BeamCache(num_layers)
+
+
 class BeamCache:
-    """Keys and values of the beams' codes, per layer; `extend` copies the parents' slots and adds the new ones."""
+    """Keys and values of the beams' codes, per layer; `extend` copies the parents' slots and adds the new ones.
+
+    `to_slots` and `to_beams` bring what beams have (B, K, ...) into the order of their slots, and back: here the same.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * num_layers  # per layer, (B, K, S, G, E)
@@ -82,8 +96,14 @@ class BeamCache:
         """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change."""
         self._parents_BK, self.shape = parents_BK, (parents_BK.shape[1], num_codes)
 
+    def to_slots(self, of_beams_BK: Tensor) -> Tensor:
+        return of_beams_BK
+
+    def to_beams(self, of_slots_BK: Tensor) -> Tensor:
+        return of_slots_BK
+
     def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
-        """Add C codes of every beam (a beam's are adjacent) -> keys and values (B, K, S, G, E) of all codes so far."""
+        """Add C codes of every beam (adjacent; beams in the order of slots) -> keys and values (B, K, S, G, E) of all codes."""
         self.keys[layer] = keys = self._extended(self.keys[layer], key_BNGE)
         self.values[layer] = values = self._extended(self.values[layer], value_BNGE)
         return keys, values
@@ -97,3 +117,60 @@ class BeamCache:
         rows_BK = parents_BK + torch.arange(requests, device=parents_BK.device)[:, None] * before
         parents_BKSGE = slots_BKSGE.flatten(0, 1).index_select(0, rows_BK.flatten()).unflatten(0, parents_BK.shape)
         return torch.cat((parents_BKSGE, new_BKCGE), 2)
+
+
+class InPlaceBeamCache(BeamCache):
+    """The same in one buffer a layer, without a second one: slots stand in an order in which parents ascend (xGR, section 5.1).
+
+    move(slots_BKX, parents_BK): `follow_in_place` of an attention backend. A buffer that is full of codes is doubled.
+    """
+
+    def __init__(self, num_layers: int, move: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__(num_layers)
+        self._move = move
+        self._before, self._codes = 0, 1  # of a beam: in the buffers, and with those that `extend` adds
+        self._beam_BK: Tensor | None = None  # whose slot each is, and the slot of each beam; None: the same
+        self._slot_BK: Tensor | None = None
+
+    def truncate(self, num_codes: int) -> None:
+        self._codes = num_codes
+
+    def follow(self, parents_BK: Tensor, num_codes: int) -> None:
+        self._before = 0 if self.keys[0] is None else self._codes
+        self._codes, self.shape = self._before + num_codes, (parents_BK.shape[1], num_codes)
+        slots_BK = parents_BK if self._slot_BK is None else self._slot_BK.gather(1, parents_BK)
+        self._parents_BK, self._beam_BK = slots_BK.sort(dim=1, stable=True)
+        self._slot_BK = self._beam_BK.argsort(dim=1)
+
+    def to_slots(self, of_beams_BK: Tensor) -> Tensor:
+        return of_beams_BK if self._beam_BK is None else _taken(of_beams_BK, self._beam_BK)
+
+    def to_beams(self, of_slots_BK: Tensor) -> Tensor:
+        return of_slots_BK if self._slot_BK is None else _taken(of_slots_BK, self._slot_BK)
+
+    def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
+        found: list[Tensor] = []
+        for layers, new_BNGE in ((self.keys, key_BNGE), (self.values, value_BNGE)):
+            layers[layer] = buffer_BKSGE = self._with_space(layers[layer], new_BNGE)
+            if self._before and self._parents_BK is not None:
+                self._move(buffer_BKSGE[:, :, : self._before], self._parents_BK)
+            codes_BKSGE = buffer_BKSGE[:, : self.shape[0], : self._codes]
+            codes_BKSGE[:, :, self._before :] = new_BNGE.unflatten(1, self.shape)
+            found.append(codes_BKSGE)
+        return found[0], found[1]
+
+    def _with_space(self, buffer_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
+        """The buffer, or a larger one with the same codes."""
+        beams, codes = (0, 0) if buffer_BKSGE is None else buffer_BKSGE.shape[1:3]
+        if buffer_BKSGE is not None and self.shape[0] <= beams and self._codes <= codes:
+            return buffer_BKSGE
+        beams, codes = max(beams, self.shape[0]), max(codes, 1 << (self._codes - 1).bit_length())
+        larger = new_BNGE.new_empty(len(new_BNGE), beams, codes, *new_BNGE.shape[2:])
+        if buffer_BKSGE is not None:
+            larger[:, : buffer_BKSGE.shape[1], : self._before] = buffer_BKSGE[:, :, : self._before]
+        return larger
+
+
+def _taken(values_BK: Tensor, at_BK: Tensor) -> Tensor:
+    """values[b, at[b, k]] along the second axis."""
+    return values_BK.gather(1, at_BK.view(*at_BK.shape, *[1] * (values_BK.ndim - 2)).expand(-1, -1, *values_BK.shape[2:]))

@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_runner import CpuRunner
-from leafbeam.model.kv_cache import BeamCache, PromptCache
+from leafbeam.model.kv_cache import PromptCache, new_beam_cache
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Qwen3, causal, make_dropout
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
@@ -142,7 +142,7 @@ class TorchRunner:
         self.restart()
 
     def restart(self) -> None:
-        self.beams = BeamCache(len(self.prompt.keys))
+        self.beams = new_beam_cache(len(self.prompt.keys), self._lengths_B.device)
 
     def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
@@ -156,8 +156,8 @@ class TorchRunner:
         positions_BN = (self._lengths_B + level)[:, None]
         if num_codes > 1:
             positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BKC.device).repeat(num_beams)
-        hidden_BND = self._body(tokens_BKC.flatten(1, 2), positions_BN, self._attend)
-        hidden_BKCD = hidden_BND.unflatten(1, (num_beams, num_codes))
+        hidden_BND = self._body(self.beams.to_slots(tokens_BKC).flatten(1, 2), positions_BN, self._attend)
+        hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
 
     def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class ConstrainBackend(Protocol):
 
 
 @cache
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
@@ -146,7 +147,7 @@ def _resolved(backend: str, device: Any, logits: Any) -> tuple[str, Any]:
     if backend == "auto":
         of_logits = getattr(logits, "device", "cpu") if device == "auto" else device
         kind = "jax" if hasattr(of_logits, "platform") or is_jax(logits) else str(of_logits).split(":")[0]
-        on_gpu = "triton" if kind == "cuda" and _is_installed("triton") else "torch"
+        on_gpu = "triton" if kind == "cuda" and is_installed("triton") else "torch"
         backend = {"cpu": "cpu", "jax": "jax"}.get(kind, on_gpu)
     if device == "auto":
         device = None

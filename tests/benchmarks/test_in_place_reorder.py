@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.peers.in_place_reorder import by_parent, directions, follow_in_place, follow_on_device, two_passes
+from benchmarks.peers.in_place_reorder import by_parent, directions, follow_in_place, two_passes
 from leafbeam.errors import ArgumentError
 
 
@@ -56,21 +56,3 @@ def test_fewer_beams_leave_the_other_slots_alone_and_more_than_slots_are_refused
     with pytest.raises(ArgumentError, match="0 to 4"):
         follow_in_place(slots, torch.tensor([[-1, 0]]))
     follow_in_place(slots, torch.zeros(1, 0, dtype=torch.int64))
-
-
-def test_the_kernel_follows_as_the_two_passes_do() -> None:
-    for seed in range(3):
-        parents = torch.cat([maps(seed, 7, ascending=True), maps(seed + 50, 7, ascending=True)])
-        slots = torch.randn(2, 9, 3, 5, generator=torch.Generator().manual_seed(seed))
-        expected = slots.clone()
-        two_passes(expected, parents)
-        follow_on_device(slots, parents)
-        assert torch.equal(slots, expected)
-
-
-def test_the_kernel_refuses_slots_and_parents_that_do_not_fit() -> None:
-    slots = torch.zeros(2, 3, 2, 2, 16)
-    with pytest.raises(ArgumentError, match="contiguous"):
-        follow_on_device(slots, torch.zeros(2, 3))
-    with pytest.raises(ArgumentError, match="widest"):
-        follow_on_device(slots, torch.zeros(2, 4, dtype=torch.int64))

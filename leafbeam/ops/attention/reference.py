@@ -115,6 +115,12 @@ def merge(values_BKHE: Tensor, lse_BKH: Tensor, other_values_BKHE: Tensor, other
     return torch.lerp(values_BKHE, other_values_BKHE, share_BKH[..., None].to(values_BKHE.dtype))
 
 
+def follow_in_place(slots_BKX: Tensor, parents_BK: Tensor) -> None:
+    """slots[:, k] = slots[:, parents[:, k]], for ascending parents; slots beyond the parents are left as they are."""
+    at_BK = parents_BK.view(*parents_BK.shape, *[1] * (slots_BKX.ndim - 2))
+    slots_BKX[:, : parents_BK.shape[1]] = slots_BKX.gather(1, at_BK.expand(-1, -1, *slots_BKX.shape[2:]))
+
+
 def extend_ancestors(ancestors_BKS: Tensor | None, parents_BK: Tensor) -> Tensor:
     """ancestors[b, k] = ancestors[b, parents[b, k]] + [k], with no ancestors before the first code.
 
