@@ -27,7 +27,7 @@ from leafbeam.engine.scheduler import Scheduler
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.slow_batches import SlowBatch, SlowBatches
 from leafbeam.engine.warm_up import calibrate, choose_threads, run_filtered, warm_up_requests
-from leafbeam.engine.worker import Worker
+from leafbeam.engine.worker import Worker, worker_stream
 from leafbeam.errors import (
     ArgumentError,
     CheckpointError,
@@ -299,6 +299,7 @@ class Engine:
                     self.clock,
                     slow_batches=self.slow_batches,
                     threads=self.threads,
+                    stream=worker_stream(self.model.device),
                 )
             )
         self.scheduler.open()
