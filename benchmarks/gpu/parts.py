@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import attention as gpu_attention
+from benchmarks.gpu import decode as gpu_decode
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
 from benchmarks.gpu import splits as gpu_splits
@@ -29,7 +30,7 @@ from benchmarks.rows import append_row
 __all__ = ["SECONDS", "lines", "main", "part"]
 
 # Seconds of each part, and 15 more for the measurement that runs then. The others are compared with the first.
-SECONDS = {"ceilings": 25, "attention": 55, "splits": 50, "head": 80, "language": 35, "step": 130}
+SECONDS = {"ceilings": 25, "attention": 50, "splits": 45, "head": 70, "language": 30, "decode": 50, "step": 100}
 
 
 def main(as_json: bool) -> None:
@@ -77,6 +78,8 @@ def part(name: str, device: torch.device, roofs: dict[str, float], seconds: floa
         yield from gpu_head.runs(device, bandwidth, seconds)
     elif name == "language":
         yield from gpu_language.runs(device, bandwidth, seconds)
+    elif name == "decode":
+        yield from gpu_decode.runs(device, seconds)
     else:
         yield from gpu_step.runs(device, bandwidth, seconds)
 

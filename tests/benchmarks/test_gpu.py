@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import attention as gpu_attention
+from benchmarks.gpu import decode as gpu_decode
 from benchmarks.gpu import head as gpu_head
 from benchmarks.gpu import language as gpu_language
 from benchmarks.gpu import parts
@@ -83,6 +84,19 @@ def test_step_parity_and_times_run() -> None:
     trie = gpu_step.random_trie("uniform", sizes)
     measured = gpu_step.search_times(CPU, trie, sizes, 1e10, copies=1)
     assert len(measured["leafbeam_us_by_level"]) == len(measured["static_scatter_us_by_level"]) == 3
+
+
+def test_decode_parity_and_times_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = gpu_decode.Sizes(items=60, codes=6, levels=3, layers=1, hidden=16, requests=2, tokens=5, beams=4)
+    rows = list(gpu_decode.runs(CPU, 0.0, sizes))
+    assert [measured.get("parity") for _, measured in rows[:4]] == ["ok"] * 4
+    assert [measured.get("left_out") for _, measured in rows[4:8]] == ["after 0 s"] * 4
+    assert set(rows[8][1]["seconds"]) == {"default stream", "own streams"}
+    assert set(gpu_decode.measure(CPU, "encoder-decoder", "allowed", sizes)["ms"]) == {"graph", "launches"}
+    right = gpu_decode.reference.attend
+    monkeypatch.setattr(gpu_decode.reference, "attend", lambda *given: right(*given) * 1.5)
+    with pytest.raises(AssertionError):
+        gpu_decode.parity(CPU, "decoder", "full", sizes)
 
 
 def test_language_parity_and_times_run() -> None:
