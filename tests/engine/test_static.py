@@ -304,7 +304,7 @@ def test_nothing_comes_from_the_host(scoring: Any, kind: Callable[[int, Any], An
     decode = without_contents(new_decode(model, version, Bucket(batch=2, length=12, num_beams=8, scoring=scoring)))
     with Touched() as touched:
         decode.run()
-    assert len(touched.devices) > 500
+    assert len(touched.devices) > 300
     assert set().union(*touched.devices) == {"meta"}
 
 

@@ -397,7 +397,8 @@ def follow_kernel(slots_BKX, parents_BK, slot_b, slot_k, beams, width, BEAMS: tl
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     base = slots_BKX + request * slot_b + x[None, :]
     tiles = tl.cdiv(beams, BEAMS)
-    for i in range(2 * tiles):
+    i = tl.program_id(0) * 0
+    while i < 2 * tiles:
         slot = (tl.minimum(i, 2 * tiles - 1 - i) * BEAMS + tl.arange(0, BEAMS)).to(tl.int64)
         parent = tl.load(parents_BK + request * beams + slot, mask=slot < beams, other=0)
         moves = ((parent > slot) & (i < tiles)) | ((parent < slot) & (i >= tiles))
@@ -405,3 +406,4 @@ def follow_kernel(slots_BKX, parents_BK, slot_b, slot_k, beams, width, BEAMS: tl
         content = tl.load(base + parent[:, None] * slot_k, mask=mask, other=0.0)
         tl.debug_barrier()
         tl.store(base + slot[:, None] * slot_k, content, mask=mask)
+        i += 1
