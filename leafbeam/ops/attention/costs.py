@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -141,10 +142,10 @@ class AttentionCosts:
         write_json(path, {"format": _FORMAT, **asdict(self)})
 
     @classmethod
-    def load(cls, path: Path) -> AttentionCosts:
+    def load(cls, path: str | PathLike[str]) -> AttentionCosts:
         """Read a file of `make gpu`. Raises DataError."""
         try:
-            content = json.loads(read_text(path))
+            content = json.loads(read_text(Path(path)))
             if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
             return cls(**content)
