@@ -12,6 +12,7 @@ import leafbeam.serve
 from leafbeam.cli import app
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import Settings
+from leafbeam.ops.attention.costs import AttentionCosts
 
 
 @pytest.fixture
@@ -43,6 +44,13 @@ def test_graphs_are_off_by_default_and_have_a_memory_limit(serve_with: Any):
     assert not serve_with()["settings"].graphs
     settings = serve_with("--device", "cuda", "--graphs", "--graph-mb", "512")["settings"]
     assert (settings.graphs, settings.graph_mb) == (True, 512)
+
+
+def test_costs_of_attention_are_read_from_a_file(serve_with: Any, tmp_path: Path):
+    path, costs = tmp_path / "costs.json", AttentionCosts(wave=1.0, device="a GPU")
+    costs.save(path)
+    settings = serve_with("--device", "cuda", "--graphs", "--attention-costs", str(path))["settings"]
+    assert settings.attention_costs == costs
 
 
 def test_ablation_switches_are_settings_and_no_options():
