@@ -58,7 +58,7 @@ def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest
         return {"p50": 100.0 + 5 * -(-tokens // (64 * splits)) + splits}
 
     monkeypatch.setattr(gpu_splits, "times", timed)
-    works = [AttentionWork(requests=1, tokens=tokens, beams=1, heads=1, groups=1, size=8) for tokens in (65, 130)]
+    works = [AttentionWork(requests=1, tokens=tokens, beams=1, heads=1, groups=1, size=8) for tokens in (65, 257)]
     rows = list(gpu_splits.runs(CPU, 1e6, works, tmp_path / "costs.json"))
     assert [list(measured["us_by_splits"]) for _, measured in rows[:2]] == [[1, 2], [1, 2, 3]]
     fitted = rows[2][1]

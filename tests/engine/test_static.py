@@ -230,6 +230,7 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
     rng = np.random.default_rng(4)
     vocabulary = Vocabulary(codebook_sizes=SIZES)
     model, version = new_model(3, vocabulary), new_version(rng, num_delta=num_delta)
+    encoder_decoder = new_encoder_decoder(3, vocabulary)
     bucket = Bucket(batch=2, length=12, num_beams=8, scoring=scoring)
     with FakeTensorMode(allow_non_fake_inputs=True):
         new_decode(model, version, bucket).run()
@@ -238,7 +239,7 @@ def test_nobody_waits_for_a_value(scoring: Any, num_delta: int) -> None:
             assert float(arguments[0].sum()) >= 0
             return reference.attend(*arguments)
 
-        new_decode(new_encoder_decoder(3, vocabulary), version, bucket).run()
+        new_decode(encoder_decoder, version, bucket).run()
         with pytest.raises(DataDependentOutputException):
             new_decode(model, version, bucket, attention=dataclasses.replace(reference.attention(), over_both=looks)).run()
 

@@ -63,7 +63,7 @@ def test_batches_of_two_workers_run_at_once_each_in_its_own_stream(shop, monkeyp
 
     requests = [Request(num_beams=beams, num_items=3) for beams in (5, 6, 7, 8)]  # of other beams: a batch of its own each
     with Engine(shop.model, shop.trie, settings=Settings(workers=2)) as engine:
-        alone = [engine.recommend(request)[0].item_ids for request in requests]
+        alone = [result.item_ids for result in engine.recommend(requests)]
         with interrupted(shop.model, note):
             found = [[engine.submit(request) for request in pair] for pair in (requests[:2], requests[2:])]
             assert [one.result(PATIENCE).item_ids for pair in found for one in pair] == alone

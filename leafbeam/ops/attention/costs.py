@@ -104,7 +104,7 @@ class AttentionCosts:
         costs = [getattr(self, name) for name in _FEATURES]
         if not all(type(cost) in (int, float) and 0 <= cost <= _MAX_COST for cost in costs) or not any(costs):
             raise ArgumentError(f"wave, block and merge must be nanoseconds from 0 to {_MAX_COST:g}, not all 0: not {costs}")
-        if not isinstance(self.device, str | None):
+        if not isinstance(self.device, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"device must be the name of a GPU, or None, not {self.device!r}")
 
     def nanoseconds(self, work: AttentionWork, splits: int) -> float:
