@@ -126,6 +126,13 @@ class SequenceSearch:
         suffix_fn: SuffixFn | None = None,
     ) -> "SequenceRun":
         """`run` in steps: see `SequenceRun`. Nothing is computed before its first round."""
+        constraint = self.constraint(batch_size, head=head, costs=costs)
+        return SequenceRun(constraint, ModelCalls(step_fn, suffix_fn), self.end_code)
+
+    def constraint(
+        self, batch_size: int = 1, *, head: NDArray[np.float32] | Any | None = None, costs: HeadCosts | None = None
+    ) -> AutomatonConstraint:
+        """What decides the rounds of a batch, for those who call the model themselves. Arguments and errors as of `run`."""
         requests = self._automata * batch_size if len(self._automata) == 1 else self._automata
         if batch_size < 1 or len(requests) != batch_size:
             raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
@@ -133,33 +140,29 @@ class SequenceSearch:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
         if head is not None and self._device is not None:
             raise ArgumentError("head is multiplied on the CPU: with backend 'triton' let step_fn return logits")
-        batch = automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes)
-        return SequenceRun(self._constraint(batch, head, costs), ModelCalls(step_fn, suffix_fn), self.end_code)
+        return self._constraint(automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes), head, costs)
 
     def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:
         return AutomatonConstraint(self.config, batch, head=head, costs=costs, device=self._device)
 
 
 class SequenceRun:
-    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once.
-
-    constraint: what decides a round, for those who call the model themselves in the place of `rounds`.
-    """
+    """A search of sequences in progress. rounds: what it has done after each call of the model; iterate over it once."""
 
     def __init__(self, constraint: AutomatonConstraint, model: ModelCalls, end_code: int) -> None:
-        self.constraint, self._end_code = constraint, end_code
+        self._constraint, self._end_code = constraint, end_code
         self.rounds = rounds(constraint, model, watch=True)
 
     def is_going_on(self, trace: Trace) -> NDArray[np.bool_]:
         """Which requests have a sequence that has not ended, bool (B,)."""
         live_BK = to_numpy(trace.beams.scores) > -np.inf
-        return np.any(live_BK & ~to_numpy(self.constraint.finished(trace.beams)), axis=1)
+        return np.any(live_BK & ~to_numpy(self._constraint.finished(trace.beams)), axis=1)
 
     def result(self, trace: Trace) -> SequenceResult:
         """The sequences after a round."""
-        raise_if_bad(self.constraint, "in round")
+        raise_if_bad(self._constraint, "in round")
         scores_BK = to_numpy(trace.beams.scores)
-        finished_BK = to_numpy(self.constraint.finished(trace.beams)) & (scores_BK > -np.inf)
+        finished_BK = to_numpy(self._constraint.finished(trace.beams)) & (scores_BK > -np.inf)
         return SequenceResult(
             tokens=_tokens(trace, finished_BK, self._end_code),
             scores=scores_BK,

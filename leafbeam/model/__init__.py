@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model, qwen3_config, qwen3_vocabulary, tiger_config
     from leafbeam.model.prompt_store import PromptStore
     from leafbeam.model.session import DecodeSession
+    from leafbeam.model.text_session import TextSession
     from leafbeam.model.transformer import Transformer
     from leafbeam.model.two_stage import GeneratedText, TwoStage
     from leafbeam.model.vocabulary import AnyVocabulary, PromptTokens, TextTokens, TokenTable, Vocabulary, vocabulary_from_dict
@@ -25,6 +26,7 @@ __all__ = [
     "ModelConfig",
     "PromptStore",
     "PromptTokens",
+    "TextSession",
     "TextTokens",
     "TokenTable",
     "Transformer",

@@ -3,6 +3,7 @@
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
     codes     rows of B x K beams; their keys and values stay where they were written, and a table of ancestors finds them;
               beams that continue alike, as dead ones do, are one row
+    texts     rows of B x K texts, each with as many new tokens as it has; slots as for codes
 
 A chunk of rows goes through all layers before the next, so that activations do not grow with the prompt or the beams and stay
 in the caches. Attention has two stages under one softmax (xGR, section 5.2): all queries of a chunk against the prompt, as
@@ -73,16 +74,26 @@ class _Weights(NamedTuple):
 class _CodeSlots(NamedTuple):
     """Where the beams' codes stand in flat keys and values.
 
-    new: the element at which each new code starts. first_LS: the same for every code, in every layer. stride: elements from
-    one layer to the next. width: elements of one beam's code.
+    first_LS: the element at which each code starts, in every layer. stride: elements from one layer to the next. width:
+    elements of one beam's code.
     """
 
-    new: Array
     first_LS: Array
     stride: int
     width: int
     keys: Array
     values: Array
+
+
+class _Codes(NamedTuple):
+    """Codes to run, a beam's adjacent and in order: their tokens, their beams (of all requests), their levels."""
+
+    token_N: Array
+    beam_N: Array
+    level_N: Array
+
+    def part(self, begin: int, end: int) -> _Codes:
+        return _Codes._make(array[begin:end] for array in self)
 
 
 class Tile(NamedTuple):
@@ -168,36 +179,18 @@ class CpuRunner:
         self._multiply_head(self._last_BD, 0, logits_BV)
         return logits_BV
 
-    def roll_back(self, level: int) -> None:
-        assert level <= len(self._first_S)  # `extend` writes from its level on
-
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
-        (requests, beams, num_codes), config = tokens_BKC.shape, self._config
+        requests, beams, num_codes = tokens_BKC.shape
         repeats_BK = _repeats(tokens_BKC.numpy(), parents_BK.numpy())
         beam_U, first_B1 = np.flatnonzero(~repeats_BK), np.concatenate([[0], np.cumsum((~repeats_BK).sum(1))]) * num_codes
         slots = self._code_slots(requests * beams, num_codes, level)
         ancestors_BS = self._extend_ancestors(parents_BK.numpy(), repeats_BK, num_codes, level)
         outputs = self._output_buffers(len(beam_U), level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1, num_codes)[beam_U].reshape(-1)
+        codes = _Codes(tokens_N, np.repeat(beam_U, num_codes), level + np.tile(np.arange(num_codes), len(beam_U)))
         for first_row, last_row in _even_parts(len(beam_U), max(1, self._space.rows // num_codes)):
-            begin, end = first_row * num_codes, last_row * num_codes
-            row_N, code_N = np.divmod(np.arange(begin, end), num_codes)
-            beam_N = beam_U[row_N]
-            chunk = self._space.chunk(config, end - begin)
-            chunk.load(self._embedding, tokens_N[begin:end], self._lengths_B[beam_N // beams] + level + code_N)
-            slot_N, visible_N = slots.new[code_N] + beam_N * slots.width, level + 1 + code_N
-            tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
-            for layer, weights in enumerate(self._layers):
-                kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
-                self._store_keys_values(weights, chunk, slot_N, kv)
-                self._rotate_queries(weights, chunk)
-                self._attend(layer, chunk, tiles, 0)
-                prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
-                codes = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
-                kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *codes, chunk.attention_output_XQ)
-                self._finish_layer(weights, chunk)
-            normed_ND = self._normed(self._norm, chunk)
+            normed_ND = self._run_codes(codes, first_row * num_codes, last_row * num_codes, first_B1, slots, ancestors_BS)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_row:last_row])
         if len(beam_U) < requests * beams:
@@ -205,6 +198,48 @@ class CpuRunner:
             row_N = torch.from_numpy(np.where(repeats_BK, position_BK[:, -1:], position_BK).reshape(-1))
             outputs = [self._repeated(output, row_N, code) for code, output in enumerate(outputs)]
         return [output.unflatten(0, (requests, beams)) for output in outputs]
+
+    def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
+        """See `TextRunner`. Rows of all texts run together, as many as each has tokens."""
+        count_R, requests = np.array([len(row) for row in tokens]), len(self._lengths_B)
+        row_R, end_R = np.arange(len(tokens)), np.cumsum(count_R)
+        level_N = np.arange(end_R[-1]) - np.repeat(end_R - count_R - np.asarray(levels), count_R)
+        token_N = np.fromiter((token for row in tokens for token in row), np.int64, end_R[-1])
+        codes = _Codes(token_N, np.repeat(row_R, count_R), level_N)
+        needed = int(level_N.max(initial=-1)) + 1
+        assert needed < self._vocabulary.num_levels  # the room there is
+        missing = max(0, needed - len(self._first_S))
+        slots = self._code_slots(len(tokens), missing, len(self._first_S))
+        _, own_RS = self._space.buffer("own slots", len(tokens), self._vocabulary.num_levels, dtype=torch.int64)
+        own_RS[:] = row_R[:, None]
+        first_B1 = np.concatenate([[0], end_R.reshape(requests, -1)[:, -1]])
+        hidden_RD = torch.zeros(len(tokens), self._config.hidden_size)
+        for begin, end in _even_parts(len(token_N), self._space.rows):
+            normed_ND = self._run_codes(codes, begin, end, first_B1, slots, own_RS)
+            done_R = np.flatnonzero((count_R > 0) & (begin < end_R) & (end_R <= end))
+            hidden_RD[done_R] = normed_ND[end_R[done_R] - 1 - begin]
+        return hidden_RD
+
+    def _run_codes(
+        self, codes: _Codes, begin: int, end: int, first_B1: Array, slots: _CodeSlots, ancestors_BS: Array
+    ) -> Tensor:
+        """The normed hidden states of codes begin to end, whose keys and values go to their slots. first_B1: each request's."""
+        config, (token_N, beam_N, level_N) = self._config, codes.part(begin, end)
+        request_N = np.searchsorted(first_B1, np.arange(begin, end), side="right") - 1
+        chunk = self._space.chunk(config, end - begin)
+        chunk.load(self._embedding, token_N, self._lengths_B[request_N] + level_N)
+        slot_N, visible_N = slots.first_LS[0, level_N] + beam_N * slots.width, level_N + 1
+        tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
+        for layer, weights in enumerate(self._layers):
+            kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
+            self._store_keys_values(weights, chunk, slot_N, kv)
+            self._rotate_queries(weights, chunk)
+            self._attend(layer, chunk, tiles, 0)
+            prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
+            places = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
+            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ)
+            self._finish_layer(weights, chunk)
+        return self._normed(self._norm, chunk)
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
@@ -327,7 +362,7 @@ class CpuRunner:
         capacity = max(begin + (num_steps - len(self._first_S)) * layers * stride, expected)
         first_S, layers_L1 = np.array(self._first_S), np.arange(layers)[:, None]
         keys, values = (self._space.buffer(f"code {name}", capacity, keep=True)[1] for name in ("keys", "values"))
-        return _CodeSlots(first_S[level:], first_S + layers_L1 * np.array(self._strides_S), stride, width, keys, values)
+        return _CodeSlots(first_S + layers_L1 * np.array(self._strides_S), stride, width, keys, values)
 
     def _extend_ancestors(self, parents_BK: Array, repeats_BK: Array, num_codes: int, level: int) -> Array:
         """The table of ancestors after the beams' new parents, in the other of two buffers; repeats share one's new codes."""

@@ -87,11 +87,6 @@ class BeamCache:
         """Bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
-    def truncate(self, num_codes: int) -> None:
-        """Keep the first codes of every beam."""
-        for layers in (self.keys, self.values):
-            layers[:] = [None if slots is None else slots[:, :, :num_codes] for slots in layers]
-
     def follow(self, parents_BK: Tensor, num_codes: int) -> None:
         """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change."""
         self._parents_BK, self.shape = parents_BK, (parents_BK.shape[1], num_codes)
@@ -132,9 +127,6 @@ class InPlaceBeamCache(BeamCache):
         self._beam_BK: Tensor | None = None  # whose slot each is, and the slot of each beam; None: the same
         self._slot_BK: Tensor | None = None
 
-    def truncate(self, num_codes: int) -> None:
-        self._codes = num_codes
-
     def follow(self, parents_BK: Tensor, num_codes: int) -> None:
         self._before = 0 if self.keys[0] is None else self._codes
         self._codes, self.shape = self._before + num_codes, (parents_BK.shape[1], num_codes)
@@ -174,3 +166,30 @@ class InPlaceBeamCache(BeamCache):
 def _taken(values_BK: Tensor, at_BK: Tensor) -> Tensor:
     """values[b, at[b, k]] along the second axis."""
     return values_BK.gather(1, at_BK.view(*at_BK.shape, *[1] * (values_BK.ndim - 2)).expand(-1, -1, *values_BK.shape[2:]))
+
+
+class TextCache:
+    """Keys and values of texts that grow at different paces, per layer: token s of a text is in slot s."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.keys: list[Tensor | None] = [None] * num_layers  # per layer, (B, K, S, G, E)
+        self.values: list[Tensor | None] = [None] * num_layers
+
+    def place(self, slot_BKC: Tensor, num_slots: int) -> None:
+        """The next `extend` writes C tokens of each text to these slots, all below num_slots."""
+        self.slot_BKC, self._num_slots = slot_BKC, num_slots
+
+    def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
+        """Write C tokens of every text (a text's are adjacent) -> keys and values (B, K, S, G, E) of all slots."""
+        self.keys[layer] = keys = self._written(self.keys[layer], key_BNGE)
+        self.values[layer] = values = self._written(self.values[layer], value_BNGE)
+        return keys, values
+
+    def _written(self, slots_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
+        new_BKCGE = new_BNGE.unflatten(1, self.slot_BKC.shape[1:])
+        missing = self._num_slots - (0 if slots_BKSGE is None else slots_BKSGE.shape[2])
+        if missing > 0:
+            empty = new_BKCGE.new_zeros(*new_BKCGE.shape[:2], missing, *new_BKCGE.shape[3:])
+            slots_BKSGE = empty if slots_BKSGE is None else torch.cat((slots_BKSGE, empty), 2)
+        assert slots_BKSGE is not None
+        return slots_BKSGE.scatter_(2, self.slot_BKC[..., None, None].expand_as(new_BKCGE), new_BKCGE)

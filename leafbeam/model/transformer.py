@@ -5,7 +5,7 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,12 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model.base import SidModel
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.cpu_runner import CpuRunner
-from leafbeam.model.kv_cache import PromptCache, new_beam_cache
+from leafbeam.model.kv_cache import PromptCache, TextCache, new_beam_cache
 from leafbeam.model.prompt_store import PromptStore
 from leafbeam.model.qwen3 import Qwen3, causal, make_dropout
 from leafbeam.model.session import DecodeSession, Runner, check_prompts, checked_lengths
-from leafbeam.model.vocabulary import AnyVocabulary
+from leafbeam.model.text_session import TextRunner, TextSession
+from leafbeam.model.vocabulary import AnyVocabulary, TextTokens
 from leafbeam.model.weights import TensorNames
 from leafbeam.model.workspace import Workspace
 from leafbeam.ops.attention.reference import causal_suffix_attention, merge, suffix_attention
@@ -129,6 +130,22 @@ class Transformer(SidModel[ModelConfig]):
             runner = TorchRunner(self.model, head_of, tokens_BT, lengths_B)
         return DecodeSession(runner, vocabulary, lengths_B)
 
+    @torch.inference_mode()
+    def start_texts(
+        self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, num_texts: int = 1, max_tokens: int = 256
+    ) -> TextSession:
+        """Prefill prompts as `start` does, for `num_texts` texts after each that grow independently of each other.
+
+        max_tokens: of a text. Cost: one pass over the tokens. Raises ArgumentError for prompts that leave no positions.
+        """
+        vocabulary = TextTokens(size=self.config.vocab_size, num_tokens=max_tokens + 1)  # the last is never run
+        lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
+        if self.takes_workspace:
+            runner: TextRunner = CpuRunner(self.model, None, vocabulary, tokens_BT, lengths_B, beams=num_texts)
+        else:
+            runner = TorchRunner(self.model, lambda hidden_D, _: hidden_D, tokens_BT, lengths_B)
+        return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)
+
 
 class TorchRunner:
     """The model's torch modules, on any device and in any dtype."""
@@ -143,12 +160,10 @@ class TorchRunner:
 
     def restart(self) -> None:
         self.beams = new_beam_cache(len(self.prompt.keys), self._lengths_B.device)
+        self._texts = TextCache(len(self.prompt.keys))
 
     def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
-
-    def roll_back(self, level: int) -> None:
-        self.beams.truncate(level)
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         _, num_beams, num_codes = tokens_BKC.shape
@@ -159,6 +174,27 @@ class TorchRunner:
         hidden_BND = self._body(self.beams.to_slots(tokens_BKC).flatten(1, 2), positions_BN, self._attend)
         hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]
+
+    def append(self, tokens: Sequence[Sequence[int]], levels: Sequence[int]) -> Tensor:
+        """See `TextRunner`. Padded to the most new tokens of a text; what padding writes is behind the text's own slots."""
+        device, count = self._lengths_B.device, max(map(len, tokens))
+        padded_BKC = torch.tensor([[*row, *[0] * (count - len(row))] for row in tokens], device=device)
+        padded_BKC = padded_BKC.view(len(self._lengths_B), -1, count)
+        slot_BKC = torch.tensor(levels, device=device).view(padded_BKC.shape[:2])[..., None] + torch.arange(
+            count, device=device
+        )
+        self._texts.place(slot_BKC, max(levels) + count)
+        positions_BN = self._lengths_B[:, None] + slot_BKC.flatten(1)
+        hidden_BND = self._body(padded_BKC.flatten(1), positions_BN, self._attend_texts)
+        last_R = torch.tensor([max(0, len(row) - 1) for row in tokens], device=device)
+        return hidden_BND.unflatten(1, slot_BKC.shape[1:]).flatten(0, 1)[torch.arange(len(tokens), device=device), last_R]
+
+    def _attend_texts(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
+        keys_BKSGE, values_BKSGE = self._texts.extend(layer, key_BNGE, value_BNGE)
+        slot_BKC = self._texts.slot_BKC
+        query_BKCHE = query_BNHE.unflatten(1, slot_BKC.shape[1:])
+        values, lse = causal_suffix_attention(query_BKCHE, keys_BKSGE, values_BKSGE, slot_BKC)
+        return merge(*self.prompt.attend(layer, query_BNHE), values.flatten(1, 2), lse.flatten(1, 2))
 
     def _attend(self, layer: int, query_BNHE: Tensor, key_BNGE: Tensor, value_BNGE: Tensor) -> Tensor:
         """One softmax over the prompt and the beam's own codes, up to each new one."""

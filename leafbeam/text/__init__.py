@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from leafbeam.text.request import Generation, GenerationResult, TextRequest
     from leafbeam.text.run import TextBatch, TextRun
     from leafbeam.text.service import TextService
+    from leafbeam.text.stepwise_run import StepwiseRun
     from leafbeam.text.tokenizer import TextTokenizer
     from leafbeam.text.worker import TextSettings
 
@@ -25,6 +26,7 @@ __all__ = [
     "JsonSchema",
     "Regex",
     "Sampling",
+    "StepwiseRun",
     "Template",
     "TextBatch",
     "TextConstraint",

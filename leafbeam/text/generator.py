@@ -8,19 +8,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-import numpy as np
 import torch
 
 from leafbeam.automata import Automaton
-from leafbeam.decode import Sampling, SequenceRun, SequenceSampler, SequenceSearch
+from leafbeam.decode import Sampling, SequenceSampler, SequenceSearch
 from leafbeam.errors import ArgumentError
-from leafbeam.model import DecodeSession, TextTokens, Transformer
+from leafbeam.model import TextTokens, Transformer
 from leafbeam.model.weights import read_hf
 from leafbeam.ops.head import HeadCosts
 from leafbeam.text.constraints import TextConstraint, compiled
 from leafbeam.text.request import Generation, GenerationResult, TextRequest, can_run_together
-from leafbeam.text.retokenized_run import RetokenizedRun
 from leafbeam.text.run import TextBatch, TextRun
+from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int]
@@ -86,7 +85,7 @@ class TextGenerator:
     """A causal language model and its tokenizer. Every text obeys its constraint; one that is cut off can be completed.
 
     Only the logits of legal tokens are computed where that is cheaper (`ops.head`), and tokens without an alternative are
-    appended in one pass (XGrammar, section 3.4: jump-forward decoding, over tokens).
+    appended in one pass (XGrammar, section 3.4: jump-forward decoding, over tokens), also where other texts of a batch choose.
 
     Raises CheckpointError where the tokenizer has more tokens than the model.
 
@@ -139,7 +138,7 @@ class TextGenerator:
 
         retokenize: text that every completion begins with is appended at once, as the tokenizer's own tokens, together with the
         two tokens before it, which may change: fewer calls, and a text that the model may not have chosen token by token. For
-        one beam, or one draw, and "allowed"; prompts run one by one.
+        one beam, or sampling, and "allowed".
 
         Cost: a pass over the prompts, and at most max_tokens passes over B x num_beams tokens. Raises ArgumentError for no
         prompt, one without tokens, or too long ones; AutomatonError for a constraint.
@@ -235,30 +234,23 @@ class TextGenerator:
         Cost: a pass over the prompts. Raises ArgumentError for prompts that the model cannot read, or that are too long.
         """
         assert can_run_together(requests)
-        if requests[0].retokenize:
-            self._check_spelling(requests[0])
-            return RetokenizedRun(requests, [self._begin([request]) for request in requests], self.tokenizer)
-        _, run = self._begin(requests)
-        return TextRun(requests, run, self.tokenizer)
-
-    def _begin(self, requests: Sequence[TextRequest]) -> tuple[DecodeSession, SequenceRun]:
-        """The prompts' session, and the search over it."""
         first, max_tokens = requests[0], max(request.max_tokens for request in requests)
         rows = [request.prompt for request in requests]
         longest = max(map(len, rows))
         self._check_positions(longest, max_tokens)
-        search = self._search(requests, max_tokens)
-        tokens_BT = np.array([[*row, *[0] * (longest - len(row))] for row in rows], np.int64)
-        session = self.model.start(
-            torch.from_numpy(tokens_BT),
-            torch.tensor([len(row) for row in rows]),
-            beams=first.num_texts,
-            vocabulary=TextTokens(size=self.num_tokens, num_tokens=max_tokens),
-            hidden=True,
-        )
-        head = self.model.head_weight.detach().numpy()
+        for request in requests:
+            self._check_spelling(request)
+        search, head = self._search(requests, max_tokens), self.model.head_weight.detach().numpy()
+        tokens_BT = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+        lengths_B = torch.tensor([len(row) for row in rows])
+        if first.is_stepwise and first.scoring == "allowed":
+            texts = self.model.start_texts(tokens_BT, lengths_B, num_texts=first.num_texts, max_tokens=max_tokens - 1)
+            constraint = search.constraint(len(rows), head=head, costs=self._costs)
+            return StepwiseRun(requests, texts, constraint, self.tokenizer)
+        vocabulary = TextTokens(size=self.num_tokens, num_tokens=max_tokens)
+        session = self.model.start(tokens_BT, lengths_B, beams=first.num_texts, vocabulary=vocabulary, hidden=True)
         run = search.start(session.step_fn, len(rows), head=head, costs=self._costs, suffix_fn=session.suffix_fn)
-        return session, run
+        return TextRun(requests, run, self.tokenizer)
 
     def _search(self, requests: Sequence[TextRequest], max_tokens: int) -> SequenceSearch:
         first, automata = requests[0], [request.automaton for request in requests]

@@ -30,6 +30,11 @@ class GrowingText:
             return
         self.replace(len(self.tokens), [token])
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far, the end token included."""
+        return len(self.tokens) + self._has_ended
+
     def bytes_from(self, first: int) -> bytes:
         """The bytes of the tokens from `first` on."""
         return b"".join(self._tokenizer.token_bytes[token] or b"" for token in self.tokens[first:])

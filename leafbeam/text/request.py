@@ -26,9 +26,8 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationResult:
-    """texts: of each prompt, best first. model_calls: of the batch, the prompts included; calls_saved: by forced tokens.
-
-    With `retokenize` each prompt has calls of its own, and both are sums.
+    """texts: of each prompt, best first. model_calls: of the batch, the prompts included. calls_saved: how many fewer than the
+    tokens of its longest text, because some were forced.
     """
 
     texts: tuple[tuple[Generation, ...], ...]
@@ -61,8 +60,8 @@ class TextRequest:
             raise ArgumentError(f"max_tokens is {self.max_tokens}, texts are {self.num_texts}: expected at least 1 of each")
         if self.sampling is not None and self.scoring != "allowed":
             raise ArgumentError("sampling normalises over the legal tokens: leave out scoring='full'")
-        if self.retokenize and (self.num_texts != 1 or self.scoring != "allowed"):
-            raise ArgumentError("retokenize writes one text, whose forced part is certain: use one text and scoring='allowed'")
+        if self.retokenize and not (self.is_stepwise and self.scoring == "allowed"):
+            raise ArgumentError("retokenize is for tokens that are final once chosen: use one beam, or sampling, and 'allowed'")
         if self.stop and not self.is_stepwise:
             raise ArgumentError("a stop ends a text while it is written: use one beam, or sampling")
         for text in self.stop:
@@ -81,5 +80,5 @@ class TextRequest:
 
 def can_run_together(requests: Sequence[TextRequest]) -> bool:
     """Whether one batch may hold them: all search alike, or all draw, for as many texts each."""
-    kinds = {(request.num_texts, request.scoring, request.sampling is None, request.retokenize) for request in requests}
+    kinds = {(request.num_texts, request.scoring, request.sampling is None) for request in requests}
     return len(kinds) == 1

@@ -63,7 +63,7 @@ class TextBatch(ABC):
 
 
 class TextRun(TextBatch):
-    """Requests that the model continues together: each call is for all of them."""
+    """Requests that the model continues together, all by one round: a search of many beams, or with scoring "full"."""
 
     def __init__(self, requests: Sequence[TextRequest], run: SequenceRun, tokenizer: TextTokenizer) -> None:
         super().__init__(requests, tokenizer)

@@ -15,7 +15,7 @@ import pytest
 from leafbeam.engine import Request
 from leafbeam.serve import Server
 from leafbeam.text import Choices, CompileLimits, Template, TextGenerator, TextService, TextSettings
-from leafbeam.text.run import TextRun
+from leafbeam.text.stepwise_run import StepwiseRun
 from tests.text.conftest import save_model
 from tests.text.gate import Gate
 from tests.text.test_chat_template import QWEN
@@ -224,7 +224,7 @@ BAD_BODIES: list[tuple[dict[str, Any], str]] = [
     ({**BASE, "beam_width": 2, "stream": True}, "stream"),
     ({**BASE, "beam_width": 2, "n": 3}, "n: at most beam_width"),
     ({**BASE, "stop": ""}, "stop is empty"),
-    ({**BASE, "retokenize": True, "n": 2}, "retokenize"),
+    ({**BASE, "retokenize": True, "beam_width": 2}, "retokenize"),
     ({**BASE, "retokenize": 1}, "retokenize"),
     ({**BASE, "stop": ["a"] * 5}, "up to 4"),
     ({**BASE, "logprobs": 5}, "logprobs: not supported"),
@@ -392,15 +392,15 @@ def test_a_client_that_goes_away_ends_its_text(server: Server, http: httpx.Clien
 def test_a_fault_of_the_model_is_500_for_a_whole_text_and_an_error_in_a_stream(
     server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ):
-    advance, calls = TextRun.advance, []
+    advance, calls = StepwiseRun.advance, []
 
-    def failing(run: TextRun) -> bool:
+    def failing(run: StepwiseRun) -> bool:
         calls.append(1)
         if len(calls) % 4 == 0:
             raise RuntimeError("a secret of the server")
         return advance(run)
 
-    monkeypatch.setattr(TextRun, "advance", failing)
+    monkeypatch.setattr(StepwiseRun, "advance", failing)
     body = {**BASE, "guided_regex": "[a-z]{20}", "max_tokens": 40}
     answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 500

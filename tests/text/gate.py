@@ -1,10 +1,13 @@
 """Lets a worker of texts go on when a test says so."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from leafbeam.text.run import TextRun
+from leafbeam.text.run import TextBatch, TextRun
+from leafbeam.text.stepwise_run import StepwiseRun
 
 
 class Gate:
@@ -12,11 +15,13 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.waiting = threading.Event(), threading.Event()
-        advance = TextRun.advance
+        for kind in (TextRun, StepwiseRun):
+            monkeypatch.setattr(kind, "advance", self._gated(kind.advance))
 
-        def gated(run: TextRun) -> bool:
+    def _gated(self, advance: Callable[[Any], bool]) -> Callable[[TextBatch], bool]:
+        def gated(run: TextBatch) -> bool:
             self.waiting.set()
             assert self.open.wait(30)
             return advance(run)
 
-        monkeypatch.setattr(TextRun, "advance", gated)
+        return gated

@@ -92,6 +92,17 @@ def test_each_prompt_of_a_batch_may_have_a_constraint_of_its_own(generator: Text
         assert found[0].tokens == generator.generate([prompt], constraint, max_tokens=60).texts[0][0].tokens
 
 
+def test_both_scorings_of_one_beam_choose_alike(generator: TextGenerator):
+    """They run in two ways: token by token together, and each as far as it has no choice."""
+    for constraints in (list(CONSTRAINTS.values()), [CONSTRAINTS["schema"]] * 3):
+        one, other = (
+            generator.generate(PROMPTS, constraints, max_tokens=60, scoring=scoring) for scoring in ("full", "allowed")
+        )
+        assert [text.tokens for (text,) in one.texts] == [text.tokens for (text,) in other.texts]
+        assert [text.finished for (text,) in one.texts] == [text.finished for (text,) in other.texts]
+        assert other.model_calls <= one.model_calls
+
+
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 def test_beams_are_ranked_and_distinct_and_the_best_is_no_worse_than_greedy(generator: TextGenerator, scoring):
     choices = Choices(texts=[f"{colour} {thing}" for colour in ("red", "blue") for thing in ("lamp", "cup", "tea")])
@@ -108,13 +119,36 @@ def test_forced_tokens_are_appended_in_one_pass_and_the_search_goes_on(generator
     texts = [f"{first} because the tea cup is naïve{second}" for first in ("x", "y") for second in ("!", "?")]
     jumped = generator.generate(["A "], Choices(texts=texts), max_tokens=60)
     assert jumped.texts[0][0].text in texts
-    assert jumped.calls_saved > 0
+    assert jumped.calls_saved > 1
     automaton = Automaton.from_choices(texts, generator.tokenizer.trie(generator.num_tokens), compress=False)
     slow = generator.generate(["A "], automaton, max_tokens=60)
-    assert slow.calls_saved == 0
+    assert slow.calls_saved == 1  # for the end, which is certain
     assert slow.model_calls > jumped.model_calls
     assert slow.texts[0][0].tokens == jumped.texts[0][0].tokens
     assert slow.texts[0][0].score == pytest.approx(jumped.texts[0][0].score, abs=1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampling": Sampling(), "num_samples": 2, "seed": 3}])
+def test_forced_tokens_of_some_texts_run_while_others_choose(generator: TextGenerator, options):
+    middle = list(range(20, 38))
+    sequences = [[first, *middle, last, 50, 51] for first in (5, 6) for last in (7, 8)]
+    forced, slow = (Automaton.from_sequences(sequences, generator.num_tokens, compress=compress) for compress in (True, False))
+    letters = generator.compile(Regex(pattern="[a-c]{4}"))
+    batch = generator.generate(PROMPTS, [letters, forced, forced], max_tokens=60, **options)
+    calls: list[int] = []
+    for prompt, automaton, texts in zip(PROMPTS, [letters, forced, forced], batch.texts, strict=True):
+        alone = generator.generate([prompt], automaton, max_tokens=60, **options)
+        assert [text.tokens for text in texts] == [text.tokens for text in alone.texts[0]]
+        assert [text.score for text in texts] == pytest.approx([text.score for text in alone.texts[0]], abs=1e-4)
+        assert all(text.finished for text in texts)
+        calls.append(alone.model_calls)
+    assert calls[1:] == [2, 2]  # a call for each choice; those of `letters` do not keep the others from going on
+    assert batch.model_calls == max(calls) <= 4
+    assert batch.calls_saved == 23 - batch.model_calls  # 22 tokens and the end
+    token_by_token = generator.generate(PROMPTS, [letters, slow, slow], max_tokens=60, **options)
+    assert token_by_token.model_calls == 22
+    if not options:  # a number is drawn for each choice
+        assert [text[0].tokens for text in token_by_token.texts] == [text[0].tokens for text in batch.texts]
 
 
 def test_a_text_that_is_cut_off_says_so(generator: TextGenerator):

@@ -1,17 +1,17 @@
 """Text-level jump-forward: texts equal those of a search that runs the whole model on every prefix, for fewer calls."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from leafbeam.automata import Automaton
 from leafbeam.errors import ArgumentError
-from leafbeam.model import ModelConfig, TextTokens, Transformer
+from leafbeam.model import ModelConfig, TextSession, TextTokens, Transformer
 from leafbeam.text import Choices, FreeText, JsonSchema, Regex, Sampling, Template, TextConstraint, TextGenerator, TextTokenizer
 
 from .schemas import FAMILIES
@@ -30,6 +30,7 @@ CONSTRAINTS: dict[str, TextConstraint] = {
     "regex": Regex(pattern="(naïve|nature): [a-c]{2} and so on(!|\\?) ü{3}"),
     "choices": Choices(texts=["red lamp", "red lantern", "tea cup"]),
     "template": Template(parts=["It is: ", FreeText(stop=".", max_length=5), " So ", Choices(texts=["lamp", "cup"]), "!"]),
+    "joined": Template(parts=["It is a ", Choices(texts=["lamp", "cup"]), " and a ", Choices(texts=["lamp", "cup"]), "!"]),
     "one text": Choices(texts=["naïve and über"]),
 }
 PROMPTS = ["A red lamp: ", "tea", "naïve über lamp and "]
@@ -105,17 +106,22 @@ def test_forced_text_has_the_tokens_of_the_tokenizer(generator: TextGenerator):
     assert found.score == 0
 
 
-def test_the_last_token_is_rolled_back_where_it_joins_what_follows(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
-    from leafbeam.model import DecodeSession
+def test_the_last_token_is_replaced_where_it_joins_what_follows(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[int, list[int]] = {}
+    replaced: list[int] = []
+    hidden_after = TextSession.hidden_after
 
-    dropped: list[int] = []
-    roll_back = DecodeSession.roll_back
-    monkeypatch.setattr(
-        DecodeSession, "roll_back", lambda session, count: (dropped.append(count), roll_back(session, count))[1]
-    )
-    for name in ("schema", "regex", "choices", "template"):
-        generator.generate(PROMPTS, CONSTRAINTS[name], max_tokens=60, retokenize=True)
-    assert set(dropped) == {1}
+    def watched(session: TextSession, texts: Sequence[list[int] | None]) -> torch.Tensor:
+        for row, text in enumerate(texts):
+            before = seen.get(row, [])
+            if text is not None:
+                replaced.append(len(before) - sum(old == new for old, new in zip(before, text, strict=False)))
+                seen[row] = list(text)
+        return hidden_after(session, texts)
+
+    monkeypatch.setattr(TextSession, "hidden_after", watched)
+    generator.generate(PROMPTS, CONSTRAINTS["joined"], max_tokens=60, retokenize=True)
+    assert set(replaced) == {0, 1}
 
 
 def test_calls_of_the_model_are_halved_on_schemas_with_fixed_keys(generator: TextGenerator):
@@ -142,12 +148,20 @@ def test_public_style_schemas_hold(generator: TextGenerator):
             jsonschema.validate(json.loads(found.text), schema)
 
 
-def test_each_prompt_has_its_constraint_and_is_as_alone(generator: TextGenerator):
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.5)])
+def test_each_prompt_has_its_constraint_and_is_as_alone_in_the_calls_of_the_longest(
+    generator: TextGenerator, sampling: Sampling | None
+):
     constraints = list(CONSTRAINTS.values())[:3]
-    together = generator.generate(PROMPTS, constraints, max_tokens=60, retokenize=True)
-    for prompt, constraint, (found,) in zip(PROMPTS, constraints, together.texts, strict=True):
-        alone = generator.generate([prompt], constraint, max_tokens=60, retokenize=True)
-        assert alone.texts[0][0] == found
+    options: Any = {"max_tokens": 60, "retokenize": True, "sampling": sampling, "num_samples": 1 if sampling is None else 3}
+    together = generator.generate(PROMPTS, constraints, **options)
+    calls: list[int] = []
+    for prompt, constraint, found in zip(PROMPTS, constraints, together.texts, strict=True):
+        alone = generator.generate([prompt], constraint, **options)
+        assert [one.tokens for one in alone.texts[0]] == [one.tokens for one in found]
+        assert [one.score for one in found] == pytest.approx([one.score for one in alone.texts[0]], abs=1e-4)
+        calls.append(alone.model_calls)
+    assert together.model_calls == max(calls)
 
 
 def test_streams_and_stops_are_those_of_generate(generator: TextGenerator):
@@ -179,33 +193,8 @@ def test_an_automaton_of_sequences_has_no_text_to_jump_over(generator: TextGener
     assert jumped.texts[0][0].tokens == plain.texts[0][0].tokens
 
 
-@pytest.mark.parametrize("device_runner", [False, True])
-def test_a_session_goes_on_from_where_it_was_rolled_back_to(generator: TextGenerator, device_runner: bool):
-    model: Any = generator.model
-    prompt, codes = torch.tensor([[5, 6, 7], [8, 9, 10]]), np.random.default_rng(0).integers(0, 300, (2, 2, 6))
-    parents = np.zeros((2, 2), np.int64)
-    own = np.tile(np.arange(2), (2, 1))
-    if device_runner:
-        model = Transformer(model.config, TextTokens(size=400, num_tokens=1)).double()
-    sessions = [model.start(prompt, vocabulary=TextTokens(size=400, num_tokens=20)) for _ in range(2)]
-    sessions[0].suffix_fn(codes[:, :, :5], parents)
-    sessions[0].roll_back(3)
-    there = sessions[0].suffix_fn(codes[:, :, 3:], own)
-    wanted = sessions[1].suffix_fn(np.concatenate([codes[:, :, :2], codes[:, :, 3:]], 2), parents)[2:]
-    for mine, its in zip(there, wanted, strict=True):
-        torch.testing.assert_close(mine, its, atol=1e-4, rtol=1e-4)
-    sessions[0].roll_back(5)  # to the prompt
-    sessions[1].step_fn()
-    torch.testing.assert_close(
-        sessions[0].step_fn(codes[:, :, 0], own), sessions[1].step_fn(codes[:, :, 0], parents), atol=1e-4, rtol=1e-4
-    )
-    for count in (-1, 2):
-        with pytest.raises(ArgumentError, match="num_codes"):
-            sessions[0].roll_back(count)
-
-
 def test_requests_that_cannot_be_retokenized_are_named(generator: TextGenerator):
-    wrong: list[dict[str, Any]] = [{"num_beams": 2}, {"scoring": "full"}, {"sampling": Sampling(), "num_samples": 2}]
+    wrong: list[dict[str, Any]] = [{"num_beams": 2}, {"scoring": "full"}]
     for options in wrong:
         with pytest.raises(ArgumentError, match="retokenize"):
             generator.generate(["A "], CONSTRAINTS["schema"], retokenize=True, **options)

@@ -8,7 +8,7 @@ import pytest
 
 from leafbeam.errors import ArgumentError, LogitsError, OverloadedError, RequestError, UnavailableError
 from leafbeam.text import Choices, FreeText, Regex, Sampling, TextGenerator, TextRequest, TextSettings
-from leafbeam.text.run import TextRun
+from leafbeam.text.stepwise_run import StepwiseRun
 from leafbeam.text.worker import TextWorker
 from tests.text.gate import Gate
 from tests.text.test_generator import CONSTRAINTS, PROMPTS
@@ -40,7 +40,7 @@ def test_jobs_in_batches_give_the_texts_of_each_alone(generator: TextGenerator, 
     plans = [
         dict(constraint=constraint, prompt=prompt, **options)
         for prompt, constraint in zip(PROMPTS, CONSTRAINTS.values(), strict=True)
-        for options in ({}, {"sampling": Sampling(), "seed": 5}, {"num_texts": 3}, {"max_tokens": 2})
+        for options in ({}, {"sampling": Sampling(), "seed": 5}, {"num_texts": 3}, {"max_tokens": 2}, {"retokenize": True})
     ]
     with running(generator) as worker:
         jobs = [worker.submit([request(generator, **plan)]) for plan in plans]
@@ -144,7 +144,7 @@ def test_a_cancelled_job_ends_and_leaves_the_others(generator: TextGenerator, mo
 def test_a_fault_fails_its_batch_and_the_next_one_runs(generator: TextGenerator, monkeypatch: pytest.MonkeyPatch):
     with running(generator) as worker:
         with monkeypatch.context() as patched:
-            patched.setattr(TextRun, "advance", lambda run: (_ for _ in ()).throw(LogitsError("NaN")))
+            patched.setattr(StepwiseRun, "advance", lambda run: (_ for _ in ()).throw(LogitsError("NaN")))
             with pytest.raises(LogitsError):
                 worker.submit([request(generator)]).texts.result(30)
         with monkeypatch.context() as patched:

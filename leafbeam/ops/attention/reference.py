@@ -94,15 +94,21 @@ def suffix_attention(
     return values_BKGRE.flatten(2, 3), lse_BKGR.flatten(2, 3)
 
 
-def causal_suffix_attention(query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal attention of a beam's last T codes over its S -> values (B, K, T, H, E), log-sum-exp (B, K, T, H)."""
+def causal_suffix_attention(
+    query_BKTHE: Tensor, key_BKSGE: Tensor, value_BKSGE: Tensor, slot_BKT: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of T codes of a beam over its S -> values (B, K, T, H, E), log-sum-exp (B, K, T, H).
+
+    slot_BKT: which of the S they are; None: the last.
+    """
     num_new, size = query_BKTHE.shape[2], query_BKTHE.shape[4]
     groups, num_slots = key_BKSGE.shape[3], key_BKSGE.shape[2]
     query_BKGNE = (query_BKTHE.unflatten(3, (groups, -1)) * size**-0.5).permute(0, 1, 3, 2, 4, 5).flatten(3, 4)
     scores = torch.matmul(query_BKGNE, key_BKSGE.permute(0, 1, 3, 4, 2)).float().unflatten(3, (num_new, -1))
     slot_S = torch.arange(num_slots, device=scores.device)
-    later_TS = slot_S > slot_S[num_slots - num_new :, None]
-    scores.masked_fill_(later_TS[:, None], -torch.inf)
+    last_BKT = slot_S[None, None, num_slots - num_new :] if slot_BKT is None else slot_BKT
+    later_BKTS = slot_S > last_BKT[..., None]
+    scores.masked_fill_(later_BKTS[:, :, None, :, None], -torch.inf)
     lse_BKGTR = scores.logsumexp(-1)
     weights = (scores - lse_BKGTR[..., None]).exp_().to(value_BKSGE.dtype)
     values = torch.matmul(weights.flatten(3, 4), value_BKSGE.transpose(2, 3)).unflatten(3, (num_new, -1))

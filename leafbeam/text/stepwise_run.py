@@ -1,0 +1,163 @@
+"""Texts whose tokens are final once they are chosen, greedy or drawn; a batch of them grows at different paces.
+
+    each call of the model: what is new of all texts that are not over, in one pass
+    then for each of them, a choice, and behind it what every completion begins with:
+        tokens   while one token is legal, and no text may end (`Automaton.chains`)
+        text     with `retokenize` (`Automaton.forced_bytes`), as the tokenizer's tokens of (last token that has run, the
+                 choice, forced text); they replace the tokens before them, whose keys and values the session drops
+    a text that has to end there needs no call for it
+
+(XGrammar, section 3.4; SGLang's compressed automata. With `retokenize` the model may have chosen other tokens, so the text may
+differ from that of token by token; it obeys the constraint all the same.)
+
+Shapes: B requests, K texts of each, R = B x K, D hidden.
+"""
+
+import codecs
+from collections.abc import Sequence
+
+import numpy as np
+
+from leafbeam.automata import Automaton
+from leafbeam.decode.automaton_constraint import AutomatonConstraint
+from leafbeam.model import TextSession
+from leafbeam.ops.constrain import Beams
+from leafbeam.text.growing_text import GrowingText
+from leafbeam.text.request import TextRequest
+from leafbeam.text.run import TextBatch
+from leafbeam.text.tokenizer import TextTokenizer
+
+
+class StepwiseRun(TextBatch):
+    """Requests that the model continues together, as far as each has no choice. Their scores are over the legal tokens."""
+
+    def __init__(
+        self,
+        requests: Sequence[TextRequest],
+        session: TextSession,
+        constraint: AutomatonConstraint,
+        tokenizer: TextTokenizer,
+    ) -> None:
+        super().__init__(requests, tokenizer)
+        self._session, self._constraint = session, constraint
+        self._writers = [
+            _Writer(request, text, tokenizer) for request, texts in zip(requests, self._growing, strict=True) for text in texts
+        ]
+        self._scores_BK = np.zeros((len(requests), requests[0].num_texts), np.float32)
+
+    def advance(self) -> bool:
+        if None not in self._results:
+            return False
+        number, self.model_calls = self.model_calls, self.model_calls + 1
+        # The prompts' call is enough for a choice, unless a text begins with what is forced.
+        choosing = [not writer.text.is_over and not (number == 0 and writer.take_forced()) for writer in self._writers]
+        if any(choosing):
+            self._choose(number, choosing)
+        for b, texts in enumerate(self._growing):
+            if self._results[b] is None and all(text.is_over for text in texts):
+                self._results[b] = tuple(text.generation for text in texts)
+        self.calls_saved = max(0, max(writer.text.num_tokens for writer in self._writers) - self.model_calls)
+        return True
+
+    def _choose(self, number: int, choosing: Sequence[bool]) -> None:
+        """One call of the model, and the next token of these texts."""
+        pairs = list(zip(self._writers, choosing, strict=True))
+        hidden_RD = self._session.hidden_after([writer.text.tokens if chooses else None for writer, chooses in pairs])
+        # A text that does not choose stands where a sequence has ended: its only code is the end code again.
+        states = [writer.state if chooses else writer.automaton.num_states for writer, chooses in pairs]
+        shape = self._scores_BK.shape
+        lo_1BK, zeros_BK = np.array(states).reshape(1, *shape), np.zeros(shape, np.int64)
+        beams = Beams(
+            scores=self._scores_BK,
+            parent=zeros_BK,
+            code=zeros_BK,
+            lo=lo_1BK,
+            hi=lo_1BK + 1,
+            num_valid=zeros_BK[:, 0] + shape[1],
+        )
+        found = self._constraint.step(number, beams, hidden_RD.unflatten(0, shape))
+        has_one_B = found.num_valid > 0  # else the model excludes every legal token by -inf: a text that is not whole
+        self._scores_BK = np.where(has_one_B[:, None], found.scores, self._scores_BK)
+        for row, (writer, chooses) in enumerate(pairs):
+            b, k = divmod(row, shape[1])
+            if not chooses:
+                continue
+            if has_one_B[b]:
+                writer.choose(int(found.code[b, k]), int(found.lo[0, b, k]), float(found.scores[b, k]))
+            # Joined tokens leave room for more choices than max_tokens, for which there are no rounds.
+            writer.text.is_over |= not has_one_B[b] or self.model_calls >= self.requests[b].max_tokens
+
+
+class _Writer:
+    """One text, and the states of its automaton."""
+
+    def __init__(self, request: TextRequest, text: GrowingText, tokenizer: TextTokenizer) -> None:
+        self.text, self.automaton, self._tokenizer = text, request.automaton, tokenizer
+        self._max_tokens, self._retokenize = request.max_tokens, request.retokenize
+        self._states = [0]  # before each token, and after the last
+        self._num_run = 0  # tokens that the model has read
+
+    @property
+    def state(self) -> int:
+        return self._states[-1]
+
+    def choose(self, token: int, state: int, score: float) -> None:
+        """Append a choice of the model, which has read all tokens before it, and what is forced after it."""
+        self._num_run = len(self.text.tokens)
+        self.text.add(token, score)
+        self._states.append(state)
+        if not self.text.is_over:
+            self.take_forced()
+
+    def take_forced(self) -> bool:
+        """Append what is forced, if there is some, and end a text that has to end there. Whether anything has changed."""
+        took = self._take_text() if self._retokenize else self._take_tokens()
+        if not self.text.is_over and self.automaton.is_final(self.state):
+            self.text.end()
+        return took or self.text.is_over
+
+    def _take_tokens(self) -> bool:
+        chains, before = self.automaton.chains, len(self.text.tokens)
+        while chains is not None and chains.token_S[self.state] >= 0 and not self.text.is_over:
+            self.text.replace(len(self.text.tokens), [int(chains.token_S[self.state])])
+            self._states.append(int(chains.next_S[self.state]))
+        return len(self.text.tokens) > before
+
+    def _take_text(self) -> bool:
+        forced = _whole_characters(self.automaton.forced_bytes(self.state))
+        tokens = self.text.tokens
+        # With the last token that has run and the choice after it; with the choice alone; on its own.
+        for first in sorted({max(0, self._num_run - 1), self._num_run, len(tokens)}) if forced else ():
+            spelled = self._tokenizer.spell(self.text.bytes_from(first) + forced)
+            if spelled is None or (first < len(tokens) and first + len(spelled) > self._max_tokens):
+                continue
+            states = _states_after(self.automaton, self._states[first], spelled)
+            if states is not None:
+                kept = spelled[: self._max_tokens - first]
+                self.text.replace(first, kept)
+                self._states[first + 1 :] = states[: len(kept)]
+                return True
+        return False
+
+
+def _states_after(automaton: Automaton, state: int, tokens: Sequence[int]) -> list[int] | None:
+    """The state after each token; None where one is illegal, which happens to automata over other tokens."""
+    states: list[int] = []
+    for token in tokens:
+        if token >= automaton.vocabulary_size:
+            return None
+        state = int(automaton.step(np.array([state]), np.array([token]))[0])
+        if state < 0:
+            return None
+        states.append(state)
+    return states
+
+
+def _whole_characters(text: bytes) -> bytes:
+    """Without the first bytes of a character at the end."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        decoder.decode(text)
+    except UnicodeDecodeError:  # it begins inside a character
+        return text
+    return text[: len(text) - len(decoder.getstate()[0])]
