@@ -1,4 +1,7 @@
-"""Automata as the constraint of a search: on the CPU, from logits or from hidden states and a head, or on a GPU.
+"""Automata as the constraint of a search, on the CPU or on a GPU: from logits, or from hidden states and a head.
+
+With a head on a GPU, a round either multiplies all of it there and goes on as from logits, or lists the legal codes on the
+host, multiplies these alone on the GPU and picks the best on the host: whichever is expected to take less time.
 
 A beam's range is [state, state + 1) of its request's automaton; a finished beam is in state S, one after the last.
 
@@ -9,7 +12,8 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from typing import Any
+from math import prod
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 from leafbeam.automata import Automaton
 from leafbeam.decode.config import SearchConfig
 from leafbeam.decode.constraint import check_logits
+from leafbeam.decode.head_constraint import dense_logits, listing_pays
 from leafbeam.decode.model_calls import JumpForward
 from leafbeam.errors import ArgumentError
 from leafbeam.ops import backend as backends
@@ -39,11 +44,16 @@ class AutomatonConstraint:
         device: DeviceAutomata | None = None,
     ) -> None:
         self.config, self.bad_T = config, []
-        self._batch, self._head, self._costs = batch, head, costs
-        self._device = device
+        self._batch, self._device = batch, device
         self._arrays: Any = None if device is None else device.arrays_for(len(batch.automata))
         final_B1 = np.array([automaton.num_states for automaton in batch.automata])[:, None]
         self._final_B1 = final_B1 if device is None else to_kind_of(final_B1, self._arrays.min_key_B)
+        self._head, self._ops = head, cast(Any, cpu)
+        self._costs = costs or HeadCosts()
+        if head is not None and device is not None:
+            self._head = to_kind_of(head.detach() if hasattr(head, "detach") else head, self._final_B1)
+            self._ops = importlib.import_module("leafbeam.ops.head.triton")
+            self._costs = costs or self._ops.DEVICE_COSTS
 
     def root(self) -> Beams[Any]:
         lo_SB1, hi_SB1 = automata.roots(self._batch)
@@ -55,7 +65,10 @@ class AutomatonConstraint:
     def step(self, number: int, beams: Beams[Any], logits: Any) -> Beams[Any]:
         num_beams, scoring = self.config.num_beams[number], self.config.scoring
         if self._head is not None:
-            return self._step_through_head(number, beams, logits)
+            hidden_BKD = self._hidden(number, beams, logits)
+            if self._device is None or self._pays(beams):
+                return self._step_through_head(number, beams, hidden_BKD)
+            logits = dense_logits(hidden_BKD, self._head)
         logits_BKV = check_logits(logits, number, (*beams.scores.shape, self._batch.num_codes), beams.scores)
         state = (number, beams.lo, beams.hi, beams.scores, logits_BKV, None)
         if self._device is None:
@@ -64,20 +77,37 @@ class AutomatonConstraint:
         self.bad_T += [bad * 0] * (number - len(self.bad_T)) + [bad]  # nothing was read in rounds that were jumped over
         return beams
 
-    def _step_through_head(self, number: int, beams: Beams[NDArray[Any]], hidden: Any) -> Beams[NDArray[Any]]:
-        found = self._head_logits(number, beams, hidden)
-        legal = found.legal_codes.indptr_R1, found.legal_codes.code_C
-        arguments = (beams.lo, beams.scores, legal, found.logit_C, found.lse_R)
-        return automata.extend(self._batch, *arguments, num_beams=self.config.num_beams[number])
+    def _step_through_head(self, number: int, beams: Beams[Any], hidden_BKD: Any) -> Beams[Any]:
+        found = self._head_logits(beams, hidden_BKD)
+        legal = to_numpy(found.legal_codes.indptr_R1), to_numpy(found.legal_codes.code_C)
+        arguments = (to_numpy(beams.lo), to_numpy(beams.scores), legal, to_numpy(found.logit_C), to_numpy(found.lse_R))
+        best = automata.extend(self._batch, *arguments, num_beams=self.config.num_beams[number])
+        return Beams(**{name: to_kind_of(array, self._final_B1) for name, array in vars(best).items()})
 
-    def _head_logits(self, number: int, beams: Beams[NDArray[Any]], hidden: Any) -> HeadLogits[NDArray[Any]]:
-        """The logits of every beam's legal codes, from the model's hidden states."""
+    def _hidden(self, number: int, beams: Beams[Any], hidden: Any) -> Any:
+        """The model's hidden states (B, K, D), checked, where the beams are."""
         shape = *beams.scores.shape, self._head.shape[1]
-        hidden_BKD = check_logits(hidden, number, shape, beams.scores, "hidden states")
-        row_indptr, code_C = automata.legal(self._batch, beams.lo, beams.hi)
-        codes = LegalCodes(indptr_R1=row_indptr, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
-        hidden_RD = hidden_BKD.reshape(-1, shape[2])
-        return cpu.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
+        return check_logits(hidden, number, shape, beams.scores, "hidden states")
+
+    def _head_logits(self, beams: Beams[Any], hidden_BKD: Any) -> HeadLogits[Any]:
+        """The logits of every beam's legal codes, from the model's hidden states."""
+        row_indptr, code_C = automata.legal(self._batch, to_numpy(beams.lo), to_numpy(beams.hi))
+        indptr_R1, code_C = (to_kind_of(array, self._final_B1) for array in (row_indptr, code_C))
+        codes = LegalCodes(indptr_R1=indptr_R1, code_C=code_C, max_row=int(np.diff(row_indptr).max(initial=0)))
+        hidden_RD = hidden_BKD.reshape(-1, hidden_BKD.shape[2])
+        return self._ops.head(hidden_RD, self._head, codes, self.config.scoring, costs=self._costs)
+
+    def _pays(self, beams: Beams[Any]) -> bool:
+        """Whether legal codes alone are expected to take less time than all; with scoring "full" all are needed."""
+
+        def num_legal() -> int:
+            lo_BK, hi_BK, count = to_numpy(beams.lo)[0], to_numpy(beams.hi)[0], 0
+            for automaton, lo_K, hi_K in zip(self._batch.automata, lo_BK, hi_BK, strict=True):
+                count += int(automaton.num_allowed(lo_K[(lo_K < hi_K) & (lo_K < automaton.num_states)]).sum())
+            return count
+
+        rows = prod(beams.scores.shape)
+        return self.config.scoring == "allowed" and listing_pays(self._costs, "allowed", rows, self._head, num_legal)
 
     def finished(self, beams: Beams[Any]) -> Any:
         return beams.lo[0] == self._final_B1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from leafbeam.decode.model_calls import JumpForward
 from leafbeam.decode.ragged import Children
 from leafbeam.errors import ArgumentError, LogitsError
 from leafbeam.ops.backend import BoundIndex, to_kind_of, to_numpy
-from leafbeam.ops.constrain import Beams
+from leafbeam.ops.constrain import Beams, Scoring
 from leafbeam.ops.head import HeadCosts, LegalCodes, Workload
 
 # Nanoseconds of a round over listed children beyond their products: once, and for each child.
@@ -62,7 +63,7 @@ class HeadConstraint(TrieConstraint):
         shape = *beams.scores.shape, weight_VD.shape[1]
         hidden_BKD = check_logits(logits, number, shape, beams.scores, "hidden states")
         if not self._pays(beams, weight_VD):
-            return super().step(number, beams, to_kind_of(hidden_BKD, weight_VD) @ weight_VD.T)
+            return super().step(number, beams, dense_logits(hidden_BKD, weight_VD))
         children = Children.of(self._bound, number, beams, self._filters)
         scores_C = self._scores(number, beams, children, hidden_BKD.reshape(-1, shape[2]))
         found = children.beams(children.best(scores_C, self.config.num_beams[number]), scores_C)
@@ -70,19 +71,12 @@ class HeadConstraint(TrieConstraint):
 
     def _pays(self, beams: Beams[Any], weight_VD: Any) -> bool:
         """Whether legal codes alone are expected to take less time, were there as many of a beam as leaves in its range."""
-        codes, hidden = weight_VD.shape
-        rows = beams.scores.shape[0] * beams.scores.shape[1]
-        dense = self._costs.dense_at(rows) * codes * hidden
-        if dense < _ROUND:
-            return False
-        leaves_BK = (to_numpy(beams.hi) - to_numpy(beams.lo)).sum(0)
-        legal = int(np.minimum(leaves_BK, codes).sum())
-        listing = _ROUND + _CHILD * legal
-        if self.config.scoring == "full":  # needs every code
-            return listing < _FUSED * dense
-        work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes), blocked=codes)
-        expected = self._costs.nanoseconds(work)
-        return min(expected["gather"], expected["tokens"]) + listing < self._costs.margin * expected["dense"]
+
+        def num_legal() -> int:
+            leaves_BK = (to_numpy(beams.hi) - to_numpy(beams.lo)).sum(0)
+            return int(np.minimum(leaves_BK, len(weight_VD)).sum())
+
+        return listing_pays(self._costs, self.config.scoring, prod(beams.scores.shape), weight_VD, num_legal)
 
     def _scores(self, number: int, beams: Beams[Any], children: Children, hidden_RD: Any) -> NDArray[np.float32]:
         """The score of every child, from the logits of legal codes alone; -inf for those that the model excludes."""
@@ -102,6 +96,32 @@ class HeadConstraint(TrieConstraint):
             raise LogitsError.not_finite(*divmod(int(row_C[bad_C.argmax()]), children.shape[1]), f"at level {number}")
         lse_C = np.where(lse_R > -np.inf, lse_R, np.float32(0))[row_C]
         return base_C + np.minimum(logit_C - lse_C, np.float32(0))  # rounding must not raise a score
+
+
+def dense_logits(hidden_BKD: Any, weight_VD: Any) -> Any:
+    """The logits (B, K, V) of all codes, where the weight is. Raises ArgumentError where torch multiplies no such dtypes."""
+    hidden_BKD = to_kind_of(hidden_BKD, weight_VD)
+    if hasattr(weight_VD, "detach") and hidden_BKD.dtype != weight_VD.dtype:
+        raise ArgumentError(f"hidden states are {hidden_BKD.dtype} and the head is {weight_VD.dtype}: expected one dtype")
+    return hidden_BKD @ weight_VD.T
+
+
+def listing_pays(costs: HeadCosts, scoring: Scoring, rows: int, weight_VD: Any, num_legal: Callable[[], int]) -> bool:
+    """Whether to list the legal codes and multiply these alone is expected to take less time than to multiply all.
+
+    num_legal: how many there are; called only where it may matter, because it may wait for a device.
+    """
+    codes, hidden = weight_VD.shape
+    dense = costs.dense_at(rows) * codes * hidden
+    if dense < _ROUND:
+        return False
+    legal = num_legal()
+    listing = _ROUND + _CHILD * legal
+    if scoring == "full":  # needs every code
+        return listing < _FUSED * dense
+    work = Workload(rows=rows, codes=codes, hidden=hidden, legal=legal, distinct=min(legal, codes), blocked=codes)
+    expected = costs.nanoseconds(work)
+    return min(expected["gather"], expected["tokens"]) + listing < costs.margin * expected["dense"]
 
 
 def _checked(head: Sequence[Any], sizes: Sequence[int]) -> list[Any]:

@@ -94,7 +94,7 @@ class _SampledConstraint(AutomatonConstraint):
             row_C = np.repeat(np.arange(batch_size * num_rows), np.diff(indptr_R1))
             logit_C = logits_BKV.reshape(-1, self._batch.num_codes)[row_C, code_C]
         else:
-            found = self._head_logits(number, beams, logits)
+            found = self._head_logits(beams, self._hidden(number, beams, logits))
             indptr_R1, code_C, logit_C = found.legal_codes.indptr_R1, found.legal_codes.code_C, found.logit_C
         shape = batch_size, self.config.num_beams[number]
         parent_K = np.arange(shape[1]) if num_rows == shape[1] else np.zeros(shape[1], np.int64)  # all begin in one row

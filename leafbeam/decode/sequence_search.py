@@ -98,8 +98,9 @@ class SequenceSearch:
     ) -> SequenceResult:
         """Decode a batch. step_fn(codes_BK, parents_BK) -> logits, as for `BeamSearch.run`: first (None, None) and (B, V).
 
-        head: the weight (V, D) of the model's head, float32 on the CPU. Given, step_fn returns hidden states, (B, D) and then
-        (B, K, D), and the head is multiplied for legal codes alone (`ops.head`). costs: from `ops.head.cpu.calibrate`.
+        head: the weight (V, D) of the model's head, float32 on the CPU; with backend "triton" on its device, in the model's
+        dtype. Given, step_fn returns hidden states, (B, D) and then (B, K, D), and the head is multiplied for legal codes alone
+        where that is cheaper (`ops.head`). costs: from `calibrate` of `ops.head.cpu` or `ops.head.triton`.
 
         suffix_fn(codes_BKT, parents_BK) -> what T calls of step_fn would return, the first with these parents, each later one
         with every beam as its own: given, the search jumps over forced chains, with the same answer. While all live beams are
@@ -138,8 +139,6 @@ class SequenceSearch:
             raise ArgumentError(f"{len(self._automata)} automata for a batch of {batch_size}: expected one for each request")
         if head is not None and len(head) != self.num_codes:
             raise ArgumentError(f"the head has {len(head):,} codes: expected num_codes, {self.num_codes:,}")
-        if head is not None and self._device is not None:
-            raise ArgumentError("head is multiplied on the CPU: with backend 'triton' let step_fn return logits")
         return self._constraint(automata.bind(requests, end_code=self.end_code, num_codes=self.num_codes), head, costs)
 
     def _constraint(self, batch: automata.AutomatonBatch, head: Any, costs: HeadCosts | None) -> AutomatonConstraint:

@@ -10,6 +10,7 @@ from leafbeam.automata import Automaton
 from leafbeam.decode import SequenceResult, SequenceSearch
 from leafbeam.decode.automaton_constraint import AutomatonConstraint
 from leafbeam.errors import ArgumentError, LogitsError
+from leafbeam.ops.head import HeadCosts
 from tests.decode.test_automata import END, SIZE
 from tests.decode.test_jump_forward import SINGLES, Forecaster
 
@@ -98,6 +99,59 @@ def test_half_precision_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_close(found, SequenceSearch(automaton, **shape).run(expected.step_fn))
 
 
+LISTED = {
+    "gather": HeadCosts(dense=((1, 1e9),), gather=1e-6, token=1.0, shared=1.0),
+    "tokens": HeadCosts(dense=((1, 1e9),), gather=1e9, token=1e-6, shared=1e-6),
+}
+
+
+@pytest.mark.parametrize(
+    ("costs", "scoring", "path"),
+    [
+        (LISTED["gather"], "allowed", "gather"),
+        (LISTED["tokens"], "allowed", "tokens"),
+        (LISTED["gather"], "full", None),
+        (None, "allowed", None),
+    ],
+)
+def test_the_head_of_legal_codes_gives_the_answer_of_the_cpu(
+    costs: HeadCosts | None, scoring: Any, path: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and masks; rounds of listed codes, and rounds that multiply the whole head, which no cost makes necessary here."""
+    from leafbeam.ops.head import triton
+
+    chosen = [
+        Automaton.from_regex(one, SINGLES, dense_share=share, compress=True)
+        for one, share in (("aab(0{3}|1-){2}b", 0.0), ("(ab|ba|01){1,3}-", 1.0))
+    ]
+    rng = np.random.default_rng(4)
+    head, hidden = rng.standard_normal((SIZE, 6), np.float32), rng.standard_normal((13, 6), np.float32)
+
+    def step_fn(codes: Any, parents: Any) -> np.ndarray:
+        return hidden[:2] if codes is None else hidden[np.asarray(codes) % 13]
+
+    def on_device(codes: Any, parents: Any) -> torch.Tensor:
+        assert codes is None or isinstance(codes, torch.Tensor)
+        return torch.from_numpy(step_fn(codes, parents))
+
+    shape: dict[str, Any] = {"end_code": END, "num_codes": SIZE, "num_beams": 3, "max_tokens": 6, "scoring": scoring}
+    expected = SequenceSearch(chosen, **shape).run(step_fn, 2, head=head)
+    taken: list[str] = []
+    original = triton.head
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        found = original(*arguments, **options)
+        taken.append(found.path)
+        return found
+
+    monkeypatch.setattr(triton, "head", watched)
+    search = SequenceSearch(chosen, **shape, **DEVICE)
+    for weight in (head, torch.from_numpy(head).requires_grad_()):
+        taken.clear()
+        assert_close(search.run(on_device, 2, head=weight, costs=costs), expected)
+        assert set(taken) == ({path} if path else set())
+
+
 def test_what_a_device_cannot_do_is_named() -> None:
     automaton = Automaton.from_regex("(ab)+", SINGLES)
     shape: dict[str, Any] = {"end_code": END, "num_codes": SIZE, "num_beams": 2, "max_tokens": 1}
@@ -112,8 +166,13 @@ def test_what_a_device_cannot_do_is_named() -> None:
     with pytest.raises(ArgumentError, match="different vocabularies"):
         SequenceSearch([automaton, other], **shape, **DEVICE)
     search = SequenceSearch(automaton, **shape, **DEVICE)
-    with pytest.raises(ArgumentError, match="head is multiplied on the CPU"):
-        search.run(lambda codes, parents: np.zeros((1, 4)), head=np.zeros((SIZE, 4), np.float32))
+    with pytest.raises(LogitsError, match="hidden states of shape"):
+        search.run(lambda codes, parents: torch.zeros(1, 5), head=np.zeros((SIZE, 4), np.float32))
+    for costs in (LISTED["gather"], None):
+        with pytest.raises(ArgumentError, match="expected one dtype"):
+            SequenceSearch(automaton, **shape, **DEVICE, scoring="allowed").run(
+                lambda codes, parents: torch.zeros(1, 4).half(), head=torch.zeros(SIZE, 4), costs=costs
+            )
     with pytest.raises(LogitsError, match="shape"):
         search.run(lambda codes, parents: torch.zeros(1, SIZE - 1))
     with pytest.raises(LogitsError, match="NaN"):
