@@ -97,7 +97,10 @@ class HttpLogprobs(ABC):
         batches = batches_of(parts, max_prefixes=self.options.max_prompts, max_tokens=union)
         asked = [[parts[number] for number in batch] for batch in batches]
         found = self._pool.map(self._ask_once, asked) if len(asked) > 1 else map(self._ask_once, asked)
-        return [answer for answers in found for answer in answers]
+        answers = {
+            number: answer for batch, got in zip(batches, found, strict=True) for number, answer in zip(batch, got, strict=True)
+        }
+        return [answers[number] for number in range(len(parts))]
 
     def _ask_once(self, queries: Sequence[TokenQuery]) -> list[Logprobs | InferenceError]:
         try:

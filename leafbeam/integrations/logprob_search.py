@@ -167,7 +167,8 @@ class _Rounds:
                 log_p_C[span] = answer
         if scoring == "allowed":
             log_p_C = log_softmax(log_p_C, children.row_C)
-        log_p_C[np.isin(children.row_C // num_rows, list(self.failures))] = -np.inf
+        if self.failures:
+            log_p_C[np.isin(children.row_C // num_rows, list(self.failures))] = -np.inf
         return log_p_C
 
     def _asked_tokens(self, level: int, token_C: NDArray[np.int64]) -> NDArray[np.int64]:

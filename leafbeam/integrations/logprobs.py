@@ -22,6 +22,7 @@ Answers = Sequence[Logprobs | InferenceError]
 _EXCLUDED = -9999.0
 # How far a log-probability, or the log of a sum of probabilities, may exceed 0 by rounding (half precisions included).
 _ROUNDING = 0.02
+_OPEN_BATCHES = 32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -66,14 +67,16 @@ def answer_to(query: TokenQuery, tokens: Sequence[Any], logprobs: Sequence[Any])
         raise InferenceError(
             f"the engine gave token {token_n[1:][twice][0]} two different log-probabilities: expected one", reason="duplicate"
         )
-    found_C = np.isin(query.tokens_C, token_n)
+    at_C = np.searchsorted(token_n, query.tokens_C)
+    at_C[at_C == len(token_n)] = 0
+    found_C = token_n[at_C] == query.tokens_C if len(token_n) else np.zeros(len(at_C), np.bool_)
     if not found_C.all():
         raise InferenceError(
             f"the engine returned the log-probabilities of {int(found_C.sum())} of {len(found_C)} tokens (token "
             f"{query.tokens_C[~found_C][0]} is missing): it must return every token that it is asked for",
             reason="missing_tokens",
         )
-    values_C = value_n[np.searchsorted(token_n, query.tokens_C)]
+    values_C = value_n[at_C]
     if np.exp(values_C).sum() > 1 + _ROUNDING:
         raise InferenceError(
             "the probabilities of distinct next tokens sum to more than 1: the engine returned something else than "
@@ -128,14 +131,18 @@ def in_slices(
 
 
 def batches_of(queries: Sequence[TokenQuery], *, max_prefixes: int, max_tokens: int | None = None) -> list[list[int]]:
-    """Numbers of queries that one call may ask together, in order: few prefixes, and few different tokens in all."""
-    batches: list[list[int]] = []
-    union: set[int] = set()
+    """Numbers of queries that one call may ask together: few prefixes, and few different tokens in all.
+
+    Each joins the first batch that has room for it, of the last 32: slices of equal tokens come together.
+    """
+    batches: list[tuple[list[int], set[int]]] = []  # and the tokens of each
     for number, query in enumerate(queries):
-        grown = union.union(query.tokens_C.tolist()) if max_tokens is not None else union
-        if not batches or len(batches[-1]) == max_prefixes or (max_tokens is not None and len(grown) > max_tokens):
-            batches.append([])
-            grown = set(query.tokens_C.tolist()) if max_tokens is not None else union
-        batches[-1].append(number)
-        union = grown
-    return batches
+        tokens = set(query.tokens_C.tolist()) if max_tokens is not None else set[int]()
+        for members, union in batches[-_OPEN_BATCHES:]:
+            if len(members) < max_prefixes and (max_tokens is None or len(union) + len(tokens - union) <= max_tokens):
+                members.append(number)
+                union |= tokens
+                break
+        else:
+            batches.append(([number], tokens))
+    return [members for members, _ in batches]

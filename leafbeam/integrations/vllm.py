@@ -22,13 +22,15 @@ from leafbeam.integrations.logprobs import Answers, Logprobs, TokenQuery, answer
 MAX_TOKENS = 128
 # About as many log-probabilities as vLLM returns in the time that one more request of a batch takes it.
 _TOKENS_A_REQUEST = 4096
+# About as many requests of a batch as take the time of a batch of their own.
+_REQUESTS_A_BATCH = 32
 
 
 class VllmModel:
     """A `vllm.LLM` of this process, for one search at a time.
 
-    A query of more than 128 tokens is asked in slices, or with all log-probabilities at once where that is cheaper and
-    the engine allows it (`LLM(max_logprobs=-1)`). lora_request: of the adapter to use, as for `LLM.generate`.
+    Queries of more than 128 tokens are asked in slices, or for all log-probabilities, in a batch of their own, where that is
+    cheaper and the engine allows it (`LLM(max_logprobs=-1)`). lora_request: of the adapter to use, as for `LLM.generate`.
 
     Raises ArgumentError for an engine that returns logits in the place of log-probabilities.
 
@@ -54,11 +56,20 @@ class VllmModel:
         """See `LogprobModel`. Raises InferenceError where vLLM refuses the batch."""
         refused = [self._refusal(query) for query in queries]
         asked = [query for query, failure in zip(queries, refused, strict=True) if failure is None]
-        whole = [query for query in asked if self._is_wide(query)]
+        whole = self._whole(asked)
         # Apart: in one batch vLLM would give requests for all log-probabilities those of the other requests' tokens.
-        parts = in_slices([query for query in asked if not self._is_wide(query)], MAX_TOKENS, partial(self._ask, whole=False))
-        answers = iter(parts), iter(self._ask(whole, whole=True))
-        return [failure or next(answers[self._is_wide(query)]) for query, failure in zip(queries, refused, strict=True)]
+        sliced = [query for query, is_whole in zip(asked, whole, strict=True) if not is_whole]
+        parts = iter(in_slices(sliced, MAX_TOKENS, partial(self._ask, whole=False)))
+        wide = iter(self._ask([query for query, is_whole in zip(asked, whole, strict=True) if is_whole], whole=True))
+        answers = (next(wide) if is_whole else next(parts) for is_whole in whole)
+        return [failure or next(answers) for failure in refused]
+
+    def _whole(self, queries: Sequence[TokenQuery]) -> list[bool]:
+        """Which queries to ask for all log-probabilities: none where too few requests are saved for a batch of their own."""
+        more = [-(-len(query.tokens_C) // MAX_TOKENS) - 1 for query in queries]  # requests, in slices
+        wide = [self.returns_all and self.vocabulary_size <= _TOKENS_A_REQUEST * number for number in more]
+        saved = sum(number for number, is_wide in zip(more, wide, strict=True) if is_wide)
+        return wide if all(wide) or saved > _REQUESTS_A_BATCH else [False] * len(wide)
 
     def _refusal(self, query: TokenQuery) -> InferenceError | None:
         """What vLLM would refuse, with the whole batch."""
@@ -70,18 +81,18 @@ class VllmModel:
             return InferenceError(f"the model has {self.vocabulary_size:,} tokens, and none {largest}", reason="refused")
         return None
 
-    def _is_wide(self, query: TokenQuery) -> bool:
-        slices = -(-len(query.tokens_C) // MAX_TOKENS)
-        return self.returns_all and self.vocabulary_size <= _TOKENS_A_REQUEST * (slices - 1)
-
     def _ask(self, queries: Sequence[TokenQuery], whole: bool) -> list[Logprobs | InferenceError]:
         if not queries:
             return []
         vllm: Any = importlib.import_module("vllm")
-        params = partial(vllm.SamplingParams, max_tokens=1, temperature=0.0, detokenize=False, flat_logprobs=True)
+        # skip_clone: no deep copy of each, because nobody else has them.
+        plain = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "flat_logprobs": True, "skip_clone": True}
+        params = partial(vllm.SamplingParams, **plain)
         # vllm.TokensPrompt is a TypedDict.
         prompts = [{"prompt_token_ids": list(query.prefix)} for query in queries]
-        wanted = params(logprobs=-1) if whole else [params(logprob_token_ids=query.tokens_C.tolist()) for query in queries]
+        different = {} if whole else {query.tokens_C.tobytes(): query.tokens_C for query in queries}
+        of_tokens = {key: params(logprob_token_ids=tokens_C.tolist()) for key, tokens_C in different.items()}
+        wanted = params(logprobs=-1) if whole else [of_tokens[query.tokens_C.tobytes()] for query in queries]
         try:
             outputs = self._llm.generate(prompts, wanted, use_tqdm=False, lora_request=self._lora_request)
         except (ValueError, importlib.import_module("vllm.exceptions").VLLMClientError) as error:

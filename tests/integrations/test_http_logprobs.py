@@ -94,13 +94,13 @@ def test_texts_of_tokens_are_known_by_a_table(server: State) -> None:
 
 
 def test_wide_queries_are_asked_of_vllm_in_slices(server: State) -> None:
-    wide = TokenQuery(prefix=PROMPTS[0], tokens_C=np.arange(3, 3 + 150))
+    wide = [TokenQuery(prefix=prompt, tokens_C=np.arange(3, 3 + 150)) for prompt in PROMPTS]
     with vllm(server) as client:
-        (found,) = client.logprobs([wide])
-    (wanted,) = LocalModel(server.model).logprobs([wide])
-    assert not isinstance(found, InferenceError)
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
-    assert sorted(len(body["logprob_token_ids"]) for body in server.bodies) == [22, 128]
+        found = client.logprobs(wide)
+    for mine, theirs in zip(found, LocalModel(server.model).logprobs(wide), strict=True):
+        assert not isinstance(mine, InferenceError)
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)
+    assert sorted(len(body["logprob_token_ids"]) for body in server.bodies) == [22, 128]  # of all prompts together
 
 
 def test_prompts_of_one_request_share_at_most_128_tokens(server: State) -> None:

@@ -323,10 +323,19 @@ def test_a_slice_that_failed_fails_its_query_alone() -> None:
 def test_batches_hold_all_queries_once_within_their_bounds(sets: list[set[int]], prefixes: int, tokens: int | None) -> None:
     queries = [query(*sorted(one)) for one in sets]
     batches = batches_of(queries, max_prefixes=prefixes, max_tokens=tokens)
-    assert [number for batch in batches for number in batch] == list(range(len(sets)))
+    assert sorted(number for batch in batches for number in batch) == list(range(len(sets)))
+    assert [batch[0] for batch in batches] == sorted(batch[0] for batch in batches)
     for batch in batches:
+        assert batch == sorted(batch)
         assert 1 <= len(batch) <= prefixes
         assert tokens is None or len(set().union(*(sets[number] for number in batch))) <= tokens
+
+
+def test_slices_of_equal_tokens_come_together_and_many_queries_take_no_time() -> None:
+    slices = [query(*range(5)), query(*range(5, 10))] * 50
+    assert batches_of(slices, max_prefixes=1000, max_tokens=5) == [list(range(0, 100, 2)), list(range(1, 100, 2))]
+    assert [len(batch) for batch in batches_of(slices, max_prefixes=40, max_tokens=5)] == [40, 40, 10, 10]
+    assert len(batches_of([query(number) for number in range(2000)], max_prefixes=1, max_tokens=1)) == 2000
 
 
 def test_a_version_is_what_it_searches(model: Model) -> None:

@@ -83,7 +83,7 @@ def test_beams_over_vllm_equal_beam_search_on_the_checkpoint(
     assert_same(found["item_ids"], found["scores"], wanted)
 
 
-@pytest.mark.parametrize("way", ["whole", "sliced"])
+@pytest.mark.parametrize("way", ["whole", "sliced", "mixed"])
 def test_wide_and_narrow_queries_of_one_batch_are_answered(model: Model, answers: dict[str, Any], way: str) -> None:
     first, narrow, *others = answers[way]
     wanted = log_probabilities(model, PROMPTS)

@@ -62,8 +62,9 @@ def main(directory):
     sliced.returns_all = False
     queries = [TokenQuery(prefix=prompt, tokens_C=np.arange(WORDS)) for prompt in prompts]
     queries.insert(1, TokenQuery(prefix=prompts[0], tokens_C=np.array([5, 3])))
-    for name, one in (("whole", model), ("sliced", sliced)):
-        out[name] = [np.asarray(answer).tolist() for answer in one.logprobs(queries)]
+    out["sliced"], out["mixed"] = ([np.asarray(answer).tolist() for answer in one.logprobs(queries)] for one in (sliced, model))
+    wide = [np.asarray(answer).tolist() for answer in model.logprobs([queries[0], *queries[2:]])]
+    out["whole"] = [wide[0], out["mixed"][1], *wide[1:]]
     refused = [TokenQuery(prefix=prefix, tokens_C=np.array([5])) for prefix in ([1] * 128, [1, WORDS], prompts[1])]
     out["refused"] = [
         str(answer) if isinstance(answer, InferenceError) else answer.tolist() for answer in model.logprobs(refused)
