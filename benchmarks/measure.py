@@ -34,6 +34,7 @@ _HELP = {
         "latency": "Where the time of one request goes, from the model's calls to HTTP.",
         "profile": "The functions that one request runs, under the profiler.",
         "http_workers": "One request, load and attacks, with and without HTTP workers.",
+        "changes": "Item changes over HTTP beside requests: latency with and without them.",
         "hostile": "What hostile clients cost the server and its quiet client.",
     },
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.serving import engines, latency, load, memory, profile
+from benchmarks.serving import changes, engines, latency, load, memory, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
@@ -69,6 +69,16 @@ def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
     assert list(measured["p50_ms"]) == ["model", "search", "recommend", "submit", "http"]
     assert list(measured["added_ms"]) == ["search", "recommend", "submit", "http"]
     assert measured["over"]["recommend_over_model"] > 0
+
+
+@pytest.mark.slow
+def test_requests_are_measured_with_and_without_changes(run: LoadRun):
+    parameters, measured = changes.measure(run, 1.5, requests_per_s=20)
+    assert parameters["changes_per_s"] == 1000
+    assert measured["without"]["errors"] == measured["beside"]["errors"] == 0
+    assert measured["p99_ratio"] > 0
+    assert 0 < measured["changes"]["changes_per_s"] <= 1000
+    assert not (run.path / "live").exists()
 
 
 @pytest.mark.slow
