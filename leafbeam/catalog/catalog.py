@@ -106,6 +106,7 @@ class Catalog:
         refresh: str | None = None,
         exclusive: bool = False,
         wait_s: float = 5.0,
+        hold_s: float = 0.0,
         rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
@@ -114,14 +115,15 @@ class Catalog:
 
         index: a trie, whose changes are kept in memory only, or a LiveIndex, which can be durable. refresh: evaluation interval
         of rules that have none of their own ("60s"); None: at `reload` only. exclusive: keep the file open and lock other
-        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. rule_timeout_s: an
+        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. hold_s: how long
+        a change keeps the file open for those that follow, unless another process has a catalog of it. rule_timeout_s: an
         evaluation of a rule that takes longer is interrupted, and is an error of that rule.
         clock, background: for tests; without the background thread, call `refresh_due`.
 
         Cost: a look-up of the table's ids in the index, and a scan of its columns for each rule. Raises DataError (the file or
         its ids), RuleError (naming rule and predicate).
         """
-        table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, rule_timeout_s=rule_timeout_s)
+        table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, hold_s=hold_s, rule_timeout_s=rule_timeout_s)
         return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
 
     @classmethod

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -25,6 +26,21 @@ _CLOSE_S = 5.0
 _TABLE_ALONE = "SET enable_external_access = false"  # a rule reads no other file, and no statement turns this off
 
 
+@dataclass(frozen=True, kw_only=True)
+class _HeldFile:
+    """A file that is open for a while, so that each change need not open it. number: of the file, whatever is at its path."""
+
+    connection: duckdb.DuckDBPyConnection
+    number: int
+    timer: threading.Timer
+
+    def is_at(self, path: Path | None) -> bool:
+        """Whether the file at a path is this one."""
+        with suppress(OSError):
+            return path is not None and path.stat().st_ino == self.number
+        return False
+
+
 class ItemsTable:
     """A DuckDB table `items`: `item_id` (integers or text, unique) and any attributes; in a file or in memory (path None).
 
@@ -33,7 +49,8 @@ class ItemsTable:
     DataError.
 
     exclusive: keep the file open and lock other processes out. Changes then cost milliseconds instead of opening the file, and
-    reads do not wait for each other. A table in memory is always exclusive. rule_timeout_s: the limit of one evaluation.
+    reads do not wait for each other. A table in memory is always exclusive. hold_s: a change that opened the file keeps it open
+    so long for those that follow, unless another process has a catalog of it. rule_timeout_s: the limit of one evaluation.
     """
 
     def __init__(
@@ -42,6 +59,7 @@ class ItemsTable:
         *,
         wait_s: float = 5.0,
         exclusive: bool = False,
+        hold_s: float = 0.0,
         rule_timeout_s: float = DEFAULT_S,
     ) -> None:
         self._limit = TimeLimit(rule_timeout_s)
@@ -51,6 +69,8 @@ class ItemsTable:
         # Serialises the sessions of this process; if exclusive, only writes and the beginnings of reads.
         self._lock = threading.Lock()
         self._num_changes = 0
+        self._hold_s = hold_s
+        self._held: _HeldFile | None = None
         self._open: duckdb.DuckDBPyConnection | None = None
         if path is None:
             self._open = duckdb.connect(":memory:")
@@ -96,9 +116,7 @@ class ItemsTable:
     def reading(self, *, other_files: bool = False) -> Generator[ReadSession]:
         """One consistent view of the table. other_files: whether SQL may write or read them. Raises DataError."""
         if self._open is None:
-            with self._lock, self._translated(), self._connect(read_only=True) as connection:
-                if not other_files:
-                    connection.execute(_TABLE_ALONE)
+            with self._lock, self._translated(), self._connected(read_only=True, other_files=other_files) as connection:
                 yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
@@ -107,15 +125,11 @@ class ItemsTable:
     @contextmanager
     def writing(self, *, other_files: bool = False) -> Generator[WriteSession]:
         """One transaction, all or nothing: `commit` it inside the block. Other sessions wait meanwhile. Raises DataError."""
-        with self._lock, self._translated():
-            connection = self._connect(read_only=False) if self._open is None else self._open.cursor()
+        with self._lock, self._translated(), self._connected(read_only=False, other_files=other_files) as connection:
             self._num_changes += 1
-            with connection:
-                if self._open is None and not other_files:
-                    connection.execute(_TABLE_ALONE)
-                connection.begin()
-                counter = None if self._open is None else self._num_changes
-                yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
+            connection.begin()
+            counter = None if self._open is None else self._num_changes
+            yield WriteSession(connection, self.name, limit=self._limit, change_counter=counter)
 
     def refill(self, items: ItemSource) -> None:
         """Replace all rows and columns by another source. Raises DataError, and then nothing was changed."""
@@ -140,6 +154,9 @@ class ItemsTable:
         if self._use_lock is not None:
             self._use_lock.close()
         give_up = time.monotonic() + _CLOSE_S
+        if self._lock.acquire(timeout=_CLOSE_S):  # not by a session that still runs
+            self._release()
+            self._lock.release()
         while self._open is not None:
             try:
                 self._open.close()
@@ -148,6 +165,45 @@ class ItemsTable:
                 if time.monotonic() >= give_up:
                     break
                 time.sleep(0.01)
+
+    @contextmanager
+    def _connected(self, *, read_only: bool, other_files: bool) -> Generator[duckdb.DuckDBPyConnection]:
+        """A connection for one session, under the lock."""
+        kept = self._kept(other_files=other_files)
+        if kept is None:
+            kept = self._connect(read_only=read_only)
+            if not other_files:
+                kept.execute(_TABLE_ALONE)
+            if read_only or other_files or not self._hold_s or self.is_shared():
+                with kept:
+                    yield kept
+                return
+            self._hold(kept)
+        with kept.cursor() as connection:
+            yield connection
+
+    def _kept(self, *, other_files: bool) -> duckdb.DuckDBPyConnection | None:
+        """The open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
+        if self._held is not None and (other_files or not self._held.is_at(self.path)):
+            self._release()
+        return self._open if self._held is None else self._held.connection
+
+    def _hold(self, connection: duckdb.DuckDBPyConnection) -> None:
+        assert self.path is not None
+        timer = threading.Timer(self._hold_s, self._end_hold)
+        self._held = _HeldFile(connection=connection, number=self.path.stat().st_ino, timer=timer)
+        timer.start()
+
+    def _end_hold(self) -> None:
+        with self._lock:
+            self._release()
+
+    def _release(self) -> None:
+        """Close a held file, under the lock."""
+        if self._held is not None:
+            self._held.timer.cancel()
+            self._held.connection.close()
+            self._held = None
 
     def _begin(self, connection: duckdb.DuckDBPyConnection) -> int:
         """Fix what a session on an exclusive table sees; returns the number of changes up to then."""

@@ -54,9 +54,10 @@ class CatalogFiles:
 
     index: a file, the directory of a live index, which is read as it is now, or a live index, which is not closed.
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
-    of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. verify: whether the index
-    is checked and read into memory (`Trie.load`). memory: the file of an item memory. learn: whether it
-    counts interactions (`Engine.observe`), which no other process may do then.
+    of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. hold_s: how long a change
+    keeps the catalog's file open (`Catalog.open`). verify: whether the index is checked and read into memory (`Trie.load`).
+    memory: the file of an item memory. learn: whether it counts interactions (`Engine.observe`), which no other process may do
+    then.
     """
 
     index: str | os.PathLike[str] | LiveIndex
@@ -64,6 +65,7 @@ class CatalogFiles:
     rules: RuleSource = None
     refresh: str | None = None
     rule_timeout_s: float = 60.0
+    hold_s: float = 0.0
     verify: bool = True
     memory: str | os.PathLike[str] | None = None
     learn: bool = False
@@ -87,8 +89,8 @@ class CatalogFiles:
                 index = Trie.load(os.fspath(index), verify=self.verify)
         if self.catalog is None:
             return index if isinstance(index, Trie) else index.merge()
-        timeout_s = self.rule_timeout_s
-        catalog = Catalog.open(self.catalog, index, self.rules, refresh=self.refresh, rule_timeout_s=timeout_s)
+        times = {"rule_timeout_s": self.rule_timeout_s, "hold_s": self.hold_s}
+        catalog = Catalog.open(self.catalog, index, self.rules, refresh=self.refresh, **times)
         opened.callback(catalog.close)
         return catalog
 

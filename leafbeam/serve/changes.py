@@ -20,6 +20,9 @@ from leafbeam.serve.keys import KeyFile
 
 log = logging.getLogger("leafbeam.serve")
 
+# To open the catalog's file takes several times as long as a change. Other programs get it at the latest after this.
+_HOLD_S = 1.0
+
 NOT_LOCAL = (
     "this server is bound to an address that other machines reach and has no keys, so it takes no changes: bind it to "
     "127.0.0.1, or start it with --changes on"
@@ -84,7 +87,7 @@ class ChangeFiles:
         if reason is None:
             try:
                 live = opened.enter_context(LiveDirectory.open(self.directory, files.index, verify=files.verify))
-                return replace(files, index=live.index, rules=_joined(files.rules, live.rules_file)), live
+                return replace(files, index=live.index, rules=_joined(files.rules, live.rules_file), hold_s=_HOLD_S), live
             except LockedError as error:
                 if self.changes == "on":
                     raise

@@ -81,10 +81,10 @@ def test_a_new_row_without_a_semantic_id_is_named_and_counted(path: Path) -> Non
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-@pytest.mark.parametrize("where", ["memory", "file", "exclusive"])
+@pytest.mark.parametrize("where", ["memory", "file", "exclusive", "held"])
 def test_changes_keep_what_has_a_row(path: Path, where: str, compacts: bool) -> None:
     write(path, f"DELETE FROM items WHERE item_id IN {tuple(GONE)}")
-    catalog = Catalog.open(path, TRIE, RULES, exclusive=where == "exclusive")
+    catalog = Catalog.open(path, TRIE, RULES, exclusive=where == "exclusive", hold_s=600 if where == "held" else 0)
     if where == "memory":
         catalog = Catalog.in_memory(items(), TRIE, RULES)
         change(catalog, f"DELETE FROM items WHERE item_id IN {tuple(GONE)}")
