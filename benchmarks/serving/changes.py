@@ -1,20 +1,23 @@
 """Item changes over HTTP beside recommendations: what 1,000 changes a second do to the latency of 50 requests a second.
 
-One `leafbeam serve` over a copy of the run, and requests of a second process with Poisson arrivals, as in `serve`: first
-without changes, then beside them, then without again. A third process sends the changes: ten requests a second of 100 items
-each, which are new ones with codes, others' prices, prices again, and the new ones' removal. Each is acknowledged before the
-next is sent, so it is on disk. The processes share the cores of the machine.
+One `leafbeam serve` over a copy of the demo's run, and requests of a second process with Poisson arrivals, as in `serve`:
+without changes and beside them, in turns, so that noise of the machine hits both alike. A third process sends the changes: ten
+requests a second of 100 items each, which are new ones with codes, others' prices, prices again, and the new ones' removal. Each
+is acknowledged before the next is sent, so it is on disk. The processes share the cores of the machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,81 +28,105 @@ from benchmarks.serving.engines import shape_of
 from benchmarks.serving.load import Answered
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
-from benchmarks.serving.serve import SLO_S, load_run
+from benchmarks.serving.serve import SLO_S
 from leafbeam.client import Client
 
-__all__ = ["measure", "runs"]
+__all__ = ["measure", "runs", "send_batches"]
 
-REQUESTS_PER_S, BATCHES_PER_S, BATCH = 50.0, 10, 100
+REQUESTS_PER_S, BATCHES_PER_S, BATCH, BEAMS = 50.0, 10, 100, 20
 
 
 def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(parameters, measured) of the one part."""
-    with load_run(quick, None) as run:
-        yield measure(run, 2.0 if quick else 30.0)
+    run = LoadRun.demo(quick)
+    yield measure(run, seconds=2.0, turns=1) if quick else measure(run, seconds=20.0, turns=4)
 
 
-def measure(run: LoadRun, seconds: float, requests_per_s: float = REQUESTS_PER_S) -> tuple[dict[str, Any], dict[str, Any]]:
-    """seconds: of each phase."""
+def measure(
+    run: LoadRun, *, seconds: float, turns: int, requests_per_s: float = REQUESTS_PER_S
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """seconds: of each turn without changes, and of each beside them."""
     rng = np.random.default_rng(11)
-    parameters = {"requests_per_s": requests_per_s, "changes_per_s": BATCHES_PER_S * BATCH, "batch": BATCH, "seconds": seconds}
-    parameters |= {"data": run.path.name, "slo_ms": SLO_S * 1e3} | shape_of(run)
+    without, beside, sent = list[Answered](), list[Answered](), list[dict[str, Any]]()
 
-    def phase(server: Served) -> list[Answered]:
+    def answered(server: Served) -> list[Answered]:
         times = load.arrivals(rng, load.steady(requests_per_s), seconds)
         return server.send(run.planned(rng, times))
 
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "run"
         shutil.copytree(run.path, copied, ignore=shutil.ignore_patterns("live*"))
-        with serving(copied, "--threads", "1", "--slo-ms", f"{SLO_S * 1e3:g}") as server:
-            server.send(run.planned(rng, np.linspace(0, 1, 20)))
-            _change(server.url, 4)
-            before = phase(server)
-            words = [sys.executable, "-m", "benchmarks.serving.changes", server.url, str(round(seconds * BATCHES_PER_S) + 10)]
-            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
-                assert child.stdout is not None
-                assert child.stdout.readline() == "begins\n"
-                beside = phase(server)
-                output = child.stdout.read()
-            assert child.returncode == 0, "the process of changes failed"
-            after = phase(server)
-    quiet = load.summary(before + after, seconds=2 * seconds, slo_s=SLO_S)
-    live = load.summary(beside, seconds=seconds, slo_s=SLO_S)
-    return parameters, {
+        with serving(copied, "--beams", str(BEAMS), "--threads", "1", "--slo-ms", f"{SLO_S * 1e3:g}") as server:
+            for batches in (1, 4):  # the server answers with new items, and without them again, before it is timed
+                due = iter(range(batches))
+                send_batches(server.url, lambda seconds, due=due: next(due, None) is None)
+                server.send(run.planned(rng, np.linspace(0, 1, 20)))
+            for _ in range(turns):
+                without += answered(server)
+                with _changing(server.url, sent):
+                    beside += answered(server)
+    quiet, live = (load.summary(answers, seconds=turns * seconds, slo_s=SLO_S) for answers in (without, beside))
+    parameters = {"requests_per_s": requests_per_s, "changes_per_s": BATCHES_PER_S * BATCH, "batch": BATCH, "K": BEAMS}
+    return parameters | {"seconds": turns * seconds, "data": run.path.name} | shape_of(run), {
         "without": quiet,
         "beside": live,
-        "p99_ratio": round(live["latency_ms"]["p99"] / quiet["latency_ms"]["p99"], 3),
-        "changes": json.loads(output),
+        "ratio": {name: round(live["latency_ms"][name] / quiet["latency_ms"][name], 3) for name in ("p50", "p90", "p99")},
+        "changes": _summary(sent),
     }
 
 
-def _change(url: str, batches: int) -> dict[str, Any]:
-    """Send so many batches when they are due; what they took."""
-    rng, new, seconds = np.random.default_rng(5), list[str](), list[float]()
+@contextmanager
+def _changing(url: str, sent: list[dict[str, Any]]) -> Generator[None]:
+    """While open, a process sends batches; what became of them is added to `sent`."""
+    words = [sys.executable, "-m", "benchmarks.serving.changes", url]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begins\n"
+        yield
+        output, _ = child.communicate()  # closes its input, which ends it
+    assert child.returncode == 0, "the process of changes failed"
+    sent.append(json.loads(output))
+
+
+def send_batches(url: str, is_over: Callable[[float], bool]) -> dict[str, Any]:
+    """Send a batch whenever one is due. is_over: waits for so many seconds, and says whether to end."""
+    rng, new, acknowledged_s = np.random.default_rng(5), list[Any](), list[float]()
     with Client(url) as client:
-        sizes = client.get_catalog().codebook_sizes
+        catalog = client.get_catalog()
         known = [item.item_id for item in client.find_items(limit=BATCH).items]
         began = time.perf_counter()
-        for number in range(batches):
-            time.sleep(max(0.0, began + number / BATCHES_PER_S - time.perf_counter()))
+        for number in itertools.count():
+            if is_over(max(0.0, began + number / BATCHES_PER_S - time.perf_counter())):
+                break
             start = time.perf_counter()
             if number % 4 == 0:
                 new = [f"new-{number}-{row}" for row in range(BATCH)]
-                codes = [[int(rng.integers(size)) for size in sizes] for _ in new]
+                codes = rng.integers(0, catalog.codebook_sizes, (BATCH, len(catalog.codebook_sizes))).tolist()
                 client.put_items({"item_id": item, "codes": row, "price": 5.0} for item, row in zip(new, codes, strict=True))
             elif number % 4 == 3:
                 client.delete_items(new)
             else:
                 client.patch_items({"item_id": item, "price": float(number)} for item in known)
-            seconds.append(time.perf_counter() - start)
-        took = time.perf_counter() - began
+            acknowledged_s.append(time.perf_counter() - start)
+        return {"took_s": time.perf_counter() - began, "acknowledged_s": acknowledged_s}
+
+
+def _summary(sent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Changes acknowledged a second, and milliseconds from the sending of a batch to its acknowledgement."""
+    milliseconds = [1e3 * one for turn in sent for one in turn["acknowledged_s"]]
+    took_s = sum(max(turn["took_s"], len(turn["acknowledged_s"]) / BATCHES_PER_S) for turn in sent)
+    p50, p99 = np.percentile(milliseconds, [50, 99])
     return {
-        "changes_per_s": round(batches * BATCH / max(took, batches / BATCHES_PER_S), 1),
-        "acknowledged_ms": {name: round(float(np.percentile(seconds, q)) * 1e3, 2) for name, q in (("p50", 50), ("p99", 99))},
+        "sent": BATCH * len(milliseconds),
+        "acknowledged_per_s": round(BATCH * len(milliseconds) / took_s, 1),
+        "acknowledged_ms": {"p50": round(float(p50), 2), "p99": round(float(p99), 2)},
     }
+
+
+def _input_ends(seconds: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 if __name__ == "__main__":
     print("begins", flush=True)
-    print(json.dumps(_change(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(send_batches(sys.argv[1], _input_ends)))

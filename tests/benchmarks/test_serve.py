@@ -73,11 +73,15 @@ def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
 
 @pytest.mark.slow
 def test_requests_are_measured_with_and_without_changes(run: LoadRun):
-    parameters, measured = changes.measure(run, 1.5, requests_per_s=20)
-    assert parameters["changes_per_s"] == 1000
+    parameters, measured = changes.measure(run, seconds=1.0, turns=1, requests_per_s=20)
+    assert (parameters["changes_per_s"], parameters["seconds"]) == (1000, 1.0)
     assert measured["without"]["errors"] == measured["beside"]["errors"] == 0
-    assert measured["p99_ratio"] > 0
-    assert 0 < measured["changes"]["changes_per_s"] <= 1000
+    assert measured["without"]["sent"] > 5 < measured["beside"]["sent"]
+    latencies = [measured[name]["latency_ms"]["p99"] for name in ("without", "beside")]
+    assert measured["ratio"]["p99"] == pytest.approx(latencies[1] / latencies[0], rel=0.01)
+    assert measured["changes"]["sent"] % 100 == 0
+    assert 0 < measured["changes"]["acknowledged_per_s"] <= 1000
+    assert 0 < measured["changes"]["acknowledged_ms"]["p50"] <= measured["changes"]["acknowledged_ms"]["p99"]
     assert not (run.path / "live").exists()
 
 
