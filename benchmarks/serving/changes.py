@@ -2,8 +2,8 @@
 
 One `leafbeam serve` over a copy of the demo's run, and requests of a second process with Poisson arrivals, as in `serve`:
 without changes and beside them, in turns, so that noise of the machine hits both alike. A third process sends the changes: ten
-requests a second of 100 items each, which are new ones with codes, others' prices, prices again, and the new ones' removal. Each
-is acknowledged before the next is sent, so it is on disk. The processes share the cores of the machine.
+requests a second of 100 items each, which are new ones with codes, others' prices, prices again, and the new ones' removal.
+Each is acknowledged before the next is sent, so it is on disk. The processes share the cores of the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kill a server many times while a client changes its catalog; test_kill runs it in its own process, which forks quickly.
+"""Kill `leafbeam serve` many times while a client changes its catalog; test_kill runs it in a process that forks quickly.
 
     python -m tests.serve.kill_server FOLDER KILLS SEED
 
@@ -7,6 +7,7 @@ again. What it serves then has every acknowledged batch, and the one under way a
 key, that one is made once; batches of before are answered as they were and change nothing. Prints one JSON line.
 """
 
+import importlib
 import json
 import os
 import random
@@ -21,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from leafbeam.engine import CatalogFiles, Engine, Limits
-from leafbeam.live import LiveIndex
-from leafbeam.serve import ChangeFiles, serve
+from leafbeam.cli import app
+from leafbeam.engine import CatalogFiles, Engine
+from leafbeam.live import LiveIndex, live_index
 
 IDS = list(range(1, 25))
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -51,18 +52,14 @@ def after(items: Items, batch: Batch) -> Items:
 
 
 def start(shop: Path, port: int, compact_after: int) -> int:
-    """A server in a child process, killed by its number."""
+    """The command in a child process, killed by its number."""
     child = os.fork()
     if child:
         return child
     try:
-        from leafbeam.live import live_index
-
         policy: Any = live_index.CompactionPolicy
         policy.__init__ = _compacting(policy, compact_after)
-        files = CatalogFiles(index=shop / "index.leafbeam", catalog=shop / "shop.duckdb", rules=shop / "rules.toml")
-        changes = ChangeFiles(directory=shop / "live", encoder="no encoder", changes="on")
-        serve(shop / "model", files, changes=changes, port=port, limits=Limits(), on_ready=lambda line: None)
+        app(["serve", "--run", str(shop), "--port", str(port), "--threads", "1"], prog_name="leafbeam")
     except BaseException:
         traceback.print_exc()
     finally:
@@ -115,8 +112,10 @@ def main(shop: Path, kills: int, seed: int) -> dict[str, int]:
     totals = {"kills": 0, "acknowledged": 0, "made_before_the_answer": 0, "not_made": 0, "retries": 0}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    (shop / "shop.duckdb").rename(shop / "catalog.duckdb")  # where a run has it
+    importlib.import_module("leafbeam.serve")  # a child inherits what is loaded
     warm = Engine.load(shop / "model", CatalogFiles(index=shop / "index.leafbeam"))
-    warm.warm_up()  # a child inherits what is compiled
+    warm.warm_up()  # and what is compiled
     under_way: tuple[str, Batch] | None = None
     while totals["kills"] < kills:
         child = start(shop, port, dice.choice([5, 20, 1_000_000]))
