@@ -13,8 +13,8 @@ import pytest
 
 from leafbeam.engine import Limits
 from leafbeam.serve.openapi import document_of
-from tests.client.test_clients import live
 from tests.serve.conftest import first_shop, shop  # noqa: F401
+from tests.serve.running import live
 
 FOLDER = Path(__file__).parent.parent / "examples" / "typescript"
 PROGRAM = """

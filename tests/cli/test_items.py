@@ -26,7 +26,7 @@ from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import QuantiserConfig, fit_sids
 from leafbeam.serve import Access, ChangeFiles, KeyFile
 from leafbeam.serve.keys import add_key
-from tests.serve.test_server import thread
+from tests.serve.running import thread
 
 TITLES = ["red shoe", "red boot", "blue shoe", "green tea", "old green tea", "black tea"]
 IDS = {f"i{n}" for n in range(6)}

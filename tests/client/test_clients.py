@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -25,17 +24,9 @@ from leafbeam.serve.openapi import document_of
 from leafbeam.serve.schema import RecommendBody
 from tests.client.both import FAST, KINDS
 from tests.client.scripted_server import Act, Seen, scripted
-from tests.serve.running import thread
-from tests.serve.test_catalog_routes import opened
+from tests.serve.running import live, thread
 
 both = pytest.mark.parametrize("kind", KINDS)
-
-
-@contextmanager
-def live(shop: Any, **options: Any) -> Iterator[str]:
-    """The address of a server of a shop that takes changes."""
-    with opened(shop) as (engine, writer), thread(engine, writer=writer, **options) as server:
-        yield server.url
 
 
 @pytest.fixture(scope="module")

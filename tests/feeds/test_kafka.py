@@ -17,9 +17,9 @@ pytest.importorskip("confluent_kafka")
 from leafbeam.client import Client
 from leafbeam.errors import ArgumentError, FeedError
 from leafbeam.feeds import Followed, KafkaFeed, SourceColumns, follow
-from tests.client.test_clients import live
 from tests.feeds.broker import FAST, Broker, created, deleted, updated
 from tests.feeds.crashes import DyingClient, DyingFeed, Killed, Point, in_index
+from tests.serve.running import live
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -16,28 +16,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ConflictError, LockedError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
 from leafbeam.live import disk
-from leafbeam.model import load_model
-from leafbeam.serve import Access, ChangeFiles, create_app
-from tests.serve.test_server import thread
+from leafbeam.serve import Access, create_app
+from tests.serve.running import opened, thread
 
 LOCAL = "http://127.0.0.1:8000"
 NDJSON = {"content-type": "application/x-ndjson"}
 RECOMMEND = "/v1/recommend"
-
-
-@contextmanager
-def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWriter | str]]:
-    """The engine and the writer of a shop, as `serve` puts them together."""
-    model, index, catalog, rules = shop.files
-    with ExitStack() as stack:
-        place = ChangeFiles(directory=shop.directory / "live", encoder="there is no encoder here", changes=changes)
-        changed = place.open(CatalogFiles(index=index, catalog=catalog, rules=rules), stack)
-        yield Engine(load_model(model), changed.source), changed.writer
 
 
 @contextmanager

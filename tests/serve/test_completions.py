@@ -3,7 +3,6 @@
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from leafbeam.engine import Request
 from leafbeam.serve import Server
 from leafbeam.text import Choices, CompileLimits, Template, TextGenerator, TextService, TextSettings
 from leafbeam.text.stepwise_run import StepwiseRun
+from tests.serve.running import thread, until
 from tests.text.conftest import save_model
 from tests.text.gate import Gate
 from tests.text.test_chat_template import QWEN
@@ -42,17 +42,8 @@ def server(first_shop, text_dir: Path) -> Iterator[Server]:
     """A server of a shop and of a language model, in a thread."""
     settings = TextSettings(max_queue=4, max_rows=8, max_tokens=4000, timeout_s=30)
     text = TextService.load(text_dir, settings=settings, limits=CompileLimits(max_seconds=3, max_mb=512))
-    engine, ready = first_shop.engine(), threading.Event()
-    server = Server(engine, text=text, port=0, grace_s=20, on_ready=lambda line: ready.set())
-    runner = threading.Thread(target=server.run)
-    runner.start()
-    assert ready.wait(300)  # kernels may have to be compiled
-    try:
+    with thread(first_shop.engine(), text=text) as server:
         yield server
-    finally:
-        server.stop()
-        runner.join(30)
-        assert not runner.is_alive()
 
 
 @pytest.fixture
@@ -336,13 +327,6 @@ def test_a_chat_with_the_recommender_is_refused_by_name(http: httpx.Client):
 # Load.
 
 
-def until(found: Any) -> None:
-    give_up = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
 def test_a_full_queue_gets_429_and_the_recommender_answers_meanwhile(
     server: Server, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ):
@@ -422,33 +406,24 @@ def test_the_schema_lists_the_routes_and_readiness_names_the_model(http: httpx.C
 
 
 def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
-    text, ready = TextService.load(text_dir), threading.Event()
-    server = Server(None, text=text, port=0, on_ready=lambda line: ready.set())
-    runner = threading.Thread(target=server.run)
-    runner.start()
-    assert ready.wait(120)
-    try:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
-            assert client.post("/v1/recommend", json={}).status_code == 404
-            assert client.get("/readyz").json() == {
-                "ready": True,
-                "reason": None,
-                "index_version": None,
-                "num_items": 0,
-                "rules": {},
-                "threads": None,
-                "text_model": MODEL,
-                "http_workers": 0,
-            }
-            body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
-            assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"
-            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
-            assert "/v1/recommend" not in client.get("/openapi.json").json()["paths"]
-            assert client.get("/metrics").status_code == client.get("/docs").status_code == 200
-    finally:
-        server.stop()
-        runner.join(30)
-    assert not runner.is_alive()
+    service = TextService.load(text_dir)
+    with thread(None, text=service) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        assert client.post("/v1/recommend", json={}).status_code == 404
+        assert client.get("/readyz").json() == {
+            "ready": True,
+            "reason": None,
+            "index_version": None,
+            "num_items": 0,
+            "rules": {},
+            "threads": None,
+            "text_model": MODEL,
+            "http_workers": 0,
+        }
+        body = {**BASE, "guided_choice": ["red lamp"], "seed": 1}
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == "red lamp"
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
+        assert "/v1/recommend" not in client.get("/openapi.json").json()["paths"]
+        assert client.get("/metrics").status_code == client.get("/docs").status_code == 200
 
 
 def test_a_language_model_with_the_recommender_s_name_is_refused(first_shop, text_dir: Path):

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from leafbeam.errors import ArgumentError
 from leafbeam.serve import Access, Exposure, KeyFile, Server, create_app
 from leafbeam.serve.keys import add_key
-from tests.serve.test_server import thread
+from tests.serve.running import thread
 
 RECOMMEND = "/v1/recommend"
 

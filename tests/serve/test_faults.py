@@ -4,59 +4,17 @@ import http.client
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from benchmarks.resident import resident_bytes
-from leafbeam.engine import Engine, Settings
-from leafbeam.serve import Server
+from leafbeam.engine import Settings
 from tests.serve.metric_of import metric
+from tests.serve.running import PATIENCE, URL, post, process, serving, until
 from tests.waiting import held, interrupted
-
-URL = "/v1/recommend"
-PATIENCE = 20
-
-
-@contextmanager
-def serving(engine: Engine, **dials) -> Iterator[tuple[Server, httpx.Client]]:
-    """A real server in a thread, and a client of it."""
-    engine.warm_up()  # the first compile of the kernels may take longer than the wait below
-    ready = threading.Event()
-    server = Server(engine, port=0, on_ready=lambda line: ready.set(), **{"grace_s": 20, **dials})
-    runner = threading.Thread(target=server.run)
-    runner.start()
-    try:
-        assert ready.wait(PATIENCE)
-        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
-            yield server, client
-    finally:
-        server.stop()
-        runner.join(PATIENCE)
-        assert not runner.is_alive()
-
-
-def until(found) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while not found():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
-def post(port: int) -> socket.socket:
-    """A connection on which a request has been sent, and nothing read."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
-    body = b'{"num_items": 3}'
-    head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
 
 
 def test_a_client_that_disconnects_cancels_its_queued_request(first_shop):
@@ -241,33 +199,9 @@ def test_a_draining_server_answers_accepted_requests(first_shop):
     assert answers == [200, 200, 200]
 
 
-LOADING = """
-import sys
-from leafbeam.engine import CatalogFiles
-from leafbeam.serve import serve
-print("loading", flush=True)
-model, index, catalog, rules = sys.argv[1:]
-serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules), port=0)
-"""
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP here")
 def test_a_sighup_while_loading_reloads_once_it_serves(shop):
-    command = [sys.executable, "-c", LOADING, *map(str, shop.files)]
-    with (
-        open(shop.directory / "log", "w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as child,
-    ):
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "loading\n"
-            time.sleep(0.05)
-            child.send_signal(signal.SIGHUP)
-            line = child.stdout.readline()
-            assert line.startswith("leafbeam serves 100 items"), (line, (shop.directory / "log").read_text())
-            url = next(word for word in line.split() if word.startswith("http://"))
-            until(lambda: 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(url + "/metrics").text)
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(PATIENCE) == 0
-        finally:
-            child.kill()
+    with process(shop, while_it_loads=signal.SIGHUP) as server:
+        until(lambda: 'leafbeam_rule_reloads_total{outcome="ok"} 1.0' in httpx.get(server.url + "/metrics").text)
+        server.child.send_signal(signal.SIGTERM)
+        assert server.child.wait(PATIENCE) == 0

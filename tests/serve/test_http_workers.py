@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +25,14 @@ from leafbeam.serve.frames import FrameReader, FromCore, Head, Open
 from leafbeam.serve.keys import add_key
 from leafbeam.serve.worker_link import WorkerLink
 from leafbeam.text import TextService
-from tests.client.test_clients import live
 from tests.serve.conftest import Shop
 from tests.serve.metric_of import metric
-from tests.serve.running import thread
-from tests.serve.test_faults import PATIENCE, URL, post, until
-from tests.serve.test_server import ask_until_closed
+from tests.serve.running import PATIENCE, URL, end_under_load, live, post, process, thread, until
 from tests.text.conftest import save_model
 from tests.text.gate import Gate
 from tests.waiting import held
 
 JSON = {"content-type": "application/json"}
-PROGRAM = """
-import sys
-from leafbeam.engine import CatalogFiles
-from leafbeam.serve import serve
-from leafbeam.serve.log_format import configure_log
-configure_log("json")
-model, index, catalog, rules = sys.argv[1:]
-serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules), port=0, grace_s=20, http_workers=2)
-"""
-
-
-@contextmanager
-def process(shop: Any) -> Generator[tuple["subprocess.Popen[str]", str, list[int]]]:
-    """A server of its own process with two HTTP workers: itself, its address, the numbers of the workers' processes."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, shop.files)]
-    with (
-        open(shop.directory / "log", "w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
-    ):
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert line.startswith("leafbeam serves 100 items"), log_of(shop)
-            url = next(word for word in line.split() if word.startswith("http://"))
-            workers = [int(found) for found in re.findall(r"HTTP worker \d is process (\d+)", log_of(shop))]
-            assert len(workers) == 2
-            yield server, url, workers
-        finally:
-            server.kill()
-
-
-def log_of(shop: Any) -> str:
-    return (shop.directory / "log").read_text()
 
 
 def is_running(number: int) -> bool:
@@ -373,35 +336,26 @@ def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(first_shop: 
 
 
 def test_sigterm_answers_what_runs_and_leaves_no_process(shop: Any) -> None:
-    with process(shop) as (server, url, workers):
-        server.send_signal(signal.SIGHUP)
-        until(lambda: httpx.post(url + URL, json={"num_items": 1}).json()["rules_generation"] == 2)
-        outcomes: list[object] = []
-        threads = [threading.Thread(target=ask_until_closed, args=(url, outcomes)) for _ in range(4)]
-        for one in threads:
-            one.start()
-        until(lambda: len(outcomes) > 20)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-        for one in threads:
-            one.join(20)
-        assert set(outcomes) <= {200, 503, "closed"}
-        assert outcomes.count(200) > 20
-        assert not any(map(is_running, workers))
-        lines = [json.loads(line) for line in log_of(shop).splitlines()]
+    with process(shop, http_workers=2) as server:
+        server.child.send_signal(signal.SIGHUP)
+        until(lambda: httpx.post(server.url + URL, json={"num_items": 1}).json()["rules_generation"] == 2)
+        assert len(server.http_workers) == 2
+        end_under_load(server)
+        assert not any(map(is_running, server.http_workers))
+        lines = [json.loads(line) for line in server.log.splitlines()]
         assert not [line for line in lines if line["level"] == "ERROR"]
 
 
 def test_without_its_core_a_worker_answers_503_and_ends(shop: Any) -> None:
-    with process(shop) as (server, url, workers):
-        port = int(url.rsplit(":", 1)[1])
-        with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with process(shop, http_workers=2) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
             assert client.post(URL, json={}).status_code == 200
-            server.send_signal(signal.SIGSTOP)
+            server.child.send_signal(signal.SIGSTOP)
             running = [post(port) for _ in range(6)]
             time.sleep(0.2)  # so that the workers have sent them; a later one is refused or closed, and passes too
-            server.send_signal(signal.SIGKILL)
-            server.wait(PATIENCE)
+            server.child.send_signal(signal.SIGKILL)
+            server.child.wait(PATIENCE)
             for connection in running:
                 with connection:
                     data = connection.recv(4000)
@@ -410,20 +364,20 @@ def test_without_its_core_a_worker_answers_503_and_ends(shop: Any) -> None:
                         assert b"retry-after: 1\r\n" in data.lower()
                         error = json.loads(data.partition(b"\r\n\r\n")[2])["error"]
                         assert (error["type"], error["reason"]) == ("UnavailableError", "core_gone")
-        until(lambda: not any(map(is_running, workers)))
-        assert log_of(shop).count("ends: the core is gone") == 2
+        until(lambda: not any(map(is_running, server.http_workers)))
+        assert server.log.count("ends: the core is gone") == 2
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 def test_while_its_core_hangs_a_worker_answers_503_after_the_deadline(shop: Any) -> None:
-    with process(shop) as (server, url, _), httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with process(shop, http_workers=2) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         assert client.post(URL, json={}).status_code == 200
-        server.send_signal(signal.SIGSTOP)
+        server.child.send_signal(signal.SIGSTOP)
         try:
             answer = client.post(URL, json={"deadline_ms": 300})
         finally:
-            server.send_signal(signal.SIGCONT)
+            server.child.send_signal(signal.SIGCONT)
         assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "core_silent")
         assert int(answer.headers["retry-after"]) >= 1
         assert len(answer.headers["x-request-id"]) > 2

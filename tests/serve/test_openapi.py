@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 
 from leafbeam.engine import Limits
 from leafbeam.serve.openapi import document_of
-from tests.client.test_clients import live
 from tests.serve.conftest import Shop
+from tests.serve.running import live
 
 load_all_checks()
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

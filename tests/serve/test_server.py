@@ -2,12 +2,8 @@ import gc
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import duckdb
 import httpx
@@ -19,41 +15,7 @@ from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.errors import ArgumentError, CheckpointError, LogitsError, RuleError
 from leafbeam.serve import Exposure, Server, serve
 from leafbeam.serve.server import SighupReloader, _listen
-from tests.serve.running import thread
-
-PROGRAM = """
-import logging, sys
-from leafbeam.engine import CatalogFiles
-from leafbeam.serve import serve
-logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
-model, index, catalog, rules = sys.argv[1:]
-serve(model, CatalogFiles(index=index, catalog=catalog, rules=rules, rule_timeout_s=3600), port=0, grace_s=20)
-"""
-
-
-@contextmanager
-def process(shop) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A server of its own process, and its address as it announced it."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, shop.files)]
-    with (
-        open(shop.directory / "log", "w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
-    ):
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            assert line.startswith("leafbeam serves 100 items"), (line, (shop.directory / "log").read_text())
-            yield server, next(word for word in line.split() if word.startswith("http://"))
-        finally:
-            server.kill()
-
-
-def until(found) -> None:
-    """Wait until a condition holds."""
-    give_up = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+from tests.serve.running import end_under_load, process, thread, until
 
 
 def test_while_it_serves_the_cycle_collector_skips_older_objects(first_shop):
@@ -73,7 +35,7 @@ def test_an_open_address_is_warned_of(first_shop, caplog, host, warns):
 
 def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(shop):
     _, _, catalog_path, rules_path = shop.files
-    with process(shop) as (server, url), httpx.Client(base_url=url, timeout=20) as client:
+    with process(shop) as server, httpx.Client(base_url=server.url, timeout=20) as client:
         body = {"rules": ["cheap"], "num_items": 100}
         first = client.post("/v1/recommend", json=body).json()
         assert set(first["item_ids"]) == shop.allowed(["cheap"], [])
@@ -82,7 +44,7 @@ def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(sho
         with duckdb.connect(str(catalog_path)) as connection:
             connection.execute("UPDATE items SET price = 39 - price")
         rules_path.write_text("[rules]\ncheap = 'price < 20'\ndear = 'price >= 20'\n")
-        server.send_signal(signal.SIGHUP)
+        server.child.send_signal(signal.SIGHUP)
         until(lambda: client.post("/v1/recommend", json=body).json()["rules_generation"] == 2)
         second = client.post("/v1/recommend", json=body).json()
         assert set(second["item_ids"]) == shop.allowed([], []) - shop.allowed(["cheap"], [])
@@ -93,54 +55,29 @@ def test_sighup_reloads_rules_without_a_restart_and_sigterm_drops_no_request(sho
 
         # A rule that breaks keeps its last good filter, and says so.
         rules_path.write_text("[rules]\ncheap = 'no_such_column > 1'\n")
-        server.send_signal(signal.SIGHUP)
+        server.child.send_signal(signal.SIGHUP)
         until(lambda: 'leafbeam_rule_failed{rule="cheap"} 1.0' in client.get("/metrics").text)
         assert client.post("/v1/recommend", json=body).json()["item_ids"] == second["item_ids"]
-        assert "as before: rule 'cheap' cannot be evaluated: no_such_column > 1" in (shop.directory / "log").read_text()
-        assert server.poll() is None
+        assert "as before: rule 'cheap' cannot be evaluated: no_such_column > 1" in server.log
+        assert server.child.poll() is None
 
-        # Clients keep asking while it is told to end: every request that is in gets its answer.
-        outcomes: list[object] = []
-        threads = [threading.Thread(target=ask_until_closed, args=(url, outcomes)) for _ in range(4)]
-        for one in threads:
-            one.start()
-        until(lambda: len(outcomes) > 20)
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
-        for one in threads:
-            one.join(20)
-        assert set(outcomes) <= {200, 503, "closed"}
-        assert outcomes.count(200) > 20
-        log = (shop.directory / "log").read_text()
-        assert "Traceback" not in log
-        assert "leaked" not in log
+        end_under_load(server)
+        assert "Traceback" not in server.log
+        assert "leaked" not in server.log
 
 
 def test_sigterm_ends_a_server_whose_reload_does_not_end(shop):
     endless = "price IN (WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n FROM t)"
-    with process(shop) as (server, url):
+    with process(shop) as server:
         shop.files[3].write_text(f'[rules]\ncheap = "{endless}"\n')
-        server.send_signal(signal.SIGHUP)
+        server.child.send_signal(signal.SIGHUP)
         time.sleep(0.5)
-        answer = httpx.post(url + "/v1/recommend", json={"rules": ["cheap"], "num_items": 100}, timeout=20).json()
+        answer = httpx.post(server.url + "/v1/recommend", json={"rules": ["cheap"], "num_items": 100}, timeout=20).json()
         assert set(answer["item_ids"]) == shop.allowed(["cheap"], [])
-        log = (shop.directory / "log").read_text()
-        assert "reloaded" not in log
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(10) == 0
-        assert "leaked" not in (shop.directory / "log").read_text()
-
-
-def ask_until_closed(url: str, outcomes: list[object]) -> None:
-    try:
-        with httpx.Client(base_url=url, timeout=20) as client:
-            while True:
-                outcomes.append(client.post("/v1/recommend", json={"num_items": 100}).status_code)
-    except (httpx.ConnectError, httpx.ReadError, httpx.WriteError):
-        outcomes.append("closed")
-    except httpx.RemoteProtocolError as error:
-        # An idle connection was closed between two requests; half an answer would read otherwise.
-        outcomes.append("closed" if "without sending a response" in str(error) else error)
+        assert "reloaded" not in server.log
+        server.child.send_signal(signal.SIGTERM)
+        assert server.child.wait(10) == 0
+        assert "leaked" not in server.log
 
 
 def test_many_clients_each_get_answers_of_their_own_rules(first_shop):
