@@ -48,6 +48,11 @@ class Shop:
         """Model, index, catalog, rules."""
         return tuple(self.directory / name for name in ("model", "index.leafbeam", "shop.duckdb", "rules.toml"))  # type: ignore[return-value]
 
+    @property
+    def memory(self) -> Path:
+        """Of an item memory, where a test saves one."""
+        return self.directory / "memory.leafbeam"
+
     def engine(self, **options: Any) -> "Engine":
         from leafbeam.engine import CatalogFiles, Engine
 

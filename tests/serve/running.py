@@ -71,10 +71,12 @@ def serving(engine: Engine, **options: Any) -> Iterator[tuple[Server, httpx.Clie
 def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWriter | str]]:
     """The engine and the writer of a shop, as `serve` puts them together."""
     model, index, catalog, rules = shop.files
+    memory = shop.memory if shop.memory.exists() else None
     with ExitStack() as stack:
         place = ChangeFiles(directory=shop.directory / "live", encoder="there is no encoder here", changes=changes)
-        changed = place.open(CatalogFiles(index=index, catalog=catalog, rules=rules), stack)
-        yield Engine(load_model(model), changed.source), changed.writer
+        files = CatalogFiles(index=index, catalog=catalog, rules=rules, memory=memory, learn=memory is not None)
+        changed = place.open(files, stack)
+        yield Engine(load_model(model), changed.source, memory=changed.memory), changed.writer
 
 
 @contextmanager

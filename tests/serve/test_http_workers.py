@@ -1,10 +1,8 @@
-"""HTTP in processes of its own: the answers of one process, and what is left when one of them is killed, stopped or hangs."""
+"""HTTP in processes of its own: changes, keys and limits, and what is left when one of them is killed, stopped or hangs."""
 
 import asyncio
 import json
 import os
-import re
-import shutil
 import signal
 import socket
 import ssl
@@ -25,7 +23,6 @@ from leafbeam.serve.frames import FrameReader, FromCore, Head, Open
 from leafbeam.serve.keys import add_key
 from leafbeam.serve.worker_link import WorkerLink
 from leafbeam.text import TextService
-from tests.serve.conftest import Shop
 from tests.serve.metric_of import metric
 from tests.serve.running import PATIENCE, URL, end_under_load, live, post, process, thread, until
 from tests.text.conftest import save_model
@@ -53,97 +50,6 @@ def ready_workers(url: str) -> int:
     with suppress(httpx.TransportError):
         return httpx.get(url + "/readyz", timeout=PATIENCE).json()["http_workers"]
     return -1
-
-
-# The same answers.
-
-LONG = json.dumps({"history": list(range(5000))}).encode()
-REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
-    ("POST", URL, b"{}", JSON),
-    ("POST", URL, b'{"history": [1000, 1001, "x"], "rules": ["cheap"], "num_items": 5}', JSON),
-    ("POST", URL, b'{"history": [1000, 1001, 7], "rules": ["cheap"], "num_items": 5, "explain": true}', JSON),
-    ("POST", URL, b'{"filter": "cheap & in_stock", "deny_item_ids": [1004], "scoring": "allowed"}', JSON),
-    ("POST", URL, b'{"rules": ["dear"]}', JSON),
-    ("POST", URL, b'{"num_items": -1}', JSON),
-    ("POST", URL, b'{"num_items": 100000}', JSON),
-    ("POST", URL, b'{"num_items": "many"}', JSON),
-    ("POST", URL, b'{"items": 3}', JSON),
-    ("POST", URL, b'{"history": ["\\ud800"]}', JSON),
-    ("POST", URL, b'{"\\ud800": 1}', JSON),
-    ("POST", URL, b'{"deadline_ms": 0}', JSON),
-    ("POST", URL, b'{"deadline_ms": -1e300}', JSON),
-    ("POST", URL, b"[" * 5000, JSON),
-    ("POST", URL, b"{x", JSON),
-    ("POST", URL, b"\xff\x00", JSON),
-    ("POST", URL, b"", JSON),
-    ("POST", URL, b"{}", {"content-type": "text/plain"}),
-    ("POST", URL, LONG, JSON),
-    ("POST", URL, b" " * 70_000, JSON),
-    ("POST", URL, b'{"history": [1000]}' + b" " * 50_000, JSON),
-    ("GET", URL, b"", {}),
-    ("DELETE", URL, b"{}", JSON),
-    ("POST", "/v1/%72ecommend", b"{}", JSON),
-    ("POST", URL + "?a=%20b", b"{}", {**JSON, "x-request-id": "mine"}),
-    ("HEAD", "/healthz", b"", {}),
-    ("GET", "/healthz", b"", {}),
-    ("GET", "/nothing/%e4%20?q=1", b"", {}),
-    ("GET", "/docs", b"", {}),
-    ("GET", "/openapi.json", b"", {}),
-    ("GET", "/", b"", {}),
-    ("GET", "/v1/rules", b"", {}),
-    ("GET", "/v1/items/1000", b"", {}),
-    ("GET", "/v1/items/1000", b"", {"host": "shop.example.com"}),
-    ("GET", "/v1/rules", b"", {"host": "shop.example.com"}),
-    ("PUT", "/v1/items", b'{"item_id": 1, "price": 3, "codes": [1, 2]}', {"content-type": "application/x-ndjson"}),
-    ("PUT", "/v1/items", b"{" * 90_000, {"content-type": "application/x-ndjson"}),
-    ("POST", "/v1/recommend", b'{"num_items": 100, "rules": ["cheap"]}', JSON),
-    ("POST", "/v1/completions", b'{"model": "items", "prompt": ["1000"]}', JSON),
-    ("POST", "/v1/completions", b'{"model": "none", "prompt": "x"}', JSON),
-    ("OPTIONS", URL, b"", {"origin": "https://a.example", "access-control-request-method": "POST"}),
-]
-OF_THE_MOMENT = {"timings_ms", "batch_size", "id", "created", "http_workers", "threads"}
-
-
-def answers(url: str) -> list[Any]:
-    """Statuses, headers and contents, without what differs from one moment to the next."""
-    found: list[Any] = []
-    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        for method, path, content, headers in REQUESTS:
-            answer = client.request(method, path, content=content, headers=headers)
-            shown = {
-                name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id", "content-length")
-            }
-            text: Any = answer.text
-            if answer.content and answer.headers.get("content-type") == "application/json":
-                text = json.loads(re.sub(r'"age_s":[0-9.e-]+', '"age_s":0', answer.text))
-                text = {name: value for name, value in text.items() if name not in OF_THE_MOMENT}
-            found.append((method, path, content[:40], answer.status_code, shown, text))
-            assert len(answer.headers["x-request-id"]) > 2
-        chunks = iter([b'{"num_', b'items": 3', b"}"])
-        found.append(client.post(URL, content=chunks, headers=JSON).json()["item_ids"])
-        names = [line.split(" ")[2] for line in client.get("/metrics").text.splitlines() if line.startswith("# TYPE")]
-        found.append(names)
-        found += [
-            line
-            for line in client.get("/metrics").text.splitlines()
-            if re.match(r"leafbeam_(refused|requests|completions|access_refused|answered)_total", line)
-        ]
-    return found
-
-
-def test_answers_and_counts_are_those_of_one_process(shop: Any, tmp_path: Path) -> None:
-    shutil.copytree(shop.directory, tmp_path / "other")
-    options: dict[str, Any] = {
-        "exposure": Exposure(origins=("https://a.example",)),
-        "max_body_bytes": 60_000,
-        "max_batch_bytes": 80_000,
-    }
-    with live(shop, **options) as url:
-        alone = answers(url)
-    with live(Shop(directory=tmp_path / "other"), http_workers=2, **options) as url:
-        assert ready_workers(url) == 2
-        for mine, theirs in zip(answers(url), alone, strict=True):
-            assert mine == theirs
 
 
 def test_changes_are_seen_by_the_next_request_of_any_worker(shop: Any) -> None:
