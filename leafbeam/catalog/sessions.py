@@ -28,6 +28,7 @@ from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
 # now() is a TIMESTAMP of UTC too. It is replaced by one, unless a predicate matches this expression: it may see the difference.
 _NOW_FUNCTIONS = ("now", "get_current_timestamp")
+_NAMES_NOW = re.compile("now|current", re.IGNORECASE)
 _MAY_SEE_TIME_ZONES = re.compile("zone|tz|varchar|char|text|string|strf|typeof", re.IGNORECASE)
 
 # A plan of these operators returns rows in the order of their numbers.
@@ -243,7 +244,9 @@ class ReadSession:
         return RuleError(f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}")
 
     def _set_now(self, rules: Sequence[Rule]) -> None:
-        """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference."""
+        """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference, or none names it."""
+        if not any(_NAMES_NOW.search(rule.where) for rule in rules):
+            return
         as_utc = not any(_MAY_SEE_TIME_ZONES.search(rule.where) for rule in rules)
         if as_utc == self._now_is_utc:
             return
@@ -307,6 +310,12 @@ class WriteSession(ReadSession):
 def check_table(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     """Raise DataError unless there is a table `items` in which every row has a unique `item_id`."""
     _columns(connection, name)
+    kinds = connection.execute(
+        "SELECT table_type FROM information_schema.tables WHERE table_name = 'items' AND table_schema = 'main'"
+    ).fetchall()
+    if kinds != [("BASE TABLE",)]:
+        kind = kinds[0][0].lower() if kinds else "something of another schema"
+        raise DataError(f"'items' in {name} has to be a table, not a {kind}: CREATE TABLE items AS ...")
     bad = connection.execute(
         "SELECT item_id, count(*) FROM items GROUP BY item_id HAVING count(*) > 1 OR item_id IS NULL ORDER BY 2 DESC LIMIT 4"
     ).fetchall()
@@ -326,14 +335,11 @@ def _check_known(columns: Sequence[str], known: Sequence[str], name: str) -> Non
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
-    kinds = connection.execute(
-        "SELECT table_type FROM information_schema.tables WHERE table_name = 'items' AND table_schema = 'main'"
-    ).fetchall()
-    if not kinds:
-        raise DataError(f"{name} has no table 'items': make it with Catalog.create, or create the table in DuckDB")
-    if kinds[0][0] != "BASE TABLE":
-        raise DataError(f"'items' in {name} has to be a table, not a {kinds[0][0].lower()}: CREATE TABLE items AS ...")
-    columns = connection.sql("SELECT * FROM items LIMIT 0").columns
+    try:
+        columns = connection.sql("SELECT * FROM items LIMIT 0").columns
+    except duckdb.CatalogException as error:
+        message = f"{name} has no table 'items': make it with Catalog.create, or create the table in DuckDB"
+        raise DataError(message) from error
     check_columns(columns, f"the table 'items' of {name}")
     return columns
 
