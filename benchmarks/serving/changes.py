@@ -8,15 +8,12 @@ Each is acknowledged before the next is sent, so it is on disk. The processes sh
 
 from __future__ import annotations
 
-import itertools
 import json
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving import load
+from benchmarks.serving.changes_client import BATCH, BATCHES_PER_S, send_batches
 from benchmarks.serving.engines import shape_of
 from benchmarks.serving.load import Answered
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
 from benchmarks.serving.serve import SLO_S
-from leafbeam.client import Client
 
-__all__ = ["measure", "runs", "send_batches"]
+__all__ = ["measure", "runs"]
 
-REQUESTS_PER_S, BATCHES_PER_S, BATCH, BEAMS = 50.0, 10, 100, 20
+REQUESTS_PER_S, BEAMS = 50.0, 20
 
 
 def runs(quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -78,7 +75,7 @@ def measure(
 @contextmanager
 def _changing(url: str, sent: list[dict[str, Any]]) -> Generator[None]:
     """While open, a process sends batches; what became of them is added to `sent`."""
-    words = [sys.executable, "-m", "benchmarks.serving.changes", url]
+    words = [sys.executable, "-m", "benchmarks.serving.changes_client", url]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "begins\n"
@@ -86,29 +83,6 @@ def _changing(url: str, sent: list[dict[str, Any]]) -> Generator[None]:
         output, _ = child.communicate()  # closes its input, which ends it
     assert child.returncode == 0, "the process of changes failed"
     sent.append(json.loads(output))
-
-
-def send_batches(url: str, is_over: Callable[[float], bool]) -> dict[str, Any]:
-    """Send a batch whenever one is due. is_over: waits for so many seconds, and says whether to end."""
-    rng, new, acknowledged_s = np.random.default_rng(5), list[Any](), list[float]()
-    with Client(url) as client:
-        catalog = client.get_catalog()
-        known = [item.item_id for item in client.find_items(limit=BATCH).items]
-        began = time.perf_counter()
-        for number in itertools.count():
-            if is_over(max(0.0, began + number / BATCHES_PER_S - time.perf_counter())):
-                break
-            start = time.perf_counter()
-            if number % 4 == 0:
-                new = [f"new-{number}-{row}" for row in range(BATCH)]
-                codes = rng.integers(0, catalog.codebook_sizes, (BATCH, len(catalog.codebook_sizes))).tolist()
-                client.put_items({"item_id": item, "codes": row, "price": 5.0} for item, row in zip(new, codes, strict=True))
-            elif number % 4 == 3:
-                client.delete_items(new)
-            else:
-                client.patch_items({"item_id": item, "price": float(number)} for item in known)
-            acknowledged_s.append(time.perf_counter() - start)
-        return {"took_s": time.perf_counter() - began, "acknowledged_s": acknowledged_s}
 
 
 def _summary(sent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -121,12 +95,3 @@ def _summary(sent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "acknowledged_per_s": round(BATCH * len(milliseconds) / took_s, 1),
         "acknowledged_ms": {"p50": round(float(p50), 2), "p99": round(float(p99), 2)},
     }
-
-
-def _input_ends(seconds: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], seconds)[0])
-
-
-if __name__ == "__main__":
-    print("begins", flush=True)
-    print(json.dumps(send_batches(sys.argv[1], _input_ends)))
