@@ -3,6 +3,8 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
+from collections.abc import Mapping
+
 from leafbeam.catalog import Catalog
 from leafbeam.index.items import decode_ids
 from leafbeam.ingest.changes import Change
@@ -23,18 +25,34 @@ class MemoryTexts:
             return
         version = catalog.index.version()
         ids = version.filter_of([None] * len(version.segments)).item_ids()
-        self._insert(catalog, decode_ids(ids[self._memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
+        self._look_up(catalog, decode_ids(ids[self._memory.rows_of(ids) < 0]).tolist() if len(ids) else [])
 
-    def observe(self, change: Change, catalog: Catalog) -> None:
-        """Insert the items of a change that brings or changes their text."""
-        if change.operation == "delete":
-            return
-        changes_text = [change.operation == "put" or not row.keys().isdisjoint(self._columns) for row in change.attributes]
-        self._insert(catalog, [item_id for item_id, does in zip(change.item_ids, changes_text, strict=True) if does])
+    def of_put(self, change: Change) -> dict[int | str, str]:
+        """The texts of the items that a change puts; none for other changes. Raises DataError without a column of text."""
+        if change.operation != "put" or not self._learns:
+            return {}
+        found: dict[int | str, str] = {}
+        for group in change.groups:
+            ids = [change.item_ids[row] for row in group.rows.tolist()]
+            found |= zip(ids, texts(group.table, self._columns), strict=True)
+        return found
 
-    def _insert(self, catalog: Catalog, item_ids: list[int | str]) -> None:
-        memory, target = self._memory, self._target
-        if not item_ids or memory is None or target is None or memory.encoder is None or not self._columns:
-            return
-        rows = catalog.lookup(item_ids, self._columns)
-        target.insert(item_ids, texts=texts(rows, self._columns))
+    def observe_patch(self, change: Change, catalog: Catalog) -> None:
+        """Insert the texts of the items whose text a patch has changed."""
+        if change.operation == "patch":
+            rows = zip(change.item_ids, change.attributes, strict=True)
+            self._look_up(catalog, [item_id for item_id, row in rows if not row.keys().isdisjoint(self._columns)])
+
+    def insert(self, text_of: Mapping[int | str, str]) -> None:
+        """Insert items with their texts, or replace these. Raises LogError."""
+        if text_of and self._target is not None:
+            self._target.insert(list(text_of), texts=list(text_of.values()))
+
+    @property
+    def _learns(self) -> bool:
+        return self._memory is not None and self._memory.encoder is not None and bool(self._columns)
+
+    def _look_up(self, catalog: Catalog, item_ids: list[int | str]) -> None:
+        if item_ids and self._learns:
+            found = texts(catalog.lookup(item_ids, self._columns), self._columns)
+            self.insert(dict(zip(item_ids, found, strict=True)))

@@ -150,10 +150,16 @@ class CatalogWriter:
             requests.applied()
             return counts
 
-    def _make(self, change: Change, before_commit: Callable[[], None] = lambda: None) -> None:
+    def _make(self, change: Change, decide: Callable[[], None] = lambda: None) -> None:
+        put_texts = self._texts.of_put(change)
+
+        def before_commit() -> None:
+            decide()
+            self._texts.insert(put_texts)  # or the first request that meets the new items would estimate their texts
+
         with self.catalog.transaction(before_commit) as transaction:
             change.make(transaction, self.catalog.index.version())
-        self._texts.observe(change, self.catalog)
+        self._texts.observe_patch(change, self.catalog)
 
     @contextmanager
     def _writing(self) -> Generator[RequestLog]:

@@ -25,6 +25,8 @@ from leafbeam.errors import (
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, set_aside
 from leafbeam.live import RequestKey, disk
+from leafbeam.live.commit_store import CommitStore
+from leafbeam.live.transaction import WriteSet
 from leafbeam.retrieve import ItemMemory
 from leafbeam.semid import ItemEncoder, QuantiserConfig, fit_sids
 
@@ -331,6 +333,23 @@ def test_new_texts_reach_the_item_memory_also_after_a_restart(shop: Shop):
     fitted = ItemMemory.fit([f"i{n}" for n in range(6)], np.array([0, 2]), np.array([0, 1]), texts=TITLES)
     with shop.writer(memory=fitted):
         assert fitted.search(["i5"], num_items=1).item_ids == ("new",)
+
+
+def test_the_item_memory_has_a_new_text_before_a_request_can_meet_the_item(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    known: list[bool] = []
+    commit = CommitStore.commit
+
+    def checked(store: CommitStore, write_set: WriteSet) -> int:
+        known.append(bool(shop.memory.rows_of(["new"])[0] >= 0))
+        return commit(store, write_set)
+
+    monkeypatch.setattr(CommitStore, "commit", checked)
+    with shop.writer() as writer:
+        writer.put(rows({"item_id": "new", "title": "blue boot"}))
+        assert known == [True]
+        with pytest.raises(BatchError):
+            writer.put(rows({"item_id": "other", "title": "blue boot", "codes": [99, 99]}))
+        assert shop.memory.rows_of(["other"])[0] < 0
 
 
 def test_without_an_encoder_new_items_need_codes(shop: Shop):
