@@ -23,7 +23,12 @@ LONG = json.dumps({"history": list(range(5000))}).encode()
 REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
     ("POST", URL, b"{}", JSON),
     ("POST", URL, b'{"history": [1000, 1001, "x"], "rules": ["cheap"], "num_items": 5}', JSON),
-    ("POST", URL, b'{"history": [1000, 1001, 7], "rules": ["cheap"], "num_items": 5, "explain": true}', JSON),
+    (
+        "POST",
+        URL,
+        b'{"history": [1000, 1001, 7], "rules": ["cheap"], "num_items": 5, "channel": "model", "explain": true}',
+        JSON,
+    ),
     ("POST", URL, b'{"filter": "cheap & in_stock", "deny_item_ids": [1004], "scoring": "allowed"}', JSON),
     ("POST", URL, b'{"rules": ["dear"]}', JSON),
     ("POST", URL, b'{"num_items": -1}', JSON),
