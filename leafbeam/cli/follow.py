@@ -3,47 +3,70 @@
 import os
 import time
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from leafbeam.cli.console import done, stdout
-from leafbeam.cli.options import option, split_names
+from leafbeam.cli.options import option, split_names, with_options
 from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
 from leafbeam.files import read_text
 
 if TYPE_CHECKING:
-    from leafbeam.feeds import Feed, Followed, SourceColumns
+    from leafbeam.feeds import Feed, Followed, SourceColumns, VersionedTable
 
-UrlOption = Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")]
-OnceOption = Annotated[bool, option("--once", "End when there are no more changes.")]
-SkipOption = Annotated[bool, option("--skip-bad", "Leave out changes that cannot be made, and count them.")]
-FromNowOption = Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")]
-IdOption = Annotated[str, option("--item-id", "The column of the item ids.")]
-ColumnsOption = Annotated[str, option("--columns", "The other columns to take: a,b,c.", default="all")]
-BatchOption = Annotated[int, option("--batch", "The most changes of one request to the server.")]
-EveryOption = Annotated[float, option("--every", "Seconds between two looks at the table.")]
 PositionOption = Annotated[Path, option("--position", "The file that says how far the table was followed.")]
-SetOption = Annotated[list[str] | None, option("--set", "A property of the library: NAME=VALUE.", metavar="NAME=VALUE")]
-ConfigOption = Annotated[Path | None, option("--config", "A file with a property NAME=VALUE a line, such as passwords.")]
-_URL = "http://127.0.0.1:8000"
+EveryOption = Annotated[float, option("--every", "Seconds between two looks at the table.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Following:
+    """How a source is followed, whatever it is; the options of each command."""
+
+    url: Annotated[str, option("--url", "The address of the run's server; LEAFBEAM_KEY has its key.")] = "http://127.0.0.1:8000"
+    item_id: Annotated[str, option("--item-id", "The column of the item ids.")] = "item_id"
+    columns: Annotated[str, option("--columns", "The other columns to take: a,b,c.", default="all")] = ""
+    once: Annotated[bool, option("--once", "End when there are no more changes.")] = False
+    skip_bad: Annotated[bool, option("--skip-bad", "Leave out changes that cannot be made, and count them.")] = False
+    from_now: Annotated[bool, option("--from-now", "At the first start, take only changes from now on.")] = False
+    batch: Annotated[int, option("--batch", "The most changes of one request to the server.")] = 1000
+    properties: Annotated[list[str] | None, option("--set", "A property of the library: NAME=VALUE.", metavar="NAME=VALUE")] = (
+        None
+    )
+    config: Annotated[Path | None, option("--config", "A file with a property NAME=VALUE a line, such as passwords.")] = None
+
+    @property
+    def start(self) -> Literal["beginning", "now"]:
+        return "now" if self.from_now else "beginning"
+
+    def source_columns(self) -> "SourceColumns":
+        from leafbeam.feeds import SourceColumns
+
+        return SourceColumns(item_id=self.item_id, names=split_names(self.columns) or None)
+
+    def library_properties(self) -> dict[str, str]:
+        """The properties of the file, then those of the command line."""
+        lines = [] if self.config is None else read_text(self.config).splitlines()
+        lines = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        found: dict[str, str] = {}
+        for text in [*lines, *(self.properties or ())]:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ArgumentError(f"{name.split(' ')[0]!r:.40}: expected a property as NAME=VALUE")
+            found[name.strip()] = value.strip()
+        return found
+
+
+@with_options(Following)
 def kafka(
     topic: Annotated[str, typer.Argument(help="The topic that Debezium writes, such as shop.public.items.")],
     group: Annotated[str, option("--group", "The consumer group whose offsets are kept; one for each catalog.")],
     servers: Annotated[str, option("--servers", "Kafka's brokers: HOST:PORT,HOST:PORT.")] = "localhost:9092",
-    url: UrlOption = _URL,
-    item_id: IdOption = "item_id",
-    columns: ColumnsOption = "",
-    once: OnceOption = False,
-    skip_bad: SkipOption = False,
-    from_now: FromNowOption = False,
-    batch: BatchOption = 1000,
-    properties: SetOption = None,
-    config: ConfigOption = None,
+    *,
+    following: Following,
 ) -> None:
     """Follow a Kafka topic with Debezium's change events, as JSON.
 
@@ -53,75 +76,65 @@ def kafka(
     _require("kafka", "confluent_kafka")
     from leafbeam.feeds import KafkaFeed
 
-    taken = _columns(item_id, columns)
     feed = KafkaFeed(
         servers,
         topic,
         group=group,
-        columns=taken,
-        start="now" if from_now else "beginning",
-        max_changes=batch,
-        properties=_properties(properties, config),
+        columns=following.source_columns(),
+        start=following.start,
+        max_changes=following.batch,
+        properties=following.library_properties(),
     )
-    _follow(feed, url, once=once, skip_bad=skip_bad, wait_s=1.0)
+    _follow(feed, following, wait_s=1.0)
 
 
+@with_options(Following)
 def delta(
     table: Annotated[str, typer.Argument(help="The table: a directory, or an address such as s3://bucket/items.")],
     position: PositionOption,
-    url: UrlOption = _URL,
-    item_id: IdOption = "item_id",
-    columns: ColumnsOption = "",
-    once: OnceOption = False,
-    skip_bad: SkipOption = False,
-    from_now: FromNowOption = False,
-    batch: BatchOption = 1000,
     every: EveryOption = 10.0,
-    properties: SetOption = None,
-    config: ConfigOption = None,
+    *,
+    following: Following,
 ) -> None:
     """Follow a Delta table: its rows, then what each newer version changes.
 
     Two versions are compared row by row in memory, so their columns must fit. Properties are those of the storage.
     """
     _require("delta", "deltalake", "pyarrow", "duckdb")
-    from leafbeam.feeds import DeltaSource, TableFeed
+    from leafbeam.feeds import DeltaSource
 
-    taken, start = _columns(item_id, columns), "now" if from_now else "beginning"
-    source = DeltaSource(table, _properties(properties, config))
-    feed = TableFeed(source, position, columns=taken, start=start, max_changes=batch)
-    _follow(feed, url, once=once, skip_bad=skip_bad, wait_s=every)
+    _follow_table(DeltaSource(table, following.library_properties()), position, following, wait_s=every)
 
 
+@with_options(Following)
 def iceberg(
     table: Annotated[str, typer.Argument(help="The table, such as shop.items.")],
     position: PositionOption,
     catalog: Annotated[str, option("--catalog", "The catalog in pyiceberg's configuration.")] = "default",
-    url: UrlOption = _URL,
-    item_id: IdOption = "item_id",
-    columns: ColumnsOption = "",
-    once: OnceOption = False,
-    skip_bad: SkipOption = False,
-    from_now: FromNowOption = False,
-    batch: BatchOption = 1000,
     every: EveryOption = 10.0,
-    properties: SetOption = None,
-    config: ConfigOption = None,
+    *,
+    following: Following,
 ) -> None:
     """Follow an Iceberg table: its rows, then what each newer snapshot changes.
 
     Two snapshots are compared row by row in memory, so their columns must fit. Properties are the catalog's, such as uri.
     """
     _require("iceberg", "pyiceberg", "pyarrow", "duckdb")
-    from leafbeam.feeds import IcebergSource, TableFeed
+    from leafbeam.feeds import IcebergSource
 
-    taken, start = _columns(item_id, columns), "now" if from_now else "beginning"
-    source = IcebergSource(table, catalog=catalog, properties=_properties(properties, config))
-    feed = TableFeed(source, position, columns=taken, start=start, max_changes=batch)
-    _follow(feed, url, once=once, skip_bad=skip_bad, wait_s=every)
+    source = IcebergSource(table, catalog=catalog, properties=following.library_properties())
+    _follow_table(source, position, following, wait_s=every)
 
 
-def _follow(feed: "Feed", url: str, *, once: bool, skip_bad: bool, wait_s: float) -> None:
+def _follow_table(source: "VersionedTable", position: Path, following: Following, *, wait_s: float) -> None:
+    from leafbeam.feeds import TableFeed
+
+    columns = following.source_columns()
+    feed = TableFeed(source, position, columns=columns, start=following.start, max_changes=following.batch)
+    _follow(feed, following, wait_s=wait_s)
+
+
+def _follow(feed: "Feed", following: Following, *, wait_s: float) -> None:
     from leafbeam.cli.item_writer import DEADLINE_S, KEY
     from leafbeam.client import Client, Retries
     from leafbeam.feeds import Followed, follow
@@ -132,36 +145,18 @@ def _follow(feed: "Feed", url: str, *, once: bool, skip_bad: bool, wait_s: float
         nonlocal so_far
         so_far = followed
 
-    with closing(feed), Client(url, key=os.environ.get(KEY), retries=Retries(deadline_s=DEADLINE_S)) as client:
+    with closing(feed), Client(following.url, key=os.environ.get(KEY), retries=Retries(deadline_s=DEADLINE_S)) as client:
         try:
             with suppress(KeyboardInterrupt):
-                follow(feed, client, once=once, skip_bad=skip_bad, wait_s=wait_s, on_batch=note)
+                follow(feed, client, once=following.once, skip_bad=following.skip_bad, wait_s=wait_s, on_batch=note)
         finally:
-            skipped = f", {so_far.skipped:,} bad changes skipped" if skip_bad else ""
+            skipped = f", {so_far.skipped:,} bad changes skipped" if following.skip_bad else ""
             counts = f"{so_far.inserted:,} items added, {so_far.updated:,} replaced, {so_far.deleted:,} removed{skipped}"
             done(stdout(), counts, since=began)
 
 
 def _require(extra: str, *modules: str) -> None:
     require(f"`leafbeam items follow {extra}`", *modules, "httpx", "msgspec", extra=extra)
-
-
-def _columns(item_id: str, columns: str) -> "SourceColumns":
-    from leafbeam.feeds import SourceColumns
-
-    return SourceColumns(item_id=item_id, names=split_names(columns) or None)
-
-
-def _properties(words: list[str] | None, config: Path | None) -> dict[str, str]:
-    """The properties of a file, then those of the command line."""
-    lines = [] if config is None else read_text(config).splitlines()
-    found: dict[str, str] = {}
-    for text in [*(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), *(words or ())]:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ArgumentError(f"{name.split(' ')[0]!r:.40}: expected a property as NAME=VALUE")
-        found[name.strip()] = value.strip()
-    return found
 
 
 app = typer.Typer(no_args_is_help=True, help="Make the changes of another system on a run's server, as they come.")

@@ -1,5 +1,8 @@
 """Options that several commands share, and how an option is written."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +22,31 @@ def option(flags: str, text: str, group: str | None = None, *, default: str | No
     """
     shown = default or True
     return typer.Option(*flags.split(), help=text, rich_help_panel=group, show_default=shown, metavar=metavar)
+
+
+def with_options(shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The fields of a dataclass as options of a command, which gets them as its last argument.
+
+    shared: the dataclass; its fields have typer's annotations, and defaults.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        *own, last = inspect.signature(command).parameters.values()
+        added = [
+            inspect.Parameter(field.name, last.kind, default=field.default, annotation=field.type) for field in fields(shared)
+        ]
+
+        def run(**values: Any) -> None:
+            options = shared(**{parameter.name: values.pop(parameter.name) for parameter in added})
+            command(**values, **{last.name: options})
+
+        decorated: Any = run  # of which typer reads what follows
+        decorated.__signature__ = inspect.Signature([*own, *added])
+        decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *added]}
+        decorated.__doc__ = command.__doc__
+        return decorated
+
+    return decorate
 
 
 def split_names(text: str) -> tuple[str, ...]:
