@@ -154,7 +154,7 @@ class ItemsTable:
         if self._use_lock is not None:
             self._use_lock.close()
         give_up = time.monotonic() + _CLOSE_S
-        if self._lock.acquire(timeout=_CLOSE_S):  # not by a session that still runs
+        if self._hold_s and self._lock.acquire(timeout=_CLOSE_S):  # else a session still runs
             self._release()
             self._lock.release()
         while self._open is not None:

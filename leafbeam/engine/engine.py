@@ -89,8 +89,14 @@ class CatalogFiles:
                 index = Trie.load(os.fspath(index), verify=self.verify)
         if self.catalog is None:
             return index if isinstance(index, Trie) else index.merge()
-        times = {"rule_timeout_s": self.rule_timeout_s, "hold_s": self.hold_s}
-        catalog = Catalog.open(self.catalog, index, self.rules, refresh=self.refresh, **times)
+        catalog = Catalog.open(
+            self.catalog,
+            index,
+            self.rules,
+            refresh=self.refresh,
+            hold_s=self.hold_s,
+            rule_timeout_s=self.rule_timeout_s,
+        )
         opened.callback(catalog.close)
         return catalog
 
