@@ -63,11 +63,12 @@ def measure(
                 with _changing(server.url, sent):
                     beside += answered(server)
     quiet, live = (load.summary(answers, seconds=turns * seconds, slo_s=SLO_S) for answers in (without, beside))
+    ratio = {name: round(live["latency_ms"][name] / quiet["latency_ms"][name], 3) for name in ("p50", "p90", "p99")}
     parameters = {"requests_per_s": requests_per_s, "changes_per_s": BATCHES_PER_S * BATCH, "batch": BATCH, "K": BEAMS}
     return parameters | {"seconds": turns * seconds, "data": run.path.name} | shape_of(run), {
         "without": quiet,
         "beside": live,
-        "ratio": {name: round(live["latency_ms"][name] / quiet["latency_ms"][name], 3) for name in ("p50", "p90", "p99")},
+        "ratio": {"latency_ms": ratio},
         "changes": _summary(sent),
     }
 
