@@ -115,10 +115,9 @@ class Catalog:
 
         index: a trie, whose changes are kept in memory only, or a LiveIndex, which can be durable. refresh: evaluation interval
         of rules that have none of their own ("60s"); None: at `reload` only. exclusive: keep the file open and lock other
-        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. hold_s: how long
-        a change keeps the file open for those that follow, unless another process has a catalog of it. rule_timeout_s: an
-        evaluation of a rule that takes longer is interrupted, and is an error of that rule.
-        clock, background: for tests; without the background thread, call `refresh_due`.
+        processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. hold_s: how long a
+        change keeps the file open for the next ones, unless another process has a catalog of it. rule_timeout_s: an evaluation
+        that takes longer is an error of its rule. clock, background: for tests; without the thread, call `refresh_due`.
 
         Cost: a look-up of the table's ids in the index, and a scan of its columns for each rule. Raises DataError (the file or
         its ids), RuleError (naming rule and predicate).
