@@ -186,8 +186,7 @@ class Catalog:
         """Read and evaluate all rules again and replace all filters at once. Never raises for bad rules or data.
 
         items: a source that replaces the table first. A rule that cannot be evaluated keeps its last good filter; if rules
-        file, table or source cannot be read, nothing changes; a rule that is no longer named is removed, unless `add_rule` made
-        it.
+        file, table or source cannot be read, nothing changes. A rule that is named no more, and not by `add_rule`, is removed.
         """
         with self._evaluation_lock:
             before, began = self.rules.report, time.perf_counter()
