@@ -117,7 +117,7 @@ REQUESTS: list[tuple[str, str, bytes, dict[str, str]]] = [
 ]
 COMPACT = "POST", "/v1/catalog/compact", b"", {}  # the last, because it runs in the background
 IN_PARTS = ((URL, b'{"num_items": 3}'), (INFER, HISTORY + b"}}"), ("/v1/items", b'{"item_id": 2, "price": 3, "codes": [1, 3]}'))
-OF_NOW = re.compile(r'"age_s":[0-9.e-]+|"created":"[^"]+"|"id":"cmpl-[^"]+"')
+OF_NOW = re.compile(r'"age_s":[0-9.e-]+|"created":("[^"]+"|[0-9]+)|"id":"cmpl-[^"]+"')
 OF_THE_MOMENT = {"timings_ms", "batch_size", "created", "http_workers", "threads", "batches"}
 
 
