@@ -228,7 +228,8 @@ class ItemsTable:
             try:
                 return duckdb.connect(str(self.path), read_only=read_only)
             except duckdb.Error as error:
-                locked = "could not set lock" in str(error).lower()
+                # The second: a catalog of this process has it open for writing.
+                locked = any(words in str(error).lower() for words in ("could not set lock", "different configuration"))
                 if not locked or time.monotonic() >= give_up:
                     hint = f" (waited {self.wait_s:g} s for another process to close it)" if locked else ""
                     raise DataError(f"cannot open {self.path} as a DuckDB file{hint}: {error}") from error

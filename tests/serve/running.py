@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ serve(model, files, port=0, grace_s=20, http_workers=int(http_workers))
 
 
 @contextmanager
-def thread(engine: Engine | None, **options: Any) -> Iterator[Server]:
+def thread(engine: Engine | None, **options: Any) -> Generator[Server]:
     """A server in a thread of this process. engine: or None, with the option `text`."""
     if engine is not None:
         engine.warm_up()  # the first compile of the kernels may take longer than the wait below
@@ -47,7 +47,8 @@ def thread(engine: Engine | None, **options: Any) -> Iterator[Server]:
         lines.append(line)
         ready.set()
 
-    server = Server(engine, port=0, on_ready=on_ready, **{"grace_s": PATIENCE, **options})
+    options = {"grace_s": PATIENCE, **options}
+    server = Server(engine, port=0, on_ready=on_ready, **options)
     runner = threading.Thread(target=server.run)
     runner.start()
     try:
@@ -61,14 +62,14 @@ def thread(engine: Engine | None, **options: Any) -> Iterator[Server]:
 
 
 @contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[tuple[Server, httpx.Client]]:
+def serving(engine: Engine, **options: Any) -> Generator[tuple[Server, httpx.Client]]:
     """The same, and a client of it."""
     with thread(engine, **options) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         yield server, client
 
 
 @contextmanager
-def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWriter | str]]:
+def opened(shop: Any, changes: Any = "auto") -> Generator[tuple[Engine, CatalogWriter | str]]:
     """The engine and the writer of a shop, as `serve` puts them together."""
     model, index, catalog, rules = shop.files
     memory = shop.memory if shop.memory.exists() else None
@@ -80,7 +81,7 @@ def opened(shop: Any, changes: Any = "auto") -> Iterator[tuple[Engine, CatalogWr
 
 
 @contextmanager
-def live(shop: Any, **options: Any) -> Iterator[str]:
+def live(shop: Any, **options: Any) -> Generator[str]:
     """The address of a server of a shop that takes changes."""
     with opened(shop) as (engine, writer), thread(engine, writer=writer, **options) as server:
         yield server.url
@@ -105,7 +106,7 @@ class ServerProcess:
 
 
 @contextmanager
-def process(shop: Any, *, http_workers: int = 0, while_it_loads: int | None = None) -> Iterator[ServerProcess]:
+def process(shop: Any, *, http_workers: int = 0, while_it_loads: int | None = None) -> Generator[ServerProcess]:
     """A server of a shop in a process of its own. while_it_loads: a signal that it gets before it serves."""
     command = [sys.executable, "-c", _PROGRAM, *map(str, shop.files), str(http_workers)]
     log_path = shop.directory / "log"

@@ -270,7 +270,7 @@ def test_a_table_in_use_or_a_full_disk_is_a_503_and_nothing_changes(shop, monkey
     with served(shop) as client:
         client.put("/v1/items", **lines({"item_id": 1, "codes": [0, 0]}))
         with monkeypatch.context() as patch:
-            patch.setattr(ItemsTable, "_connect", _raising(duckdb.IOException("in use")))
+            patch.setattr(ItemsTable, "_connected", _raising(duckdb.IOException("in use")))
             answer = client.put("/v1/items", **lines({"item_id": 2, "codes": [0, 0]}))
         assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "catalog")
         assert answer.headers["retry-after"] == "1"
