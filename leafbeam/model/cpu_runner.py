@@ -179,9 +179,6 @@ class CpuRunner:
         self._multiply_head(self._last_BD, 0, logits_BV)
         return logits_BV
 
-    def roll_back(self, level: int) -> None:
-        assert level <= len(self._first_S)  # `extend` writes from its level on
-
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
         requests, beams, num_codes = tokens_BKC.shape

@@ -139,9 +139,6 @@ class EncoderDecoderRunner:
     def root_logits(self) -> Tensor:
         return self._head(self._run(self._start_B1)[:, 0], 0)
 
-    def roll_back(self, level: int) -> None:
-        self.beams.truncate(level + 1)  # the start token stays
-
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         if self.beams.keys[0] is None:  # a caller that knows the logits of level 0 may start with its codes
             self._run(self._start_B1)

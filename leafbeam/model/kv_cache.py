@@ -87,11 +87,6 @@ class BeamCache:
         """Bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
-    def truncate(self, num_codes: int) -> None:
-        """Keep the first codes of every beam."""
-        for layers in (self.keys, self.values):
-            layers[:] = [None if slots is None else slots[:, :, :num_codes] for slots in layers]
-
     def follow(self, parents_BK: Tensor, num_codes: int) -> None:
         """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change."""
         self._parents_BK, self.shape = parents_BK, (parents_BK.shape[1], num_codes)
@@ -131,9 +126,6 @@ class InPlaceBeamCache(BeamCache):
         self._before, self._codes = 0, 1  # of a beam: in the buffers, and with those that `extend` adds
         self._beam_BK: Tensor | None = None  # whose slot each is, and the slot of each beam; None: the same
         self._slot_BK: Tensor | None = None
-
-    def truncate(self, num_codes: int) -> None:
-        self._codes = num_codes
 
     def follow(self, parents_BK: Tensor, num_codes: int) -> None:
         self._before = 0 if self.keys[0] is None else self._codes

@@ -40,12 +40,8 @@ class Runner(Protocol):
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         """Logits (B, K, V) after each of C new codes, of levels level + 1 on; parents_BK: beams of the last call.
 
-        level: how many codes are before them, as many as ran since `restart`, less those that were rolled back.
+        level: how many codes are before them, as many as ran since `restart`.
         """
-        ...
-
-    def roll_back(self, level: int) -> None:
-        """Drop the codes of every beam of the last call from `level` on."""
         ...
 
 
@@ -109,16 +105,6 @@ class DecodeSession:
             tokens.append(self._vocabulary.tokens_at(codes_BK, level))
         self._level, self._num_beams = first + codes_BKT.shape[2], codes_BKT.shape[1]
         return self._runner.extend(torch.stack(tokens, 2), parents_BK, first)
-
-    def roll_back(self, num_codes: int) -> None:
-        """Drop the newest codes of every beam, with their keys and values: the next call goes on in front of them.
-
-        Raises ArgumentError where the beams have fewer.
-        """
-        if not 0 <= num_codes <= self._level:
-            raise ArgumentError(f"num_codes is {num_codes}: expected 0 to {self._level}, the codes of each beam")
-        self._level -= num_codes
-        self._runner.roll_back(self._level)
 
     def _restart(self) -> None:
         self._runner.restart()

@@ -165,9 +165,6 @@ class TorchRunner:
     def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
 
-    def roll_back(self, level: int) -> None:
-        self.beams.truncate(level)
-
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
         _, num_beams, num_codes = tokens_BKC.shape
         self.beams.follow(parents_BK, num_codes)
