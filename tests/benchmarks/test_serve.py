@@ -73,6 +73,7 @@ def test_each_way_of_a_request_is_timed_beside_the_others(run: LoadRun):
 
 @pytest.mark.slow
 def test_requests_are_measured_with_and_without_changes(run: LoadRun):
+    held = sorted(run.path.rglob("*"))
     parameters, measured = changes.measure(run, seconds=1.0, turns=1, requests_per_s=20)
     assert (parameters["changes_per_s"], parameters["seconds"]) == (1000, 1.0)
     assert measured["without"]["errors"] == measured["beside"]["errors"] == 0
@@ -83,7 +84,7 @@ def test_requests_are_measured_with_and_without_changes(run: LoadRun):
     assert made["sent"] % 100 == 0
     assert 0 < made["acknowledged_per_s"] <= 1000
     assert 0 < made["acknowledged_ms"]["p50"] <= made["acknowledged_ms"]["p99"]
-    assert not (run.path / "live").exists()
+    assert sorted(run.path.rglob("*")) == held
 
 
 @pytest.mark.slow
