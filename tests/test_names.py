@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
-THIRD_PARTY = {"mistral-common", "sentence-transformers"}  # distributions of others that a message or page may name
+THIRD_PARTY = {"feast", "mistral-common", "sentence-transformers"}  # distributions of others that a message or page may name
 PIP_INSTALL = re.compile(
     r"pip install (?:--(?:constraint|requirement) \S+ |-\S+ )*(?:'([^'\n]+)'|\"([^\"\n]+)\"|([\w.][\w.\[\],<>=-]*))"
 )

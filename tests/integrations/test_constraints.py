@@ -161,7 +161,9 @@ def test_custom_generate_is_our_own_search(
             assert tuple(row[: len(text.tokens)]) == text.tokens
             assert set(row[len(text.tokens) :]) <= {tokenizer.eos_token_id}
             assert found.sequences_scores[b * beams + k] == pytest.approx(text.score, abs=1e-3)
-    assert found.result.rounds == wanted.model_calls
+    # The generator's greedy texts skip forced tokens each by itself; the rows of a batch of transformers jump together.
+    assert found.result.rounds + found.result.rounds_saved == wanted.model_calls + wanted.calls_saved
+    assert found.result.rounds >= wanted.model_calls
     assert torch.isneginf(found.sequences_scores).sum() == sum(beams - len(texts) for texts in wanted.texts)
 
 
