@@ -63,6 +63,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("retrieve", help="An item memory, alone and fused with the search.", rich_help_panel="micro")(_retrieve)
     app.command("tokeniser", help="Cost and quality of Semantic IDs.", rich_help_panel="micro")(_tokeniser)
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
+    app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
     app.command("soak", help="An engine under mixed load; counts lost answers and memory.", rich_help_panel="serving")(_soak)
     app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
@@ -161,6 +162,12 @@ def _serve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> 
     from benchmarks.serving import serve
 
     _keep("serve", serve.runs(quick, data), as_json, quick)
+
+
+def _overload(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:
+    from benchmarks.serving import overload
+
+    _keep("overload", overload.runs(quick, data), as_json, quick)
 
 
 def _production(

@@ -53,7 +53,8 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     parts: list[tuple[float, Sequence[str]]] = [
         (35, ("production", "--part", "small")),
         (10, ("production", "--part", "http")),
-        (30, ("serve", *shop)),
+        (20, ("serve", *shop)),
+        (9, ("overload", *shop)),
         (3, ("memory",)),
         (25, ("static-table-1",)),
         *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 45), (14, 40), (18, 25))),

@@ -6,7 +6,6 @@
     rates     Poisson arrivals at shares of that capacity, up to 1.25: latencies, goodput under the objective, stages, memory
     diurnal   a day pressed into the run, peaking at 0.9 of the capacity; burst: twice the capacity for a tenth of the time
     lengths   histories of synthetic items, from 250 to 1,250 of them with a power law: prompts of 1,000 to 5,000 tokens
-    overload  three times the capacity, then a third of it: goodput, whether all were answered or refused, how soon it recovers
 
 One process and one core each for server and client, so that two cores are what it needs.
 """
@@ -28,7 +27,7 @@ from benchmarks.serving.load import Answered, Planned
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
 
-__all__ = ["load_run", "runs"]
+__all__ = ["SLO_S", "load_run", "measure_capacity", "memory_of", "runs", "sent", "warm"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 SLO_S = 0.2
@@ -66,29 +65,23 @@ def _over_http(run: LoadRun, quick: bool) -> Runs:
     rng = np.random.default_rng(7)
     base = {"data": run.path.name, "K": BEAMS, "slo_ms": SLO_S * 1e3, "server": " ".join(options)} | shape_of(run)
     with serving(run.path, *options) as server:
-        _warm(run, server, rng)
+        warm(run, server, rng)
         capacity = measure_capacity(run, server, rng, 1.0 if quick else 3.0)
-        yield base | {"what": "capacity"}, {"answered_per_s": round(capacity, 2), "memory": _memory(server)}
-        best = 0.0  # of rates that last
+        yield base | {"what": "capacity"}, {"answered_per_s": round(capacity, 2), "memory": memory_of(server)}
         for share in (0.5,) if quick else (0.25, 0.5, 0.75, 1.0, 1.25):
             times = load.arrivals(rng, load.steady(share * capacity), seconds)
-            measured = _sent(server, run.planned(rng, times), seconds)
-            best = max(best, measured["goodput_per_s"])
-            yield base | {"what": "rate", "share_of_capacity": share}, measured
+            yield base | {"what": "rate", "share_of_capacity": share}, sent(server, run.planned(rng, times), seconds)
         for name, rate in (
             ("diurnal", load.diurnal(0.5 * capacity, seconds)),
             ("burst", load.burst(0.4 * capacity, 2 * capacity, 0.4 * seconds, 0.5 * seconds)),
         ):
             times = load.arrivals(rng, rate, seconds)
-            yield base | {"what": name}, _sent(server, run.planned(rng, times), seconds)
-        measured = _overload(run, server, rng, capacity, 3.0 if quick else 60.0)
-        measured["goodput_over_best_rate"] = round(measured["goodput_per_s"] / max(best, 1e-9), 3)
-        yield base | {"what": "overload", "share_of_capacity": 3.0}, measured
+            yield base | {"what": name}, sent(server, run.planned(rng, times), seconds)
     slow = ["--beams", "128", "--threads", "1", "--slo-ms", "2000"]
     with serving(run.path, *slow) as server:
         times = load.arrivals(rng, load.steady(1.0), seconds)
         lengths = load.power_law(rng, 25 if quick else 250, 60 if quick else 1250, len(times))
-        measured = _sent(server, run.planned(rng, times, lengths=lengths), seconds, slo_s=2.0)
+        measured = sent(server, run.planned(rng, times, lengths=lengths), seconds, slo_s=2.0)
         tokens = 1 + run.trie.num_levels * lengths
         measured["prompt_tokens"] = {"mean": int(tokens.mean()), "max": int(tokens.max())} if len(tokens) else {}
         yield base | {"what": "lengths", "K": 128, "slo_ms": 2000, "server": " ".join(slow)}, measured
@@ -106,36 +99,20 @@ def measure_capacity(run: LoadRun, server: Served, rng: np.random.Generator, sec
         best, rate = max(best, good), 1.5 * rate
 
 
-def _overload(run: LoadRun, server: Served, rng: np.random.Generator, capacity: float, seconds: float) -> dict[str, Any]:
-    """Three times the capacity for `seconds`, then a third of it: was everyone answered or refused, how soon is it well?"""
-    after = 5.0
-    rate = load.burst(capacity / 3, 3 * capacity, 0, seconds)
-    answers = server.send(run.planned(rng, load.arrivals(rng, rate, seconds + after)))
-    during = [one for one in answers if one.at < seconds]
-    measured = load.summary(during, seconds=seconds, slo_s=SLO_S)
-    accepted = np.array([one.seconds for one in during if one.status == 200])
-    later = sorted((one for one in answers if one.at >= seconds), key=lambda one: one.at)
-    bad = [one.at - seconds for one in later if one.status != 200 or one.seconds > SLO_S]
-    return measured | {
-        "goodput_over_capacity": round(measured["goodput_per_s"] / capacity, 3),
-        "accepted_p99_within_slo": bool(len(accepted)) and float(np.percentile(accepted, 99)) <= SLO_S,
-        "unanswered": sum(one.status == 0 for one in answers),
-        "recovered_after_s": round(max(bad, default=0.0), 2),
-        "memory": _memory(server),
-    }
-
-
-def _warm(run: LoadRun, server: Served, rng: np.random.Generator) -> None:
+def warm(run: LoadRun, server: Served, rng: np.random.Generator) -> None:
+    """Twenty requests in a second, before anything is timed."""
     server.send(run.planned(rng, np.linspace(0, 1, 20)))
 
 
-def _sent(server: Served, planned: Sequence[Planned], seconds: float, slo_s: float = SLO_S) -> dict[str, Any]:
+def sent(server: Served, planned: Sequence[Planned], seconds: float, slo_s: float = SLO_S) -> dict[str, Any]:
+    """What a load of `seconds` got: answers, latencies, and the server's memory after it."""
     began = time.perf_counter()
     answers: list[Answered] = server.send(planned)
     taken = time.perf_counter() - began
-    return load.summary(answers, seconds=seconds, slo_s=slo_s) | {"memory": _memory(server), "wall_s": round(taken, 1)}
+    return load.summary(answers, seconds=seconds, slo_s=slo_s) | {"memory": memory_of(server), "wall_s": round(taken, 1)}
 
 
-def _memory(server: Served) -> dict[str, int]:
+def memory_of(server: Served) -> dict[str, int]:
+    """Resident bytes of the server, now and at their peak."""
     now, peak = server.resident_bytes
     return {"resident": now, "resident_peak": peak}

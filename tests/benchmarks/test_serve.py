@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.serving import changes, engines, latency, load, memory, profile
+from benchmarks.serving import changes, engines, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
@@ -104,6 +104,15 @@ def test_a_server_answers_load_from_a_second_process(run: LoadRun):
         now, peak = server.resident_bytes
         assert 10**8 < now <= peak
         assert "leafbeam_requests" in server.metrics()
+
+
+@pytest.mark.slow
+def test_an_overload_answers_or_refuses_everybody(run: LoadRun):
+    parameters, measured = overload.measure(run, 1, 0.5, 0.5, 1.0)
+    assert (parameters["run"], parameters["seconds"]) == (1, 1.0)
+    assert measured["unanswered"] == measured["errors"] == 0
+    assert measured["sent"] > measured["capacity_per_s"] > 0
+    assert measured["goodput_over_best_rate"] == round(measured["goodput_per_s"] / measured["best_per_s"], 3)
 
 
 def test_the_formula_of_a_point_counts_what_each_engine_holds():
