@@ -83,29 +83,35 @@ class QuietClient:
         self._recommend = post(json.dumps({"history": history, "num_items": 5}).encode())
 
     def ask_for(self, seconds: float) -> dict[str, dict[str, float]]:
-        """p50 and p99 in milliseconds of /healthz and of recommendations, asked in turns for so long."""
+        """p50 and p99 in ms of /healthz and of recommendations, asked in turns for so long, and how many were refused."""
         waits: dict[str, list[float]] = {"healthz": [], "recommend": []}
+        refused = dict.fromkeys(waits, 0)
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            waits["healthz"].append(self.ask(HEALTH))
-            waits["recommend"].append(self.ask(self._recommend))
+            for name, request in (("healthz", HEALTH), ("recommend", self._recommend)):
+                took = self.ask(request)
+                if took is None:
+                    refused[name] += 1
+                else:
+                    waits[name].append(took)
             time.sleep(0.002)
         return {
             name: {f"p{percent}": round(float(np.percentile(values, percent)) * 1e3, 2) for percent in (50, 99)}
+            | {"refused": refused[name]}
             for name, values in waits.items()
         }
 
-    def ask(self, request: bytes) -> float:
-        """Seconds until a request is answered, with 200."""
+    def ask(self, request: bytes) -> float | None:
+        """Seconds until a request is answered with 200; None: refused with 429, to try again later."""
         began = time.perf_counter()
         self._socket.sendall(request)
         status, length = self._file.readline().split()[1], 0
-        assert status == b"200", status
+        assert status in (b"200", b"429"), status
         while (line := self._file.readline()) != b"\r\n":
             if line.lower().startswith(b"content-length:"):
                 length = int(line.split(b":")[1])
         self._file.read(length)
-        return time.perf_counter() - began
+        return time.perf_counter() - began if status == b"200" else None
 
     def close(self) -> None:
         self._file.close()
