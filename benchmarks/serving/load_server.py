@@ -52,6 +52,11 @@ class Served:
             return reply.read().decode()
 
     @property
+    def loop_seconds(self) -> float:
+        """CPU time of the thread that runs the event loop, so far."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    @property
     def resident_bytes(self) -> tuple[int, int]:
         """Memory of the server: now, and at its peak."""
         return resident_bytes(self.pid)

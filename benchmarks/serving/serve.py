@@ -27,7 +27,7 @@ from benchmarks.serving.load import Answered, Planned
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import Served, serving
 
-__all__ = ["SLO_S", "load_run", "measure_capacity", "memory_of", "runs", "sent", "warm"]
+__all__ = ["SLO_S", "load_run", "measure_capacity", "memory_of", "runs", "warm"]
 
 Runs = Iterator[tuple[dict[str, Any], dict[str, Any]]]
 SLO_S = 0.2
@@ -70,18 +70,18 @@ def _over_http(run: LoadRun, quick: bool) -> Runs:
         yield base | {"what": "capacity"}, {"answered_per_s": round(capacity, 2), "memory": memory_of(server)}
         for share in (0.5,) if quick else (0.25, 0.5, 0.75, 1.0, 1.25):
             times = load.arrivals(rng, load.steady(share * capacity), seconds)
-            yield base | {"what": "rate", "share_of_capacity": share}, sent(server, run.planned(rng, times), seconds)
+            yield base | {"what": "rate", "share_of_capacity": share}, _sent(server, run.planned(rng, times), seconds)
         for name, rate in (
             ("diurnal", load.diurnal(0.5 * capacity, seconds)),
             ("burst", load.burst(0.4 * capacity, 2 * capacity, 0.4 * seconds, 0.5 * seconds)),
         ):
             times = load.arrivals(rng, rate, seconds)
-            yield base | {"what": name}, sent(server, run.planned(rng, times), seconds)
+            yield base | {"what": name}, _sent(server, run.planned(rng, times), seconds)
     slow = ["--beams", "128", "--threads", "1", "--slo-ms", "2000"]
     with serving(run.path, *slow) as server:
         times = load.arrivals(rng, load.steady(1.0), seconds)
         lengths = load.power_law(rng, 25 if quick else 250, 60 if quick else 1250, len(times))
-        measured = sent(server, run.planned(rng, times, lengths=lengths), seconds, slo_s=2.0)
+        measured = _sent(server, run.planned(rng, times, lengths=lengths), seconds, slo_s=2.0)
         tokens = 1 + run.trie.num_levels * lengths
         measured["prompt_tokens"] = {"mean": int(tokens.mean()), "max": int(tokens.max())} if len(tokens) else {}
         yield base | {"what": "lengths", "K": 128, "slo_ms": 2000, "server": " ".join(slow)}, measured
@@ -104,7 +104,7 @@ def warm(run: LoadRun, server: Served, rng: np.random.Generator) -> None:
     server.send(run.planned(rng, np.linspace(0, 1, 20)))
 
 
-def sent(server: Served, planned: Sequence[Planned], seconds: float, slo_s: float = SLO_S) -> dict[str, Any]:
+def _sent(server: Served, planned: Sequence[Planned], seconds: float, slo_s: float = SLO_S) -> dict[str, Any]:
     """What a load of `seconds` got: answers, latencies, and the server's memory after it."""
     began = time.perf_counter()
     answers: list[Answered] = server.send(planned)

@@ -26,6 +26,7 @@ from leafbeam.serve.frames import (
     Pull,
     Ready,
     Refused,
+    Repeated,
     Sent,
     Setup,
     encode,
@@ -37,14 +38,17 @@ _MAX_UNREAD_BYTES = 64 << 20  # of answers that a worker does not take: it hangs
 
 
 class CoreLink(asyncio.Protocol):
-    """Requests of one worker, each a task that runs `app` as a server of ASGI does. refused: called for a refused connection.
+    """Requests of one worker, each a task that runs `app` as a server of ASGI does.
 
+    refused: called for a refused connection. repeated: called with the seconds of requests that the worker refused by itself.
     ready: done once the worker accepts connections. lost: done once the worker has ended, or the link with it.
     """
 
-    def __init__(self, app: ASGIApp, setup: Setup, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, setup: Setup, refused: Callable[[str], None], repeated: Callable[[list[float]], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        self._app, self._setup, self._refused = app, setup, refused
+        self._app, self._setup, self._refused, self._repeated = app, setup, refused, repeated
         self._reader: FrameReader[FromWorker] = FrameReader(FromWorker, setup.max_body_bytes + ROOM_BYTES)
         self._exchanges: dict[int, _Exchange] = {}
         self._transport: Any = None
@@ -97,6 +101,8 @@ class CoreLink(asyncio.Protocol):
                 exchange.task = asyncio.get_running_loop().create_task(self._run(exchange))
             case Refused():
                 self._refused(frame.reason)
+            case Repeated():
+                self._repeated(frame.seconds)
             case Beat():
                 self.send(frame)
             case Ready():

@@ -7,7 +7,8 @@
     Sent      the client has the last part            ->   <-  More      the next part of an answer
     Refused   a connection was refused                ->   <-  Abort     the answer ends here, incomplete
     Ready     connections are accepted                ->   <-  Setup     the first frame: what the worker has to know
-    Beat      four times a second, echoed             ->   <-  Beat, Drain
+    Repeated  refusals of the worker, with each beat  ->   <-  Beat, Drain
+    Beat      four times a second, echoed             ->
 
 Of each request at most one part is under way in either direction, so that a slow client fills no memory. Both processes run one
 version of this file.
@@ -117,11 +118,16 @@ class Beat(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Setup(Struct, frozen=True, kw_only=True, array_like=True, tag=8):
-    """What a worker has to know. recommends: whether it reads bodies of requests for items, which take `deadline_s`."""
+    """What a worker has to know.
+
+    recommends: whether it reads bodies of requests for items, which take `deadline_s`. repeats: whether it refuses by itself
+    what is like a request that the core has just refused.
+    """
 
     number: int
     core: int
     recommends: bool
+    repeats: bool
     deadline_s: float
     max_values: int
     max_body_bytes: int
@@ -159,7 +165,13 @@ class Drain(Struct, frozen=True, array_like=True, tag=13):
     pass
 
 
-FromWorker = Open | Part | Gone | Sent | Refused | Ready | Beat
+class Repeated(Struct, frozen=True, array_like=True, tag=14):
+    """Requests for items that the worker has refused as the core refused others (`RecentRefusals`): the seconds of each."""
+
+    seconds: list[float]
+
+
+FromWorker = Open | Part | Gone | Sent | Refused | Repeated | Ready | Beat
 FromCore = Setup | Pull | Answer | More | Abort | Drain | Beat
 
 

@@ -12,20 +12,23 @@ import signal
 import socket
 import sys
 import time
+from http import HTTPStatus
 from types import FrameType
 
 import uvicorn
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from leafbeam.errors import UnavailableError
+from leafbeam.errors import OverloadedError
 from leafbeam.serve.body import RECOMMEND_PATH, Bounds, decode_recommend, read_body
 from leafbeam.serve.connection import server_config
 from leafbeam.serve.errors import OPENAI_PATHS, BodyError, error_response, openai_error_response
 from leafbeam.serve.frames import ROOM_BYTES, Drain, FrameReader, FromCore, Head, Open, Ready, Refusal, Refused, Setup
 from leafbeam.serve.log_format import configure_log
+from leafbeam.serve.refusals import RecentRefusals
 from leafbeam.serve.request_id import RequestIdMiddleware
+from leafbeam.serve.schema import RecommendBody
 from leafbeam.serve.worker_link import WorkerLink
 
 log = logging.getLogger("leafbeam.serve")
@@ -41,20 +44,25 @@ class _WorkerApp:
     def __init__(self, setup: Setup, link: WorkerLink) -> None:
         self._setup, self._link = setup, link
         self._bounds = Bounds(max_body_bytes=setup.max_body_bytes, max_body_s=setup.max_body_s)
+        self._refusals = RecentRefusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
         try:
-            request, deadline = await self._read(http)
-            await self._link.forward(request, receive, send, deadline=deadline)
+            request, content = await self._read(http)
+            if content is None:
+                await self._link.forward(request, receive, send, deadline=None)
+            else:
+                self._check(http, request, content)
+                await self._link.forward(request, receive, self._noting(content, send), deadline=self._deadline_of(content))
         except ClientDisconnect:
             pass
-        except UnavailableError as error:
+        except OverloadedError as error:
             shaped = openai_error_response if scope["path"] in OPENAI_PATHS else error_response
             await RequestIdMiddleware(shaped(http, error))(scope, receive, send)
 
-    async def _read(self, http: HttpRequest) -> tuple[Open, float | None]:
-        """The request for the core, and its deadline by the clock of the event loop."""
+    async def _read(self, http: HttpRequest) -> tuple[Open, RecommendBody | None]:
+        """The request for the core, and the content of one for items."""
         head, setup = Head.of(http.scope), self._setup
         if not (setup.recommends and http.method == "POST" and http.scope["path"] == RECOMMEND_PATH):
             more = "transfer-encoding" in http.headers or http.headers.get("content-length", "0") != "0"
@@ -65,8 +73,36 @@ class _WorkerApp:
             content = decode_recommend(body, http.headers.get("content-type", ""), setup.max_values)
         except BodyError as error:  # the core refuses it, after it has looked at the client's key
             return Open(0, head, refusal=Refusal.of(error), arrived=time.monotonic()), None
-        deadline_s = setup.deadline_s if content.deadline_ms is None else content.deadline_ms / 1e3
-        return Open(0, head, body, arrived=arrived), asyncio.get_running_loop().time() + min(deadline_s, _MAX_DEADLINE_S)
+        return Open(0, head, body, arrived=arrived), content
+
+    def _deadline_of(self, content: RecommendBody) -> float:
+        """By the clock of the event loop."""
+        deadline_s = self._setup.deadline_s if content.deadline_ms is None else content.deadline_ms / 1e3
+        return asyncio.get_running_loop().time() + min(deadline_s, _MAX_DEADLINE_S)
+
+    def _check(self, http: HttpRequest, request: Open, content: RecommendBody) -> None:
+        """Raise OverloadedError for what the core would refuse. A page of another site gets its headers from the core."""
+        if "origin" in http.headers or (error := self._refusals.find(content)) is None:
+            return
+        assert request.arrived is not None
+        self._link.count_repeated(time.monotonic() - request.arrived)
+        raise error
+
+    def _noting(self, content: RecommendBody, send: Send) -> Send:
+        """`send`, which keeps the core's refusals."""
+        if not self._setup.repeats:
+            return send
+        status = 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status == HTTPStatus.TOO_MANY_REQUESTS:
+                self._refusals.note(content, message["body"])
+            await send(message)
+
+        return noting
 
 
 class _WorkerServer(uvicorn.Server):

@@ -46,11 +46,20 @@ class HttpWorkers:
 
     They accept from one listening socket. Each has a socket pair to this process, which no other process can open, and ends
     when this one does. One that ends by itself loses its own connections, and is started again.
-    setup: of the first; the others differ in the number.
+    setup: of the first; the others differ in the number. repeated: see `CoreLink`.
     """
 
-    def __init__(self, app: ASGIApp, count: int, listening: socket.socket, setup: Setup, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        count: int,
+        listening: socket.socket,
+        setup: Setup,
+        metrics: Metrics,
+        repeated: Callable[[list[float]], None],
+    ) -> None:
         self._app, self._count, self._listening, self._setup, self._metrics = app, count, listening, setup, metrics
+        self._repeated = repeated
         self._workers: dict[int, _Worker] = {}
         self._draining = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,7 +123,7 @@ class HttpWorkers:
         setup = msgspec.structs.replace(self._setup, number=number)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(
-            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection), sock=ours
+            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection, self._repeated), sock=ours
         )
         worker = self._workers[number] = _Worker(number=number, process=process, link=link)
         log.info("HTTP worker %d is process %d", number, process.pid)

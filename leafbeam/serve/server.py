@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http import HTTPStatus
 from queue import SimpleQueue
 from typing import Any
 
@@ -165,6 +166,7 @@ class Server:
                 number=0,
                 core=os.getpid(),
                 recommends=engine is not None,
+                repeats=observation is None or not observation.is_on,  # else each request has its line or span
                 deadline_s=60.0 if engine is None else engine.settings.deadline_s,
                 max_values=max_values(Limits() if engine is None else engine.limits),
                 max_body_bytes=max_body_bytes,
@@ -174,7 +176,7 @@ class Server:
                 grace_s=grace_s,
                 log_format=current_format(),
             )
-            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics)
+            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics, self._count_repeated)
             self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
         self._uvicorn = _DrainingServer(config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
@@ -216,6 +218,13 @@ class Server:
         else:
             log.error("not every rule could be reloaded\n%s", report)
         return report
+
+    def _count_repeated(self, seconds: list[float]) -> None:
+        """Count requests that an HTTP worker has refused by itself, as if the engine had."""
+        assert self.engine is not None
+        self.engine.counts.add("refused", "deadline_unreachable", len(seconds))
+        for one in seconds:
+            self.metrics.observe(HTTPStatus.TOO_MANY_REQUESTS, one)
 
     def _drain(self) -> None:
         """Reject new requests and answer accepted ones."""
