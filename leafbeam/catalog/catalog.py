@@ -159,9 +159,12 @@ class Catalog:
         """Items that the rules (names, or an expression over them) allow now, less the denied; see RuleSet.filter."""
         return self.rules.filter(rules, deny=deny)
 
-    def schema(self) -> pa.Schema:
-        """The columns of the table of items and their types. It may open the file. Raises DataError."""
-        with self._table.reading() as session:
+    def schema(self, *, before_change: bool = False) -> pa.Schema:
+        """The columns of the table of items and their types. It may open the file. Raises DataError.
+
+        before_change: a change follows, and the file is opened for both.
+        """
+        with self._table.reading(before_change=before_change) as session:
             return session.schema()
 
     def lookup(self, item_ids: ItemIds, columns: Sequence[str] | None = None) -> pa.Table:

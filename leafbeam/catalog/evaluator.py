@@ -57,7 +57,7 @@ class Evaluator:
         Cost at 10^7 items: 40 ms for a rule over a column in memory; seconds more if rows have moved or the base is a new one.
         """
         result = Evaluation(version=version)
-        with self.table.reading() as session:
+        with self.table.reading(whole=True) as session:
             row_map = self._row_map(session, version)
             if count:
                 listed = result.filters[LISTED] = row_map.filters(np.ones(row_map.end, np.uint8), version)

@@ -23,6 +23,7 @@ from leafbeam.errors import DataError
 from leafbeam.files import replacing
 
 _CLOSE_S = 5.0
+_ONE_THREAD = "SET threads = 1"  # for a few rows, to wake others takes longer than the work
 _TABLE_ALONE = "SET enable_external_access = false"  # a rule reads no other file, and no statement turns this off
 
 
@@ -113,10 +114,18 @@ class ItemsTable:
         return table
 
     @contextmanager
-    def reading(self, *, other_files: bool = False) -> Generator[ReadSession]:
-        """One consistent view of the table. other_files: whether SQL may write or read them. Raises DataError."""
+    def reading(self, *, other_files: bool = False, before_change: bool = False, whole: bool = False) -> Generator[ReadSession]:
+        """One consistent view of the table. Raises DataError.
+
+        other_files: whether SQL may write or read them. before_change: a change follows, and the file is opened for it.
+        whole: the session reads the whole table, with all threads.
+        """
         if self._open is None:
-            with self._lock, self._translated(), self._connected(read_only=True, other_files=other_files) as connection:
+            with (
+                self._lock,
+                self._translated(),
+                self._connected(read_only=not before_change, other_files=other_files, whole=whole) as connection,
+            ):
                 yield ReadSession(connection, self.name, limit=self._limit)
         else:
             with self._translated(), self._open.cursor() as connection:
@@ -167,7 +176,7 @@ class ItemsTable:
                 time.sleep(0.01)
 
     @contextmanager
-    def _connected(self, *, read_only: bool, other_files: bool) -> Generator[duckdb.DuckDBPyConnection]:
+    def _connected(self, *, read_only: bool, other_files: bool, whole: bool = False) -> Generator[duckdb.DuckDBPyConnection]:
         """A connection for one session, under the lock."""
         kept = self._kept(other_files=other_files)
         if kept is None:
@@ -180,7 +189,14 @@ class ItemsTable:
                 return
             self._hold(kept)
         with kept.cursor() as connection:
-            yield connection
+            if not whole or self._held is None:
+                yield connection
+                return
+            kept.execute("RESET threads")
+            try:
+                yield connection
+            finally:
+                kept.execute(_ONE_THREAD)
 
     def _kept(self, *, other_files: bool) -> duckdb.DuckDBPyConnection | None:
         """The open connection, unless it cannot read other files, or is held and to a file that is no longer there."""
@@ -190,6 +206,7 @@ class ItemsTable:
 
     def _hold(self, connection: duckdb.DuckDBPyConnection) -> None:
         assert self.path is not None
+        connection.execute(_ONE_THREAD)
         timer = threading.Timer(self._hold_s, self._end_hold)
         self._held = _HeldFile(connection=connection, number=self.path.stat().st_ino, timer=timer)
         timer.start()

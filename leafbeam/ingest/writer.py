@@ -144,7 +144,8 @@ class CatalogWriter:
             if (answer := requests.find(request)) is not None:
                 return ChangeCounts(**answer)
             version = self.catalog.index.version()
-            change = self._planner.plan(operation, lines, version, self.catalog.schema(), missing_ok=missing_ok)
+            schema = self.catalog.schema(before_change=True)
+            change = self._planner.plan(operation, lines, version, schema, missing_ok=missing_ok)
             counts = change.counts(version, lines.num_lines)
             self._make(change, lambda: requests.append(request, asdict(counts), change.record()))
             requests.applied()

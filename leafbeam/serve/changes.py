@@ -21,7 +21,7 @@ from leafbeam.serve.keys import KeyFile
 log = logging.getLogger("leafbeam.serve")
 
 # To open the catalog's file takes several times as long as a change. Other programs get it at the latest after this.
-_HOLD_S = 1.0
+_HOLD_S = 3.0
 
 NOT_LOCAL = (
     "this server is bound to an address that other machines reach and has no keys, so it takes no changes: bind it to "

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -9,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from leafbeam.catalog import Catalog
+from leafbeam.catalog.items_table import ItemsTable
+from leafbeam.errors import DataError
 from leafbeam.index import Trie
 
 RULES = {"cheap": "price < 20"}
@@ -44,6 +47,33 @@ def test_the_file_stays_open_from_a_change_to_the_next(path: Path) -> None:
         assert catalog.reload().ok
         assert is_open(path)
     assert not is_open(path)
+
+
+def test_the_columns_that_a_change_needs_open_the_file_for_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Catalog.open(path, TRIE, RULES, hold_s=600) as catalog:
+        assert catalog.schema().names == ["item_id", "price"]
+        assert not is_open(path)
+        assert catalog.schema(before_change=True).names == ["item_id", "price"]
+        monkeypatch.setattr(duckdb, "connect", lambda *_, **__: pytest.fail("opened again"))
+        catalog.update(["a"], [{"price": 60}])
+        assert cheap(catalog) == ["c"]
+
+
+def test_a_held_file_has_one_thread_but_for_the_whole_table(path: Path) -> None:
+    def num_threads(*, whole: bool) -> int:
+        with table.reading(whole=whole) as session:
+            return session.connection.execute("SELECT current_setting('threads')").fetchall()[0][0]
+
+    with duckdb.connect() as other:
+        (default,) = other.execute("SELECT current_setting('threads')").fetchall()[0]
+    with closing(ItemsTable(path, hold_s=600)) as table:
+        with table.writing():
+            pass
+        assert num_threads(whole=False) == 1
+        assert num_threads(whole=True) == default
+        with pytest.raises(DataError), table.reading(whole=True) as session:
+            session.connection.execute("SELECT nothing FROM items")
+        assert num_threads(whole=False) == 1
 
 
 def test_others_write_the_file_after_the_hold_and_a_reload_sees_it(path: Path) -> None:
