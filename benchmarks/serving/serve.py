@@ -88,15 +88,19 @@ def _over_http(run: LoadRun, quick: bool) -> Runs:
 
 
 def measure_capacity(run: LoadRun, server: Served, rng: np.random.Generator, seconds: float) -> float:
-    """Answers each second within the objective, at the best of rising Poisson rates: half as much again, until it falls."""
-    rate, best = 8.0, 0.0
+    """Answers each second within the objective, at the best of rising Poisson rates: half as much again, until it falls twice."""
+    rate, best, failed = 8.0, 0.0, False
     while True:
         times = load.arrivals(rng, load.steady(rate), seconds)
         answers = server.send(run.planned(rng, times))
         good = sum(one.status == 200 and one.seconds <= SLO_S for one in answers) / seconds
-        if good < 0.75 * rate or rate > 5000:
-            return max(good, best)
-        best, rate = max(best, good), 1.5 * rate
+        best = max(best, good)
+        if good >= 0.75 * rate:
+            rate, failed = 1.5 * rate, False
+        elif failed or rate > 5000:
+            return best
+        else:
+            failed = True  # a stall of the machine, perhaps
 
 
 def warm(run: LoadRun, server: Served, rng: np.random.Generator) -> None:
