@@ -88,7 +88,7 @@ def _over_http(run: LoadRun, quick: bool) -> Runs:
 
 
 def measure_capacity(run: LoadRun, server: Served, rng: np.random.Generator, seconds: float) -> float:
-    """Answers each second within the objective, at the best of rising Poisson rates: half as much again, until it falls twice."""
+    """Answers each second within the objective, at the best of rising Poisson rates: by a half, until two of one rate fail."""
     rate, best, failed = 8.0, 0.0, False
     while True:
         times = load.arrivals(rng, load.steady(rate), seconds)
