@@ -12,6 +12,7 @@
     │   └── LockedError          another writer has the directory open
     ├── LogitsError              the model gave NaN, +inf or an array of the wrong shape
     ├── DataError                a table of items or interactions cannot be read
+    │   └── AttributesError      attributes do not fit the columns of a catalog
     ├── BatchError               lines of a batch of items are wrong, and nothing was changed
     ├── ConflictError            a change contradicts an earlier one, or another process's
     ├── CheckpointError          a model or Semantic ID directory is incomplete or belongs to something else
@@ -42,6 +43,7 @@ from collections.abc import Mapping
 __all__ = [
     "AccessDeniedError",
     "ArgumentError",
+    "AttributesError",
     "AutomatonError",
     "BatchError",
     "CatalogInUseWarning",
@@ -131,6 +133,10 @@ class DataError(LeafbeamError, ValueError):
     """A table of items or interactions cannot be read."""
 
 
+class AttributesError(DataError):
+    """Attributes of items do not fit the columns of a catalog: a column cannot hold a value, or takes no null."""
+
+
 class BatchError(LeafbeamError, ValueError):
     """Lines of a batch of items are wrong, and nothing was changed. lines: what is wrong with each, by its number from 1."""
 
@@ -154,7 +160,11 @@ class TrainingError(LeafbeamError, ArithmeticError):
 
 
 class RuleError(LeafbeamError, ValueError):
-    """A rule's predicate cannot be evaluated."""
+    """A rule's predicate cannot be evaluated. by_data: over these rows, or not in time; over others it may be."""
+
+    def __init__(self, message: str = "", *, by_data: bool = False) -> None:
+        super().__init__(message)
+        self.by_data = by_data
 
 
 class UnknownRuleError(RuleError):

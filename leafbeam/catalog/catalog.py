@@ -69,10 +69,10 @@ class Catalog:
         refresh: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
+        data_may_fail: bool = False,
     ) -> None:
-        self._table = table
-        self._evaluator = Evaluator(table)
-        self._source, self._clock = rules, clock
+        self._table, self._evaluator = table, Evaluator(table)
+        self._source, self._clock, self._data_may_fail = rules, clock, data_may_fail
         self._evaluation_lock = threading.RLock()  # one evaluation at a time; taken before the write lock, never after
         self._added_rules: dict[str, Rule] = {}
         self._evaluations: dict[str, _LastEvaluation] = {}
@@ -110,6 +110,7 @@ class Catalog:
         rule_timeout_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.monotonic,
         background: bool = True,
+        data_may_fail: bool = False,
     ) -> "Catalog":
         """Open a catalog file and evaluate its rules: a TOML file's `[rules]`, a mapping of names to predicates, or several.
 
@@ -118,12 +119,12 @@ class Catalog:
         processes out, for frequent changes. wait_s: how long to wait for a process that writes the file. hold_s: how long a
         change keeps the file open for the next ones, unless another process has a catalog of it. rule_timeout_s: an evaluation
         that takes longer is an error of its rule. clock, background: for tests; without the thread, call `refresh_due`.
+        data_may_fail: a rule whose evaluation fails over these rows, or takes too long, is not available, and no error here.
 
-        Cost: a look-up of the table's ids in the index, and a scan of its columns for each rule. Raises DataError (the file or
-        its ids), RuleError (naming rule and predicate).
+        Cost: a look-up of the table's ids in the index, a scan of columns for each rule. Raises DataError, RuleError.
         """
         table = ItemsTable(path, wait_s=wait_s, exclusive=exclusive, hold_s=hold_s, rule_timeout_s=rule_timeout_s)
-        return cls(table, index, rules, refresh=refresh, clock=clock, background=background)
+        return cls(table, index, rules, refresh=refresh, clock=clock, background=background, data_may_fail=data_may_fail)
 
     @classmethod
     def in_memory(
@@ -160,10 +161,7 @@ class Catalog:
         return self.rules.filter(rules, deny=deny)
 
     def schema(self, *, before_change: bool = False) -> pa.Schema:
-        """The columns of the table of items and their types. It may open the file. Raises DataError.
-
-        before_change: a change follows, and the file is opened for both.
-        """
+        """The columns of the table and their types. It may open the file; before_change: for a change too. Raises DataError."""
         with self._table.reading(before_change=before_change) as session:
             return session.schema()
 
@@ -227,10 +225,9 @@ class Catalog:
         for name in names:
             if name not in self.rules.definitions:
                 raise UnknownRuleError(f"there is no rule {name[:80]!r} to refresh: {', '.join(self.rules.definitions)}")
-        names = names or tuple(self.rules.definitions)
-        for name in names:
+        for name in names or tuple(self.rules.definitions):
             self._refresh_one(name)
-        return tuple(status for status in self.rules.report.rules if status.name in names)
+        return tuple(status for status in self.rules.report.rules if not names or status.name in names)
 
     def refresh_due(self) -> float | None:
         """Evaluate each rule that is due, as the background thread does; returns the seconds until the next is due, if any."""
@@ -254,7 +251,8 @@ class Catalog:
     def status(self) -> tuple[RuleStatus, ...]:
         """The status of each rule."""
         rules = self.rules
-        return tuple(self._status_of(name, rules.filters, rules.definitions) for name in rules.filters)
+        names = dict.fromkeys([*rules.filters, *rules.definitions])
+        return tuple(self._status_of(name, rules.filters, rules.definitions) for name in names)
 
     # Items.
 
@@ -401,8 +399,8 @@ class Catalog:
             evaluation = self._evaluator.evaluate(list(definitions.values()), rules.version, count=True)
             errors = {name: error for name, error in errors.items() if name not in self._added_rules}
             evaluation = replace(evaluation, errors={**evaluation.errors, **errors})
-            if first and evaluation.errors:
-                raise next(iter(evaluation.errors.values()))
+            if first:
+                evaluation.check(data_may_fail=self._data_may_fail)
             assert evaluation.num_items is not None
             assert evaluation.num_known is not None
             report = LoadReport(
@@ -441,8 +439,7 @@ class Catalog:
     ) -> LoadReport:
         """Make evaluated filters current, beside those of `kept`. record: changes since. load: the report of a whole load."""
         with self._active.write_lock:
-            now = self.rules
-            current = now.filters.by_segment
+            now, current = self.rules, self.rules.filters.by_segment
             changed_ids = self._active.live_ids(record)
             matches = self._evaluator.evaluate_rows(
                 changed_ids, [definitions[name] for name in evaluation.filters if name != LISTED]

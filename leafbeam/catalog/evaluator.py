@@ -38,6 +38,12 @@ class Evaluation:
     num_known: int | None = None
     examples: tuple[int | str, ...] = ()
 
+    def check(self, *, data_may_fail: bool) -> None:
+        """Raise the first error; data_may_fail: of those that other rows could mend, none."""
+        for error in self.errors.values():
+            if not (data_may_fail and error.by_data):
+                raise error
+
 
 class Evaluator:
     """Evaluates rules over the whole table, or over the rows of changed items.

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
@@ -24,7 +25,9 @@ from leafbeam.files import replacing
 
 _CLOSE_S = 5.0
 _ONE_THREAD = "SET threads = 1"  # for a few rows, to wake others takes longer than the work
-_TABLE_ALONE = "SET enable_external_access = false"  # a rule reads no other file, and no statement turns this off
+_SETTINGS: dict[str, Any] = {"TimeZone": "UTC", "autoinstall_known_extensions": "false"}  # a rule must not download code
+# A rule reads no other file, and no statement turns this off.
+_TABLE_ALONE: dict[str, Any] = {**_SETTINGS, "enable_external_access": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +77,9 @@ class ItemsTable:
         self._held: _HeldFile | None = None
         self._open: duckdb.DuckDBPyConnection | None = None
         if path is None:
-            self._open = duckdb.connect(":memory:")
+            self._open = duckdb.connect(":memory:", config=_SETTINGS)
         elif exclusive:
-            self._open = self._connect(read_only=False)
+            self._open = self._connect(_SETTINGS, read_only=False)
         self._use_lock: UseLock | None = None
         if self.path is not None and self.path.is_file():
             with suppress(OSError):  # a directory that this process may not write
@@ -180,9 +183,7 @@ class ItemsTable:
         """A connection for one session, under the lock."""
         kept = self._kept(other_files=other_files)
         if kept is None:
-            kept = self._connect(read_only=read_only)
-            if not other_files:
-                kept.execute(_TABLE_ALONE)
+            kept = self._connect(_SETTINGS if other_files else _TABLE_ALONE, read_only=read_only)
             if read_only or other_files or not self._hold_s or self.is_shared():
                 with kept:
                     yield kept
@@ -236,14 +237,14 @@ class ItemsTable:
         except duckdb.Error as error:
             raise DataError(f"cannot use {self.name}: {error}") from error
 
-    def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    def _connect(self, settings: dict[str, Any], *, read_only: bool) -> duckdb.DuckDBPyConnection:
         assert self.path is not None
         if not self.path.is_file():
             raise DataError(f"there is no file {self.path}: make it with Catalog.create")
         give_up = time.monotonic() + self.wait_s
         while True:
             try:
-                return duckdb.connect(str(self.path), read_only=read_only)
+                return duckdb.connect(str(self.path), read_only=read_only, config=settings)
             except duckdb.Error as error:
                 # The second: a catalog of this process has it open for writing.
                 locked = any(words in str(error).lower() for words in ("could not set lock", "different configuration"))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from leafbeam.errors import RuleError
 from leafbeam.files import read_text
@@ -22,6 +23,8 @@ LISTED = ""
 _MAX_SHOWN = 20
 _MAX_DOTS = 32
 _MAX_NESTING = 100
+# Others read files, or change settings of DuckDB for every later statement, as enable_logging() does.
+_TABLE_FUNCTIONS = frozenset(["generate_series", "json_each", "json_tree", "range", "unnest"])
 _KEY = re.compile(r"^[\[\w.\"' \t-]*", re.MULTILINE)  # a line up to the first character that no key of TOML has
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _TEXT = re.compile(r"\s*(?P<name>[^\s=@]*)\s*(?:@\s*(?P<refresh>[^\s=]*)\s*)?=(?P<where>.*)", re.DOTALL)
@@ -50,6 +53,9 @@ class Rule:
             raise RuleError(f"rule {self.name!r} holds bytes that are no UTF-8: {self.where[:80]!a}")
         if (depth := _nesting(self.where)) > _MAX_NESTING:  # DuckDB's parser takes time quadratic in it, not interrupted
             raise RuleError(f"rule {self.name!r} has {depth:,} brackets inside each other: expected at most {_MAX_NESTING}")
+        if (function := _forbidden_function(self.where)) is not None:
+            allowed = f"{', '.join(sorted(_TABLE_FUNCTIONS))}()"
+            raise RuleError(f"rule {self.name!r} reads rows of {function}: expected tables, {allowed}: {self.where[:1000]}")
 
     @classmethod
     def of(cls, name: str, value: object, *, refresh: float | None = None) -> "Rule":
@@ -78,6 +84,34 @@ def _nesting(where: str) -> int:
     """How many brackets of a predicate are inside each other, those in quoted text left out."""
     steps = [1 if bracket in "([{" else -1 for bracket in re.findall(r"[][(){}]", re.sub(r"'[^']*'", "", where))]
     return max(accumulate(steps), default=0)
+
+
+def _forbidden_function(where: str) -> str | None:
+    """A function that a predicate calls for rows, and must not. None too where DuckDB cannot parse it, which it says later."""
+    if "from" not in where.lower():
+        return None
+    import duckdb  # rules are written down without it
+
+    with duckdb.connect(":memory:") as connection:
+        text = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT 1 WHERE (\n{where}\n)"]).fetchall()[0][0]
+    try:
+        tree = json.loads(text)
+    except RecursionError:
+        return "an expression that is too deep to check"
+    if tree["error"]:
+        return None if tree["error_type"] == "parser" else "what is no SELECT"
+    return next((f"{name}()" for name in _table_functions(tree) if name not in _TABLE_FUNCTIONS), None)
+
+
+def _table_functions(node: Any) -> Iterable[str]:
+    """The table functions in a part of what json_serialize_sql returns."""
+    if isinstance(node, dict):
+        if node.get("type") == "TABLE_FUNCTION":
+            yield str(node["function"]["function_name"]).lower()
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            yield from _table_functions(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from leafbeam.catalog.rule_config import LISTED, Rule
 from leafbeam.catalog.sources import check_columns, quoted
 from leafbeam.catalog.time_limit import TimeLimit
-from leafbeam.errors import DataError, ItemIdError, RuleError
+from leafbeam.errors import AttributesError, DataError, ItemIdError, RuleError
 from leafbeam.index.items import ItemIds, decode_ids, ids_from_arrow
 
 # DuckDB compares a TIMESTAMP column with now(), which has a time zone, by converting each value: 500 ns a row, against 5 ns if
@@ -71,8 +71,6 @@ class ReadSession:
         self._limit = limit
         self._begin = begin
         self._now_is_utc: bool | None = False
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET autoinstall_known_extensions = false")  # a rule must not download code
         self.change_counter = None if begin is None else begin(connection)
 
     def check(self) -> None:
@@ -239,9 +237,11 @@ class ReadSession:
                 raise DataError("the catalog is closed: no rule is evaluated any more") from error
             return RuleError(
                 f"rule {rule.name!r} took longer than {self._limit.seconds:g} s and was stopped: simplify it, or raise the "
-                f"limit (--rule-timeout, rule_timeout_s): {_cut(rule.where)}"
+                f"limit (--rule-timeout, rule_timeout_s): {_cut(rule.where)}",
+                by_data=True,
             )
-        return RuleError(f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}")
+        message = f"rule {rule.name!r} cannot be evaluated: {_cut(rule.where)}\nDuckDB says: {_cut(str(error))}"
+        return RuleError(message, by_data=isinstance(error, duckdb.DataError))
 
     def _set_now(self, rules: Sequence[Rule]) -> None:
         """Make now() a TIMESTAMP of UTC unless one of the predicates may see the difference, or none names it."""
@@ -279,7 +279,7 @@ class WriteSession(ReadSession):
         return int(self.connection.execute("SELECT coalesce(max(rowid) + 1, 0) FROM items").fetchall()[0][0])
 
     def put(self, attributes: pa.Table, rows_n: NDArray[np.int64]) -> None:
-        """Write attributes into the rows with these numbers, or into new rows (-1) behind all others. Raises DataError.
+        """Write attributes into the rows with these numbers, or into new rows (-1) behind all others. Raises AttributesError.
 
         Cost: milliseconds for new rows (NULL where `attributes` has no column); one scan of the ids, 20 ns each, for others.
         """
@@ -297,8 +297,8 @@ class WriteSession(ReadSession):
                 self.connection.register("added", new)
                 names = ", ".join(quoted(column) for column in attributes.column_names)
                 self.connection.execute(f"INSERT INTO items ({names}) SELECT {names} FROM added")
-        except (duckdb.Error, pa.ArrowException) as error:
-            raise DataError(f"the attributes do not fit the table of {self.name}: {error}") from error
+        except (duckdb.DataError, duckdb.IntegrityError, duckdb.ProgrammingError, pa.ArrowException) as error:
+            raise AttributesError(f"the attributes do not fit the table of {self.name}: {error}") from error
 
     def remove(self, rows_n: NDArray[np.int64]) -> None:
         """Delete the rows with these numbers. Cost: one scan of the row numbers."""

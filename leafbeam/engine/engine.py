@@ -56,6 +56,7 @@ class CatalogFiles:
     rules: a TOML file, a mapping of names to predicates, or several of these. refresh: how often rules without an interval
     of their own are evaluated again ("60s"). rule_timeout_s: the limit of one evaluation of a rule. hold_s: how long a change
     keeps the catalog's file open (`Catalog.open`). verify: whether the index is checked and read into memory (`Trie.load`).
+    data_may_fail: a rule that fails over the rows that the catalog has now is not available, and no error (`Catalog.open`).
     memory: the file of an item memory. learn: whether it counts interactions (`Engine.observe`), which no other process may do
     then.
     """
@@ -66,6 +67,7 @@ class CatalogFiles:
     refresh: str | None = None
     rule_timeout_s: float = 60.0
     hold_s: float = 0.0
+    data_may_fail: bool = False
     verify: bool = True
     memory: str | os.PathLike[str] | None = None
     learn: bool = False
@@ -96,6 +98,7 @@ class CatalogFiles:
             refresh=self.refresh,
             hold_s=self.hold_s,
             rule_timeout_s=self.rule_timeout_s,
+            data_may_fail=self.data_may_fail,
         )
         opened.callback(catalog.close)
         return catalog

@@ -171,8 +171,23 @@ def test_a_rule_reads_no_file_but_the_table(shop, tmp_path):
     (tmp_path / "secret.csv").write_text("stock\n1\n")
     with Catalog.open(shop, make_trie(NUMBERS)) as catalog:
         for source in (f"'{tmp_path}/secret.csv'", f"read_text('{tmp_path}/secret.csv')", f"glob('{tmp_path}/*')"):
-            with pytest.raises(RuleError, match="Cannot access file"):
+            with pytest.raises(RuleError, match=r"Cannot access file|reads rows of (read_text|glob)"):
                 catalog.add_rule("curious", f"(SELECT count(*) FROM {source}) > 0")
+
+
+def test_a_rule_changes_no_setting_of_the_database(shop, tmp_path):
+    log = f"enable_logging('QueryLog', storage='file', storage_path='{tmp_path}/log')"  # would end the process
+    with Catalog.open(shop, make_trie(NUMBERS), hold_s=600) as catalog:
+        for _ in range(2):
+            for function in ("enable_logging()", log, '"Enable_Profiling"()', "query('FROM enable_' || 'logging()')"):
+                for where in (f"(SELECT count(*) FROM {function}) >= 0", f"exists(WITH t AS (FROM {function}) FROM t)"):
+                    with pytest.raises(RuleError, match=r"reads rows of (enable_logging|enable_profiling|query)\(\)"):
+                        catalog.add_rule("curious", where)
+            with pytest.raises(RuleError, match="no SELECT"):
+                catalog.add_rule("curious", f"exists(FROM (PIVOT (FROM {log}) ON message USING count(*)))")
+            catalog.update(NUMBERS[:1], [{"stock": 9}])  # keeps the file open
+        catalog.add_rule("ours", "stock = 9 AND 1 IN (SELECT i FROM range(3) t(i)) AND title IN (SELECT title FROM items)")
+        assert catalog.rules.filters["ours"].item_ids().tolist() == NUMBERS[:1]
 
 
 @pytest.mark.parametrize(
