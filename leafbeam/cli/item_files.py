@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.files import open_regular
+from leafbeam.ingest.attributes import rows_of
 
 BATCH = 1000  # items
 _MAX_LINE = 1 << 20
@@ -53,7 +54,7 @@ def _parquet(path: Path) -> Generator[dict[str, Any]]:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         for batch in file.iter_batches(BATCH):
             batch.validate(full=True)
-            yield from ({name: value for name, value in row.items() if value is not None} for row in batch.to_pylist())
+            yield from ({name: value for name, value in row.items() if value is not None} for row in rows_of(batch))
 
 
 def _json_lines(lines: Any, name: str) -> Generator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from leafbeam.errors import DataError
+from leafbeam.ingest.attributes import rows_of
 
 _MAX_COLUMNS = 1000
 _RECORD_BATCH, _DICTIONARY = 3, 2  # headers of messages (Message.fbs of Arrow)
@@ -18,6 +19,7 @@ _RECORD_BATCH, _DICTIONARY = 3, 2  # headers of messages (Message.fbs of Arrow)
 def rows_of_stream(body: bytes, *, max_rows: int) -> Iterator[dict[str, Any]]:
     """The rows of a stream, a null being a field that is not there; those beyond `max_rows` are not read.
 
+    Times and exact numbers are text, as in JSON: a change is logged as JSON, and has to be the same when it is read there.
     Compressed bodies, dictionaries, views and nested types are refused: a short body could make them as large as it likes.
     Raises DataError where the bytes are no such stream.
     """
@@ -30,7 +32,7 @@ def rows_of_stream(body: bytes, *, max_rows: int) -> Iterator[dict[str, Any]]:
             for batch in reader:
                 first = batch.slice(0, max_rows + 1)
                 first.validate(full=True)
-                for row in first.to_pylist():
+                for row in rows_of(first):
                     yield {name: value for name, value in row.items() if value is not None}
                 max_rows -= len(batch)
                 if max_rows < 0:
@@ -38,7 +40,7 @@ def rows_of_stream(body: bytes, *, max_rows: int) -> Iterator[dict[str, Any]]:
     except DataError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, struct.error) as error:
-        raise DataError(f"the body is no Arrow IPC stream ({str(error)[:200]})") from None
+        raise DataError(f"the body is no Arrow IPC stream that can be read ({str(error)[:200]})") from None
 
 
 def _check_schema(schema: pa.Schema) -> None:
@@ -46,15 +48,18 @@ def _check_schema(schema: pa.Schema) -> None:
         raise DataError(f"the Arrow stream has {len(schema):,} columns: expected at most {_MAX_COLUMNS:,}")
     for column in schema:
         kind, types = column.type, pa.types
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            kind = kind.value_type
-        elif types.is_null(kind):
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if types.is_null(kind):
             continue
-        plain = types.is_primitive(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_decimal(kind)
-        if not plain or types.is_duration(kind) or types.is_interval(kind):
+        kind = kind.value_type if is_list else kind
+        is_text = types.is_string(kind) or types.is_large_string(kind)
+        is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        is_moment = types.is_temporal(kind) and not (types.is_duration(kind) or types.is_interval(kind))
+        if not (is_text or is_number or (not is_list and (is_moment or types.is_decimal(kind)))):
             name = column.name[:80]
             raise DataError(
-                f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of them"
+                f"column {name!r} of the Arrow stream is {column.type}: expected numbers, text, times, or lists of numbers or "
+                "text"
             )
 
 

@@ -1,13 +1,18 @@
-"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them."""
+"""Attributes of items as columns of the catalog's table: values of the types that the table has, or what is wrong with them.
+
+And the other way: rows of such a table as JSON has them.
+"""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from math import isfinite
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from leafbeam.errors import short_repr
@@ -25,6 +30,22 @@ def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, names: Sequen
         for index, problem in found.items():
             problems.setdefault(index, f"{name}: {problem}")
     return pa.table(columns), problems
+
+
+def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dict[str, Any]]:
+    """The rows as JSON has them: times and exact numbers are text. exact: raise ArrowInvalid for times finer than microseconds;
+    else the rest is cut off.
+    """
+    # Of nanoseconds pyarrow would make values of pandas, where that is installed.
+    schema = pa.schema([field.with_type(_in_microseconds(field.type)) for field in table.schema])
+    rows = (table if schema.equals(table.schema) else table.cast(schema, safe=exact)).to_pylist()
+    return msgspec.to_builtins(rows, enc_hook=str)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return pa.time64("us") if kind == pa.time64("ns") else kind
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
@@ -66,10 +87,15 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
         if not value.is_integer():
             raise ValueError
         return int(value)
-    if isinstance(value, float) and not isfinite(value):
+    if any(isinstance(part, float) and not isfinite(part) for part in (value if isinstance(value, list) else [value])):
+        raise ValueError
+    if types.is_float32(kind) and isinstance(value, float) and not isfinite(pa.scalar(value, kind).as_py()):
         raise ValueError
     if types.is_decimal(kind) and isinstance(value, int | float | str):
-        return pa.scalar(str(value)).cast(kind).as_py()
+        exact = pa.scalar(str(value)).cast(kind).as_py()
+        if exact != Decimal(str(value)):  # of more than 38 digits pyarrow keeps others
+            raise ValueError
+        return exact
     if types.is_timestamp(kind) and isinstance(value, str):
         moment = datetime.fromisoformat(value)
         zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

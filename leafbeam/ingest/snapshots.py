@@ -33,6 +33,8 @@ class Snapshots:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        for part in directory.glob(f"*{_PART}"):  # of a process that was killed
+            shutil.rmtree(part, ignore_errors=True)
 
     def list(self) -> list[SnapshotInfo]:
         """All snapshots, the oldest first. Raises LogError for a damaged one."""
@@ -50,7 +52,7 @@ class Snapshots:
             raise ConflictError(f"there are {MAX_SNAPSHOTS} snapshots already: delete one")
         part = self._directory / f"{name}{_PART}"
         try:
-            shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             version = catalog.save(part / "index.leafbeam", part / "items.parquet")
             created = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -85,9 +87,12 @@ class Snapshots:
         path = self._path(name)
         if not path.is_dir():
             raise ArgumentError(f"there is no snapshot {name!r}")
+        part = self._directory / f"{name}{_PART}"
         try:
-            shutil.rmtree(path)
+            shutil.rmtree(part, ignore_errors=True)
+            disk.rename(path, part)  # a process that is killed leaves no half of a snapshot under its name
             disk.sync_path(self._directory)
+            shutil.rmtree(part)
         except OSError as error:
             raise LogError(f"cannot remove the snapshot {name!r}: {error.strerror or error}") from error
 

@@ -77,7 +77,7 @@ class CatalogWriter:
         with self._writing() as requests:
             if (answer := requests.find(request)) is not None:
                 return ChangeCounts(**answer)
-            name = name or self._snapshots.newest()
+            name = self._snapshots.newest() if name is None else name
             counts = _counts_of_restore(self._snapshots.load(name)[0], self.catalog.index.version())
             requests.append(request, asdict(counts), {"operation": "rollback", "snapshot": name})
             self._make_pending(requests)

@@ -91,14 +91,13 @@ class LiveMemory:
                 before, item = self.memory.known(_plain(history)[-distances:]), self.memory.known(_plain([item_id]))
                 if before and item:
                     rows.append([*before, *item])
-            if not rows:
+            if not rows and request is None:
                 return 0
             key = {} if request is None else {"key": request.key, "digest": request.digest}
             self._append({"observe": rows, **key})
             pairs = sum(self.memory.observe(row[:-1], row[-1]) for row in rows)
             self._known.note(request, pairs)
-            if self._log.end > self._compact_at:
-                self._compact_or_warn()
+            self._compact_if_long()
             return pairs
 
     def insert(self, item_ids: ItemIds, texts: Sequence[str]) -> None:
@@ -106,6 +105,7 @@ class LiveMemory:
         with self._lock:
             self.memory.insert(item_ids, texts=texts)
             self._append({"insert": _plain(item_ids), "texts": list(texts)})
+            self._compact_if_long()
 
     def compact(self) -> None:
         """Write the counts and the new items into the file, and begin a new log. Raises LogError, OSError."""
@@ -133,8 +133,10 @@ class LiveMemory:
         self._log = _new_log(self.path, self.memory, number, self._known, sync)
         self._compact_at = max(COMPACT_BYTES, self.memory.nbytes)
 
-    def _compact_or_warn(self) -> None:
-        """Compact; a failure loses nothing, as the log has every event, and is tried again at twice the length."""
+    def _compact_if_long(self) -> None:
+        """Compact a long log; a failure loses nothing, as the log has every event, and is tried again at twice the length."""
+        if self._log.end <= self._compact_at:
+            return
         try:
             self._compact()
         except (LeafbeamError, OSError) as error:

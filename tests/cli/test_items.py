@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from leafbeam.catalog import Catalog
 from leafbeam.cli import app
+from leafbeam.cli.item_files import batches
 from leafbeam.cli.item_writer import KEY
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
@@ -160,6 +162,12 @@ def test_items_of_a_file_are_imported(run: Path, tmp_path: Path, form: str) -> N
     done = call("import", file, "--run", str(run), stdin=text if form == "stdin" else None)
     assert "1,500 items added, 1 replaced" in done.stdout, done.stderr
     assert len(ids_of(run)) == 1506
+
+
+def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> None:
+    seen = pa.array([1_700_000_000_000_000_000], pa.timestamp("ns"))
+    pq.write_table(pa.table({"item_id": ["a"], "seen": seen, "exact": [Decimal("1.50")]}), tmp_path / "items.parquet")
+    assert list(batches(tmp_path / "items.parquet")) == [[{"item_id": "a", "seen": "2023-11-14T22:13:20", "exact": "1.50"}]]
 
 
 @pytest.mark.parametrize(

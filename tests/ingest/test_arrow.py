@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -34,9 +35,32 @@ def test_rows_have_the_fields_that_are_not_null():
         ("b", None, [0.5, 1.0]),
         ("c", [3, 4], None),
     ]
-    assert lines.items[0].attributes == {"price": 1.5, "seen": dt.datetime(2024, 5, 1), "tags": ["x"]}
-    assert lines.items[1].attributes == {"seen": dt.datetime(2024, 5, 1)}
+    assert lines.items[0].attributes == {"price": 1.5, "seen": "2024-05-01T00:00:00", "tags": ["x"]}
+    assert lines.items[1].attributes == {"seen": "2024-05-01T00:00:00"}
     assert not lines.problems
+
+
+def test_times_and_exact_numbers_are_text_as_in_json():
+    second = [1_700_000_000_000_000_000]
+    table = pa.table(
+        {
+            "item_id": [1],
+            "nanoseconds": pa.array(second, pa.timestamp("ns")),  # what pandas writes
+            "zoned": pa.array(second, pa.timestamp("ns", "UTC")),
+            "clock": pa.array([3_000_000_000], pa.time64("ns")),
+            "day": [dt.date(2024, 5, 1)],
+            "exact": [Decimal("1.50")],
+            "half": pa.array([1.5], pa.float32()).cast(pa.float16()),
+        }
+    )
+    assert Lines.of_arrow(stream(table)).items[0].attributes == {
+        "nanoseconds": "2023-11-14T22:13:20",
+        "zoned": "2023-11-14T22:13:20Z",
+        "clock": "00:00:03",
+        "day": "2024-05-01",
+        "exact": "1.50",
+        "half": 1.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,6 +80,10 @@ def test_rows_have_the_fields_that_are_not_null():
         (stream(pa.table({"x": pa.array([[[1]]])})), "is list"),
         (stream(pa.table({"x": pa.array([[None]], pa.list_(pa.null()))})), "is list"),
         (stream(pa.table({"x": pa.array([b"1"])})), "is binary"),
+        (stream(pa.table({"x": [[dt.datetime(2024, 5, 1)]]})), "is list"),
+        (stream(pa.table({"x": [[Decimal("1.5")]]})), "is list"),
+        (stream(pa.table({"x": pa.array([1], pa.timestamp("ns"))})), "would lose data"),
+        (stream(pa.table({"x": pa.array([1], pa.timestamp("us", "Nowhere/Land"))})), "no Arrow IPC stream"),
         (stream(pa.table({"x": pa.RunEndEncodedArray.from_arrays([1 << 30], pa.array(["long"]))}).slice(0, 1)), "run_end"),
         (stream(pa.table({"item_id": pa.array([], pa.string())})), "no line"),
         (stream(pa.table({f"x{n}": [1] for n in range(1001)})), "1,001 columns"),

@@ -1,12 +1,17 @@
 """Batches of items are checked as a whole, made once, and there after a restart."""
 
+import datetime as dt
+import io
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,8 +27,10 @@ from leafbeam.errors import (
     RuleError,
     UnknownRuleError,
 )
-from leafbeam.index import Trie
+from leafbeam.index import Trie, Version
 from leafbeam.ingest import CatalogWriter, ChangeCounts, Lines, LiveDirectory, set_aside
+from leafbeam.ingest.attributes import column_of
+from leafbeam.ingest.changes import Change, ChangePlanner
 from leafbeam.live import RequestKey, disk
 from leafbeam.live.commit_store import CommitStore
 from leafbeam.live.transaction import WriteSet
@@ -230,6 +237,46 @@ def test_a_change_that_is_decided_is_made_after_a_crash_at_any_later_moment(shop
         assert "new" in shop.memory.item_ids.tolist()
 
 
+VALUES = (
+    Decimal("15"), Decimal("1.5"), dt.datetime(2024, 5, 1, 12), dt.datetime(2024, 5, 1, tzinfo=dt.UTC), dt.date(2024, 5, 1),
+    dt.time(12, 30), 7, 2**62, 1.5, 1e300, float("nan"), True, "7", "", "é", [1.5, float("inf")], [1, 2], ["a"],
+)  # fmt: skip
+COLUMNS = (
+    pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.date32(), pa.time64("us"), pa.timestamp("us"),
+    pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.decimal128(38, 0), pa.list_(pa.float64()),
+    pa.list_(pa.string()), pa.list_(pa.timestamp("us")), pa.list_(pa.decimal128(9, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", COLUMNS, ids=str)
+def test_what_arrow_may_put_into_a_column_is_the_same_when_it_is_read_from_the_log(shop: Shop, kind: pa.DataType):
+    version, schema = Trie.load(shop.folder / "index.leafbeam"), pa.schema([("item_id", pa.string()), ("value", kind)])
+    planned = 0
+    for value in VALUES:
+        sink, table = io.BytesIO(), pa.table({"item_id": ["i0"], "value": [value]})
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        try:
+            lines = Lines.of_arrow(sink.getvalue())
+            change = ChangePlanner("no encoder").plan("put", lines, Version.of(version), schema, missing_ok=False)
+        except (BatchError, DataError):
+            continue
+        planned += 1
+        again = Change.of_record(msgspec.json.decode(msgspec.json.encode(change.record())), schema)
+        assert [group.table for group in again.groups] == [group.table for group in change.groups], value
+    assert planned
+
+
+@pytest.mark.parametrize("text", ["9" * 39, "9" * 41, "1" + "0" * 400, "1e39", "1" + "0" * 40 + ".5"])
+def test_a_number_beyond_its_column_is_refused_and_not_made_another_one(text: str):
+    for kind in (pa.decimal128(38, 2), pa.decimal128(18, 3), pa.decimal128(4, 1)):
+        column, problems = column_of([text, "-1.5", "12"], kind)
+        assert column.to_pylist() == [None, Decimal("-1.5"), Decimal(12)]
+        assert list(problems) == [0]
+    column, problems = column_of([1e39, -1e39, 1.5], pa.float32())
+    assert (column.to_pylist(), list(problems)) == ([None, None, 1.5], [0, 1])
+
+
 def test_a_change_that_is_not_decided_is_not_made(shop: Shop, monkeypatch):
     with shop.writer() as writer:
         writer.put(rows({"item_id": "first", "codes": [1, 1]}))
@@ -296,6 +343,31 @@ def test_a_snapshot_is_gone_back_to_as_one_change(shop: Shop):
         for call in (writer.rollback, lambda: writer.rollback("good"), lambda: writer.delete_snapshot("good")):
             with pytest.raises(ArgumentError, match="there is no snapshot"):
                 call()
+
+
+def test_a_snapshot_that_is_half_removed_or_half_made_at_a_crash_is_none(shop: Shop, monkeypatch):
+    class Crash(BaseException):
+        pass
+
+    def remove_one(path: Path, **_: Any) -> None:
+        if path.exists():
+            (path / "snapshot.json").unlink()
+            raise Crash
+
+    with shop.writer() as writer:
+        writer.snapshot("good")
+        writer.snapshot("better")
+        with pytest.raises(ArgumentError, match="a snapshot's name"):
+            writer.rollback("")
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", remove_one)
+            with pytest.raises(Crash):
+                writer.delete_snapshot("good")
+        assert [info.name for info in writer.snapshots] == ["better"]
+    with shop.writer() as writer:
+        assert [info.name for info in writer.snapshots] == ["better"]
+        assert [path.name for path in (shop.folder / "live" / "snapshots").iterdir()] == ["better"]
+        assert writer.snapshot("good").num_items == 6
 
 
 def test_rules_are_evaluated_before_they_are_in_force_and_outlive_a_restart(shop: Shop):

@@ -189,6 +189,30 @@ def test_a_long_log_is_compacted_and_a_full_disk_postpones_that(path: Path, monk
     assert_equal(ItemMemory.load(path), counted)
 
 
+def test_new_texts_make_a_log_no_longer_than_interactions_do(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("leafbeam.retrieve.live_memory.COMPACT_BYTES", 2000)
+    with LiveMemory.open(path) as live:
+        for number in range(200):
+            live.insert(["item-1", "new"], [f"word{number} lamp"] * 2)
+            assert path.with_name("memory.log").stat().st_size < 2 * max(2000, live.memory.nbytes)
+        counted = live.memory
+    with LiveMemory.open(path) as live:
+        assert live.memory.item_ids.tolist() == counted.item_ids.tolist()
+
+
+def test_a_repeated_request_that_counted_nothing_counts_nothing_once_its_items_are_known(path: Path):
+    request, event = RequestKey(key="k", digest="d"), (["item-0"], "new")
+    with LiveMemory.open(path) as live:
+        assert live.observe([event], request) == 0
+        live.insert(["new"], ["word1 lamp"])
+        assert live.observe([event], request) == 0
+        with pytest.raises(ConflictError):
+            live.observe([event], RequestKey(key="k", digest="other"))
+    with LiveMemory.open(path) as live:
+        assert live.observe([event], request) == 0
+        assert live.observe([event]) == 1
+
+
 def test_a_second_writer_in_the_place_of_a_removed_log_ends_the_first(path: Path):
     with LiveMemory.open(path) as first:
         path.with_name("memory.log").unlink()
