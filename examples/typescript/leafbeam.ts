@@ -417,7 +417,7 @@ export interface Readiness {
   reason: string | null;
   index_version: string | null;
   num_items: number;
-  /** Items that each rule allows now. */
+  /** Items that each rule allows now; none without a key, where keys are on. */
   rules: Record<string, number>;
   /** Threads of each worker's matrix products. */
   threads: number | null;

@@ -45,6 +45,10 @@ class Access:
                 "of another site"
             )
 
+    def is_known(self, http: HttpRequest) -> bool:
+        """Whether the request may read."""
+        return self.keys is None or self.keys.find(http.headers.get("authorization")) is not None
+
 
 def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
     key = keys.find(http.headers.get("authorization"))

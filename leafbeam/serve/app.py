@@ -7,6 +7,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.ingest import CatalogWriter
 from leafbeam.serve.access import Access, AccessMiddleware
 from leafbeam.serve.body import Bounds
+from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_routes import CatalogRoutes
 from leafbeam.serve.completions import CompletionRoutes
 from leafbeam.serve.conversions import slow_batch_answer
@@ -42,6 +44,7 @@ _CORS: dict[str, Any] = {
     "allow_headers": ["authorization", "content-type", "idempotency-key", HEADER],
     "expose_headers": ["retry-after", HEADER],
 }
+MAX_PENDING = {"changes": 16, "look-ups": 16, "interactions": 256}  # that wait for the disk; more get 429
 NO_WRITER = "this server was started without a place to keep changes: see `leafbeam serve --changes`"
 
 
@@ -72,9 +75,10 @@ def create_app(
     if engine is None and text is None:
         raise ArgumentError("there is nothing to serve: pass an engine, a text service, or both")
     bounds = Bounds(max_body_bytes=max_body_bytes, max_body_s=max_body_s, answer_s=answer_s)
-    metrics, observation = metrics or Metrics(engine, text), observation or Observation()
+    metrics, observation, access = metrics or Metrics(engine, text), observation or Observation(), access or Access()
     batch_bounds = replace(bounds, max_body_bytes=max_batch_bytes)
-    catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds)
+    writes, reads, counting = (BoundedExecutor(what, number) for what, number in MAX_PENDING.items())
+    catalog = None if engine is None else CatalogRoutes(engine, writer, metrics, batch_bounds, writes=writes, reads=reads)
     document = document_of(
         None if engine is None else engine.limits,
         has_text=text is not None,
@@ -92,8 +96,8 @@ def create_app(
         yield
         stops = [part.stop for part in (engine, text) if part is not None]
         await asyncio.gather(*(asyncio.to_thread(stop, grace_s) for stop in stops))
-        if catalog is not None:
-            await asyncio.to_thread(catalog.close)
+        for executor in (writes, reads, counting):
+            await asyncio.to_thread(executor.close)
         if observation.traces is not None:
             await asyncio.to_thread(observation.traces.close)
 
@@ -102,6 +106,8 @@ def create_app(
 
     async def readyz(http: HttpRequest) -> Response:
         readiness = _readiness(engine, text, num_http_workers())
+        if not access.is_known(http):
+            readiness = msgspec.structs.replace(readiness, rules={})
         return json_response(readiness, HTTPStatus.OK if readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def slow_batches(http: HttpRequest) -> Response:
@@ -119,7 +125,8 @@ def create_app(
 
     app = Starlette(
         routes=[
-            *([] if engine is None else [*item_routes(engine, metrics, bounds), ItemSearchRoute(engine).route]),
+            *([] if engine is None else item_routes(engine, metrics, bounds, counting)),
+            *([] if engine is None else [ItemSearchRoute(engine, reads).route]),
             *([] if engine is None else inference_routes(engine, metrics, bounds)),
             *([] if engine is None else playground_routes()),
             *([] if catalog is None else catalog.routes),
@@ -137,7 +144,7 @@ def create_app(
             *([Middleware(ObservationMiddleware, observation=observation)] if observation.is_on else []),
             Middleware(UnexpectedErrorMiddleware),
             *([Middleware(CORSMiddleware, allow_origins=origins, **_CORS)] if origins else []),
-            Middleware(AccessMiddleware, access=access or Access(), refused=metrics.observe_refused_access),
+            Middleware(AccessMiddleware, access=access, refused=metrics.observe_refused_access),
         ],
         lifespan=lifespan,
     )

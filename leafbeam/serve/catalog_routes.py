@@ -1,10 +1,8 @@
 """Routes that change and show a catalog: items, snapshots, rules. A batch is one change, made as a whole or not at all."""
 
-import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
@@ -19,18 +17,20 @@ from starlette.routing import Route
 from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.errors import (
+    AttributesError,
     DataError,
     LeafbeamError,
     LockedError,
     LogError,
-    OverloadedError,
     UnavailableError,
     UnknownRuleError,
 )
 from leafbeam.index.items import is_possible
 from leafbeam.ingest import CatalogWriter, Lines
+from leafbeam.ingest.attributes import rows_of
 from leafbeam.live.transaction import id_kind_of
 from leafbeam.serve.body import Bounds, decode_body, read_body
+from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import (
     CatalogAnswer,
     ChangeAnswer,
@@ -48,7 +48,6 @@ from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 
 log = logging.getLogger("leafbeam.serve")
 
-MAX_PENDING = 16  # changes that wait for their turn, and look-ups; more get 429
 _READERS: dict[str, Callable[[bytes], Lines]] = {
     "application/x-ndjson": Lines.of_json_lines,
     "application/jsonl": Lines.of_json_lines,
@@ -61,13 +60,23 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class CatalogRoutes:
-    """The routes of an engine's catalog. writer: or why the catalog cannot be changed. bounds: of a batch."""
+    """The routes of an engine's catalog.
 
-    def __init__(self, engine: Engine, writer: CatalogWriter | str, metrics: Metrics, bounds: Bounds) -> None:
+    writer: or why the catalog cannot be changed. bounds: of a batch. writes, reads: make changes, and read the table.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        writer: CatalogWriter | str,
+        metrics: Metrics,
+        bounds: Bounds,
+        *,
+        writes: BoundedExecutor,
+        reads: BoundedExecutor,
+    ) -> None:
         self._engine, self._writer, self._metrics, self._bounds = engine, writer, metrics, bounds
-        self._writes = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-writes")
-        self._reads = ThreadPoolExecutor(1, thread_name_prefix="leafbeam-reads")
-        self._pending = {self._writes: 0, self._reads: 0}
+        self._writes, self._reads = writes, reads
 
     @property
     def routes(self) -> list[Route]:
@@ -89,11 +98,6 @@ class CatalogRoutes:
             ("DELETE", "/v1/rules/{name}"): self._delete_rule,
         }
         return [Route(path, _answered(answer), methods=[method]) for (method, path), answer in routes.items()]
-
-    def close(self) -> None:
-        """Wait for changes that are under way."""
-        self._writes.shutdown()
-        self._reads.shutdown()
 
     async def _put(self, http: HttpRequest) -> Response:
         return await self._change(http, lambda writer: writer.put)
@@ -138,7 +142,7 @@ class CatalogRoutes:
         rules = catalog.rules
         if not rules.version.knows([item_id])[0]:
             raise BodyError(f"the index has no item {str(item_id)[:80]!r}", status=HTTPStatus.NOT_FOUND)
-        (row,) = (await self._run(self._reads, lambda: catalog.lookup([item_id]))).to_pylist()
+        (row,) = rows_of(await self._run(self._reads, lambda: catalog.lookup([item_id])), exact=False)
         answer = ItemAnswer(
             item_id=row.pop("item_id"),
             sid=tuple(rules.version.codes_of([item_id])[0].tolist()),
@@ -192,7 +196,7 @@ class CatalogRoutes:
 
     async def _rules(self, http: HttpRequest) -> Response:
         catalog = self._served()
-        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in catalog.rules.filters)))
+        return json_response(RulesAnswer(rules=tuple(_rule_answer(catalog, name) for name in catalog.rules.definitions)))
 
     async def _rule(self, http: HttpRequest) -> Response:
         return json_response(_rule_answer(self._served(), http.path_params["name"]))
@@ -208,23 +212,18 @@ class CatalogRoutes:
         await self._run(self._writes, lambda: writer.delete_rule(name))
         return json_response(answer)
 
-    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _run(self, executor: BoundedExecutor, work: Callable[[], T]) -> T:
         """Do work in a thread of its own.
 
         Raises OverloadedError if too much waits, UnavailableError for a table in use, or a disk that takes no more.
         """
-        if self._pending[executor] >= MAX_PENDING:
-            raise OverloadedError(f"{MAX_PENDING} changes or look-ups wait already: try again", reason="changes_queued")
-        self._pending[executor] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(executor, work)
-        except LockedError:
+            return await executor.run(work)
+        except (AttributesError, LockedError):
             raise
         except (DataError, LogError, OSError) as error:
             log.error("a change or look-up of the catalog failed: %s", error)
             raise UnavailableError(str(error), reason="catalog") from error
-        finally:
-            self._pending[executor] -= 1
 
     async def _body(self, http: HttpRequest, kind: type[S]) -> S:
         body = await read_body(http, self._bounds)

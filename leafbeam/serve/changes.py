@@ -66,7 +66,7 @@ class ChangeFiles:
 
         Raises LockedError ("on"), ConflictError if the index was built again since, and what `CatalogFiles.open` raises.
         """
-        files, live = self._open_directory(files, opened)
+        files, live = self._open_directory(replace(files, data_may_fail=True), opened)  # clients have written the data
         memory, source = files.open_memory(opened), files.open(opened)
         if isinstance(live, str):
             return ChangedCatalog(source=source, memory=memory, writer=live)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leafbeam.errors import (
     ArgumentError,
+    AttributesError,
     AutomatonError,
     BatchError,
     ConflictError,
@@ -60,7 +61,7 @@ def _status_of(error: Exception) -> int:
         UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
         OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
         (ConflictError, LockedError): HTTPStatus.CONFLICT,
-        (RequestError, RuleError, ItemIdError, ArgumentError, BatchError): HTTPStatus.UNPROCESSABLE_ENTITY,
+        (RequestError, RuleError, ItemIdError, ArgumentError, AttributesError, BatchError): HTTPStatus.UNPROCESSABLE_ENTITY,
     }
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
 

@@ -3,7 +3,6 @@
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
-import asyncio
 import re
 
 import numpy as np
@@ -14,25 +13,26 @@ from starlette.routing import Route
 
 from leafbeam.catalog import Catalog, Expression
 from leafbeam.engine import Engine, ItemId
-from leafbeam.errors import DataError, LeafbeamError, OverloadedError, UnavailableError
+from leafbeam.errors import DataError, LeafbeamError, UnavailableError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, is_possible
+from leafbeam.ingest.attributes import rows_of
 from leafbeam.live.transaction import id_kind_of
+from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, FoundItems
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exchange import json_response
 
-MAX_WAITING = 8  # look-ups in the table at a time; more get 429
 TITLE = "title"
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
 
 
 class ItemSearchRoute:
-    """`GET /v1/items` of an engine; without a catalog, items have ids alone."""
+    """`GET /v1/items` of an engine; without a catalog, items have ids alone. lookups: reads the table."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._waiting = engine, 0
+    def __init__(self, engine: Engine, lookups: BoundedExecutor) -> None:
+        self._engine, self._lookups = engine, lookups
 
     @property
     def route(self) -> Route:
@@ -65,7 +65,7 @@ class ItemSearchRoute:
         ids = [_id_of(text, rules.version) for text in values.getlist("id")]
         column, table = await self._read(catalog, query, ids, limit)
         items: list[FoundItem] = []
-        for row in table.to_pylist():
+        for row in rows_of(table, exact=False):
             item_id = row.pop("item_id")
             in_index = _knows(rules.version, item_id)
             found = FoundItem(
@@ -86,20 +86,15 @@ class ItemSearchRoute:
 
     async def _read(self, catalog: Catalog, query: str, ids: list[ItemId], limit: int) -> tuple[str | None, pa.Table]:
         """(the column of titles, rows), read in a thread. Raises OverloadedError, UnavailableError for a table in use."""
-        if self._waiting >= MAX_WAITING:
-            raise OverloadedError(f"{MAX_WAITING} look-ups wait already: try again", reason="lookups_queued")
 
         def read() -> tuple[str | None, pa.Table]:
             column = TITLE if TITLE in catalog.schema().names else None
             return column, catalog.lookup(ids) if ids else catalog.search(query, column=column, limit=limit)
 
-        self._waiting += 1
         try:
-            return await asyncio.to_thread(read)
+            return await self._lookups.run(read)
         except DataError as error:
             raise UnavailableError(str(error), reason="catalog") from error
-        finally:
-            self._waiting -= 1
 
 
 def _bare(version: Version, query: str, texts: list[str], limit: int) -> FoundItems:

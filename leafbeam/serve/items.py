@@ -1,6 +1,5 @@
 """`POST /v1/recommend` and `POST /v1/interactions`: the routes of an engine."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from leafbeam.engine import Engine, Limits, Request, Result
 from leafbeam.errors import LeafbeamError, RequestError
 from leafbeam.serve import exchange
 from leafbeam.serve.body import RECOMMEND_PATH, Bounds, EarlyBody, decode_body, decode_recommend, read_body
+from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.conversions import recommend_answer, request_of
 from leafbeam.serve.errors import error_response
 from leafbeam.serve.exchange import json_response, key_of
@@ -25,8 +25,8 @@ from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
-def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]:
-    """The routes that answer with items, and that count interactions."""
+def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: BoundedExecutor) -> list[Route]:
+    """The routes that answer with items, and that count interactions. counting: writes these to disk."""
 
     async def answer(http: HttpRequest) -> Response:
         """Read, parse once, submit, wait."""
@@ -50,7 +50,7 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds) -> list[Route]
             body, kind = await read_body(http, bounds), http.headers.get("content-type", "")
             content = decode_body(body, kind, _INTERACTIONS_DECODER, max_values(engine.limits))
             events, request = [(one.history, one.item_id) for one in content.interactions], key_of(http, body)
-            return json_response(InteractionsAnswer(pairs=await asyncio.to_thread(engine.observe, events, request)))
+            return json_response(InteractionsAnswer(pairs=await counting.run(lambda: engine.observe(events, request))))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except LeafbeamError as error:

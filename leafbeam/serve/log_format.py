@@ -12,6 +12,7 @@ from leafbeam.errors import ItemIdError, LeafbeamError, RequestError, UnknownRul
 LogFormat = Literal["text", "json"]
 # Their messages are the system's or ours: a full disk, a device without memory, a damaged file. Others may quote an id.
 _PRINTED = (LeafbeamError, OSError, MemoryError, RuntimeError)
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _OF_REQUESTS = (RequestError, ItemIdError, UnknownRuleError, RecursionError, NotImplementedError)
 
 
@@ -30,7 +31,8 @@ class LogFormatter(logging.Formatter):
         if not self.as_json:
             record = copy.copy(record)
             record.exc_text = None  # another handler's, with all messages
-            return super().format(record)
+            # A message may quote a value, such as one that a rule cannot convert: it begins no line and moves no cursor.
+            return super().format(record).translate(_CONTROL).replace("\n", "\n  ")
         fields: dict[str, Any] = getattr(record, "fields", {})
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

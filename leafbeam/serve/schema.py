@@ -216,7 +216,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
     reason: Annotated[str | None, Meta(description="Why not ready, such as a worker that hangs.")]
     index_version: str | None
     num_items: int
-    rules: Annotated[dict[str, int], Meta(description="Items that each rule allows now.")]
+    rules: Annotated[
+        dict[str, int], Meta(description="Items that each rule allows now; none without a key, where keys are on.")
+    ]
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
     http_workers: Annotated[int, Meta(description="HTTP processes that accept connections; 0: the server is one process.")] = 0

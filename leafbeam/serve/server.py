@@ -349,7 +349,7 @@ def serve(
             opened.callback(engine.close)
             if engine.catalog is not None:
                 report = engine.catalog.rules.report
-                log.log(logging.INFO if report.agrees else logging.WARNING, "%s", report)
+                log.log(logging.INFO if report.ok and report.agrees else logging.WARNING, "%s", report)
         opened.callback(reloader.set_reload, None)
         bounds: dict[str, Any] = {"max_body_bytes": max_body_bytes, "max_batch_bytes": max_batch_bytes, "grace_s": grace_s}
         bounds |= {"connections": connections, "http_workers": http_workers, "writer": writer, "access": access}

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +16,15 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from leafbeam.catalog import Catalog
 from leafbeam.catalog.items_table import ItemsTable
-from leafbeam.errors import ConflictError, LockedError
+from leafbeam.engine import Engine
+from leafbeam.errors import ConflictError, DataError, LockedError, RuleError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
 from leafbeam.live import disk
 from leafbeam.serve import Access, create_app
+from leafbeam.serve.app import MAX_PENDING
 from tests.serve.running import opened, thread
 
 LOCAL = "http://127.0.0.1:8000"
@@ -101,6 +105,16 @@ def test_items_arrive_as_arrow_too(shop):
         assert client.get("/v1/items/2").json()["attributes"]["price"] == 2
         wrong = client.put("/v1/items", content=sink.getvalue()[:-30], headers=headers)
         assert (wrong.status_code, "Arrow" in wrong.json()["error"]["message"]) == (422, True)
+
+
+def test_times_of_nanoseconds_are_read_and_written(shop):
+    with duckdb.connect(str(shop.files[2])) as table:
+        table.execute("ALTER TABLE items ADD COLUMN seen TIMESTAMP_NS DEFAULT '2024-05-01 12:00:00.123456789'::TIMESTAMP_NS")
+    with served(shop) as client:
+        assert client.get("/v1/items/1000").json()["attributes"]["seen"] == "2024-05-01T12:00:00.123456"
+        assert client.get("/v1/items?limit=1").json()["items"][0]["attributes"]["seen"] == "2024-05-01T12:00:00.123456"
+        assert client.patch("/v1/items", **lines({"item_id": 1000, "seen": "2024-06-01T00:00:00Z"})).status_code == 200
+        assert client.get("/v1/items/1000").json()["attributes"]["seen"] == "2024-06-01T00:00:00"
 
 
 def test_a_batch_with_wrong_lines_changes_nothing_and_names_every_one(shop):
@@ -211,6 +225,29 @@ def test_snapshots_and_rules_over_http(shop):
         assert client.post(RECOMMEND, json={"rules": ["dear"]}).status_code == 422
 
 
+def test_a_rule_that_new_data_break_keeps_no_server_from_starting(shop):
+    with served(shop) as client:
+        assert client.put("/v1/rules/big", json={"where": "price * 100000000000000000 % 2 = 0"}).status_code == 200
+        assert client.patch("/v1/items", **lines({"item_id": 1001, "price": 1000})).status_code == 200
+        assert len(answered(client, rules=["big"])) == 99  # without the changed item
+    with served(shop) as client:
+        assert answered(client, rules=["cheap"])
+        refused = client.post(RECOMMEND, json={"rules": ["big"]})
+        assert (refused.status_code, "could not be evaluated" in refused.json()["error"]["message"]) == (422, True)
+        assert "Overflow" in client.get("/v1/rules/big").json()["error"]
+        assert "big" in [rule["name"] for rule in client.get("/v1/rules").json()["rules"]]
+        client.patch("/v1/items", **lines({"item_id": 1001, "price": 1}))
+        client.post("/v1/catalog/reload")
+        assert len(answered(client, rules=["big"])) == 100
+        client.patch("/v1/items", **lines({"item_id": 1001, "price": 1000}))
+    with served(shop) as client:
+        assert client.delete("/v1/rules/big").status_code == 200
+        assert client.get("/v1/rules/big").status_code == 404
+    (shop.files[3]).write_text("[rules]\ncheap = 'prize < 20'\n")
+    with pytest.raises(RuleError, match="prize"), served(shop):
+        pass
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -291,7 +328,7 @@ def _raising(error: Exception) -> Any:
 
 def test_changes_that_wait_are_bounded(shop, monkeypatch):
     go = threading.Event()
-    monkeypatch.setattr("leafbeam.serve.catalog_routes.MAX_PENDING", 2)
+    monkeypatch.setitem(MAX_PENDING, "changes", 2)
     with served(shop) as client:
         patch = CatalogWriter.patch
         monkeypatch.setattr(CatalogWriter, "patch", lambda self, *rest: (go.wait(20), patch(self, *rest))[1])
@@ -310,6 +347,33 @@ def test_changes_that_wait_are_bounded(shop, monkeypatch):
         for one in threads:
             one.join(20)
         assert sorted(statuses) == [200, 200, 429, 429]
+
+
+def test_look_ups_and_interactions_that_wait_hold_up_no_recommendation(shop, monkeypatch):
+    monkeypatch.setitem(MAX_PENDING, "look-ups", 40)  # more than Python's default executor has threads
+    go, waiting = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: Any, **__: Any) -> Any:
+        waiting.release()
+        go.wait(20)
+        raise DataError("the table is in use")
+
+    monkeypatch.setattr(Catalog, "schema", slow)
+    monkeypatch.setattr(Engine, "observe", slow)
+    with served(shop) as client:
+        calls = [lambda: client.get("/v1/items?query=x").status_code] * 40
+        calls += [lambda: client.post("/v1/interactions", json={"interactions": []}).status_code] * 40
+        with ThreadPoolExecutor(len(calls)) as clients:
+            try:
+                statuses = [clients.submit(call) for call in calls]
+                assert waiting.acquire(timeout=20)
+                assert waiting.acquire(timeout=20)
+                answer = client.post(RECOMMEND, json={"history": [1000] * 600})  # so many ids are looked up in a thread
+                assert answer.status_code == 200, answer.text
+                assert not any(status.done() for status in statuses)
+            finally:
+                go.set()
+        assert {status.result() for status in statuses} == {503, 500}
 
 
 def test_half_a_batch_and_a_batch_that_is_too_long_change_nothing(shop):

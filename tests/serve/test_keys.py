@@ -75,6 +75,14 @@ def test_each_scope_may_do_what_those_before_it_may(served: Any, keys: dict[str,
         assert client.get(path).status_code in (401, 404)
 
 
+def test_without_a_key_a_ready_server_names_no_rules(served: Any, keys: dict[str, str]) -> None:
+    client, _, _ = served
+    known = client.get("/readyz", headers=bearer(keys["read"])).json()
+    assert known["rules"].keys() == {"cheap", "in_stock", "none"}
+    for headers in ({}, bearer("lb_" + "x" * 43)):
+        assert client.get("/readyz", headers=headers).json() == {**known, "rules": {}}
+
+
 def test_answers_do_not_say_which_part_was_wrong(served: Any, keys: dict[str, str]) -> None:
     client, _, _ = served
     wrong = [

@@ -161,6 +161,14 @@ def test_another_handlers_text_of_an_exception_is_not_reused() -> None:
     assert "1057" not in LogFormatter(as_json=False).format(record)
 
 
+def test_a_value_in_a_message_forges_no_line_of_text() -> None:
+    value = "x\n12:00:00 INFO all is well\r\x1b[2K\x9b2K"
+    record = logging.LogRecord("a", logging.WARNING, "x.py", 1, "cannot convert %s", (value,), None)
+    first, second = LogFormatter(as_json=False).format(record).split("\n")
+    assert first.endswith("WARNING cannot convert x")
+    assert second == r"  12:00:00 INFO all is well\x0d\x1b[2K\x9b2K"
+
+
 def test_lines_that_json_cannot_hold_are_written_all_the_same() -> None:
     record = logging.LogRecord("a", logging.INFO, "x.py", 1, "half \ud800 \n\x00 %s", (Path("p"),), None)
     record.fields = {"path": Path("p")}

@@ -15,6 +15,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.engine import Engine
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
+from leafbeam.serve.bounded_executor import BoundedExecutor
 from leafbeam.serve.catalog_schema import MAX_ITEMS
 from leafbeam.serve.connection import BoundedConnection, ConnectionLimits
 from leafbeam.serve.conversions import request_of
@@ -108,11 +109,16 @@ def _engine() -> Engine:
     return Engine(Transformer(config, vocabulary, torch.Generator().manual_seed(0)), catalog)
 
 
+@functools.cache
+def _item_search() -> ItemSearchRoute:
+    return ItemSearchRoute(_engine(), BoundedExecutor("look-ups", 1))
+
+
 def fuzz_item_query(data: bytes) -> None:
     """The query of `GET /v1/items`, through the route to the table."""
-    engine, (loop, _) = _engine(), _server()
+    route, (loop, _) = _item_search(), _server()
     scope = {"type": "http", "method": "GET", "path": "/v1/items", "headers": [], "query_string": data}
-    found = loop.run_until_complete(ItemSearchRoute(engine)._found(HttpRequest(scope)))
+    found = loop.run_until_complete(route._found(HttpRequest(scope)))
     assert len(found.items) <= MAX_ITEMS
     assert found.num_allowed <= found.num_items == 40
     assert json_response(found).body
