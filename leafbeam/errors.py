@@ -271,5 +271,8 @@ def short_repr(value: object) -> str:
     """A value for an error message, at most 60 characters long."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
         return "a number of more than 18 digits"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that nests too deeply"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -38,8 +38,22 @@ def rows_of(table: pa.Table | pa.RecordBatch, *, exact: bool = True) -> list[dic
     """
     # Of nanoseconds pyarrow would make values of pandas, where that is installed.
     schema = pa.schema([field.with_type(_in_microseconds(field.type)) for field in table.schema])
-    rows = (table if schema.equals(table.schema) else table.cast(schema, safe=exact)).to_pylist()
+    table = table if schema.equals(table.schema) else table.cast(schema, safe=exact)
+    try:
+        rows = table.to_pylist()
+    except OverflowError:
+        if exact:
+            raise
+        values = (map(_value_of, column) for column in table.columns)
+        rows = [dict(zip(table.column_names, row, strict=True)) for row in zip(*values, strict=True)]
     return msgspec.to_builtins(rows, enc_hook=str)
+
+
+def _value_of(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except OverflowError:  # such as DuckDB's infinity
+        return "a time beyond the years 1 to 9999"
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
@@ -98,8 +112,8 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
         return exact
     if types.is_timestamp(kind) and isinstance(value, str):
         moment = datetime.fromisoformat(value)
-        zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        return zoned if kind.tz is not None else zoned.astimezone(UTC).replace(tzinfo=None)
+        zoned = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        return zoned if kind.tz is not None else zoned.replace(tzinfo=None)
     if types.is_date(kind) and isinstance(value, str):
         return date.fromisoformat(value)
     if types.is_time(kind) and isinstance(value, str):
@@ -108,4 +122,21 @@ def _fitting(value: Any, kind: pa.DataType) -> Any:
         raise TypeError
     if types.is_nested(kind) and isinstance(value, str | bytes):
         raise TypeError
+    _check_maps(value, kind)
     return value
+
+
+def _check_maps(value: Any, kind: pa.DataType) -> None:
+    """Raise TypeError for a map with an entry or a key that is null, at which pyarrow ends the process, or another value."""
+    types = pa.types
+    if types.is_map(kind) and value is not None:
+        for entry in value.items() if isinstance(value, Mapping) else value:
+            if not isinstance(entry, list | tuple) or len(entry) != 2 or entry[0] is None:
+                raise TypeError
+            _check_maps(entry[1], kind.item_type)
+    elif types.is_struct(kind) and isinstance(value, Mapping):
+        for field in kind:
+            _check_maps(value.get(field.name), field.type)
+    elif types.is_nested(kind) and isinstance(value, list) and not types.is_struct(kind):
+        for part in value:
+            _check_maps(part, kind.value_type)
