@@ -193,7 +193,12 @@ class ReadSession:
         self._set_now([rule])
         # Refuses aggregates and windows, which are valid in a column but not here.
         self.connection.execute(f"EXPLAIN SELECT rowid FROM items WHERE ({predicate})").fetchall()
-        kind = str(self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0").types[0])
+        selected = self.connection.sql(f"SELECT ({predicate}) AS matches FROM items LIMIT 0")
+        if selected.columns != ["matches"]:  # COLUMNS(...) stands for several
+            raise RuleError(
+                f"rule {rule.name!r} is {len(selected.columns)} columns: expected one condition: {_cut(rule.where)}"
+            )
+        kind = str(selected.types[0])
         if kind not in ("BOOLEAN", '"NULL"', "NULL"):  # DuckDB would take every number but 0 as true
             raise RuleError(f"rule {rule.name!r} is {kind}, not true or false: compare it, as in {_cut(rule.where)} > 0")
         if num_rows == end:

@@ -157,6 +157,8 @@ def test_ids_of_another_kind_than_the_index_has_are_an_error(shop):
         "(SELECT 1 FROM range(2))",
         "DROP TABLE items",
         "true); SELECT (1",
+        "COLUMNS(*) IS NOT NULL",
+        "COLUMNS('p.*|s.*') > 1",
     ],
 )
 def test_a_rule_that_cannot_be_evaluated_is_an_error_at_start(shop, predicate):
