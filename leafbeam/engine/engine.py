@@ -38,7 +38,7 @@ from leafbeam.errors import (
 )
 from leafbeam.index import Trie, Version
 from leafbeam.live import LiveIndex, RequestKey
-from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_model
+from leafbeam.model import EncoderDecoder, PromptStore, Transformer, load_for_decoding
 from leafbeam.model.static_runner import check_static
 from leafbeam.model.threads import torch_threads
 from leafbeam.retrieve import Event, ItemMemory, LiveMemory
@@ -214,7 +214,7 @@ class Engine:
         >>> with Engine.load("model", files, settings=Settings(num_beams=50)) as engine:     # doctest: +SKIP
         ...     engine.submit(Request(history=("a", "b"), rules=("in_stock",))).result().item_ids
         """
-        model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
+        model = load_for_decoding(model, device=device) if isinstance(model, str | os.PathLike) else model
         catalog = CatalogFiles(index=catalog) if isinstance(catalog, str | os.PathLike) else catalog
         with ExitStack() as opened:
             memory = None

@@ -38,6 +38,20 @@ bits_float = _instruction(types.float32, types.int32, lambda context, builder, x
 
 
 @intrinsic
+def widened(typing_context, value):
+    """A float32 as it is, or that of a bfloat16, whose bits are an int16."""
+    is_narrow = value != types.float32
+
+    def codegen(context, builder, signature, args):
+        if not is_narrow:
+            return args[0]
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
+
+    return types.float32(types.int16 if is_narrow else value), codegen
+
+
+@intrinsic
 def prefetch(typing_context, array, position):
     """Prefetch the cache line of array[position], which may lie beyond its end."""
 

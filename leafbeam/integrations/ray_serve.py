@@ -17,7 +17,7 @@ from leafbeam.engine import Engine, Settings
 from leafbeam.errors import ArgumentError, LeafbeamError, UnavailableError
 from leafbeam.extras import optional_imports
 from leafbeam.integrations.batch import ServingFiles
-from leafbeam.model import AnyModel, load_model
+from leafbeam.model import AnyModel, load_for_decoding
 from leafbeam.serve import create_app
 
 with optional_imports("a Ray Serve application", "ray"):
@@ -143,7 +143,7 @@ class Recommender:
 
     def _load(self, files: ServingFiles) -> tuple[AnyModel, Engine]:
         is_same = self._model is not None and self._model[0] == files.model
-        model = self._model[1] if self._model is not None and is_same else load_model(files.model, device=self._device)
+        model = self._model[1] if self._model is not None and is_same else load_for_decoding(files.model, device=self._device)
         engine = Engine.load(model, files.catalog_files, settings=self._settings)
         try:
             engine.start()

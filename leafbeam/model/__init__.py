@@ -6,7 +6,16 @@ if TYPE_CHECKING:
     from leafbeam.model.config import EncoderDecoderConfig, ModelConfig
     from leafbeam.model.encoder_decoder import EncoderDecoder
     from leafbeam.model.kv_cache import search_bytes, token_bytes
-    from leafbeam.model.loading import AnyConfig, AnyModel, load_model, new_model, qwen3_config, qwen3_vocabulary, tiger_config
+    from leafbeam.model.loading import (
+        AnyConfig,
+        AnyModel,
+        load_for_decoding,
+        load_model,
+        new_model,
+        qwen3_config,
+        qwen3_vocabulary,
+        tiger_config,
+    )
     from leafbeam.model.prompt_store import PromptStore
     from leafbeam.model.session import DecodeSession
     from leafbeam.model.text_session import TextSession
@@ -33,6 +42,7 @@ __all__ = [
     "TwoStage",
     "Vocabulary",
     "Workspace",
+    "load_for_decoding",
     "load_model",
     "new_model",
     "qwen3_config",

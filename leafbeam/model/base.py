@@ -108,4 +108,5 @@ class SidModel(nn.Module, Generic[Config]):
 
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
         """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json."""
-        write_checkpoint(Path(directory), self.config, self.vocabulary, dict(self.named_parameters()))
+        tensors = {name: weight.to(self.head_weight.dtype) for name, weight in self.named_parameters()}
+        write_checkpoint(Path(directory), self.config, self.vocabulary, tensors)

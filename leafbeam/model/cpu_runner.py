@@ -33,6 +33,7 @@ from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
+from leafbeam.ops.linear import cpu as linear
 
 Array = NDArray[Any]
 
@@ -46,7 +47,7 @@ class _Segment(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """One layer's matrices, transposed for products from the left, and its norms."""
+    """One layer's matrices, in float32 or bfloat16, transposed for products from the left, and its norms."""
 
     query: Tensor
     key: Tensor
@@ -291,14 +292,14 @@ class CpuRunner:
     def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
         """Norm a chunk, compute its keys and values and write them to their slots."""
         normed_ND = self._normed(weights.attention_norm, chunk)
-        torch.mm(normed_ND, weights.key, out=chunk.key)
-        torch.mm(normed_ND, weights.value, out=chunk.value)
+        self._multiply(normed_ND, weights.key, chunk.key)
+        self._multiply(normed_ND, weights.value, chunk.value)
         rows = chunk.key_XG, chunk.value_XG, chunk.rows, chunk.positions_X, slot_N
         kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads)
 
     def _rotate_queries(self, weights: _Weights, chunk: Chunk) -> None:
         """The rotated queries of a normed chunk, (G, rows x R, E)."""
-        torch.mm(chunk.normed, weights.query, out=chunk.query)
+        self._multiply(chunk.normed, weights.query, chunk.query)
         rows = chunk.query_XQ, chunk.rows, chunk.positions_X
         kernels.rotate_queries(*rows, weights.query_norm, self._heads, chunk.rotated_query_flat)
 
@@ -338,12 +339,26 @@ class CpuRunner:
 
     def _finish_layer(self, weights: _Weights, chunk: Chunk) -> None:
         """Add the attention's output projection, then the feed-forward block, to the hidden states."""
-        chunk.hidden.addmm_(chunk.attention_output, weights.out)
+        self._multiply(chunk.attention_output, weights.out, chunk.hidden, add=True)
         normed_ND = self._normed(weights.feed_forward_norm, chunk)
-        torch.mm(normed_ND, weights.gate, out=chunk.gate)
-        torch.mm(normed_ND, weights.up, out=chunk.up)
+        self._multiply(normed_ND, weights.gate, chunk.gate)
+        self._multiply(normed_ND, weights.up, chunk.up)
         kernels.silu_gate(chunk.gate_XF, chunk.rows, chunk.up_XF)
-        chunk.hidden.addmm_(chunk.gate, weights.down)
+        self._multiply(chunk.gate, weights.down, chunk.hidden, add=True)
+
+    def _multiply(self, rows_ND: Tensor, weight_DV: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
+        """Write a product, or add it. A matrix of bfloat16 is read as it is for few rows, else widened first."""
+        if linear.is_faster(len(rows_ND), weight_DV):
+            threads = torch.get_num_threads()
+            executor = None if threads == 1 else self._space.executor(threads - 1)
+            linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, executor=executor, threads=threads)
+            return
+        if weight_DV.dtype != torch.float32:
+            weight_DV = self._space.buffer("widened matrix", *weight_DV.t().shape)[0].copy_(weight_DV.t()).t()
+        if add:
+            out_NV.addmm_(rows_ND, weight_DV)
+        else:
+            torch.mm(rows_ND, weight_DV, out=out_NV)
 
     def _code_slots(self, rows: int, num_codes: int, level: int) -> _CodeSlots:
         """Slots for the next codes of B x K beams, after those of the levels before."""

@@ -63,6 +63,14 @@ def load_model(
     return kinds[name].from_pretrained(directory, vocabulary=vocabulary, dtype=dtype, device=device)
 
 
+def load_for_decoding(directory: str | PathLike[str], *, device: torch.device | str = "cpu") -> AnyModel:
+    """`load_model`; on a CPU to compute in float32, with matrices of bfloat16 as they are (`Transformer.store_bfloat16`)."""
+    if torch.device(device).type != "cpu":
+        return load_model(directory, device=device)
+    model = load_model(directory, dtype=torch.float32)
+    return model.store_bfloat16() if isinstance(model, Transformer) else model
+
+
 def qwen3_config(size: Qwen3Size, *, vocab_size: int = _QWEN3_ROWS) -> ModelConfig:
     """The config of a dense Qwen3. vocab_size: more than the published model's where SID tokens were added.
 

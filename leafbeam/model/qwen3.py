@@ -145,5 +145,12 @@ class Qwen3(nn.Module):
         return self.norm(hidden_BTD)
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False, device="meta")
+class Linear(nn.Linear):
+    """A product with a matrix, which may be stored in a narrower dtype than that of the computation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.to(input.dtype))
+
+
+def linear(inputs: int, outputs: int) -> Linear:
+    return Linear(inputs, outputs, bias=False, device="meta")

@@ -81,6 +81,24 @@ class Transformer(SidModel[ModelConfig]):
         """Whether `start` takes a workspace and a store: on a CPU in float32."""
         return self.head_weight.device.type == "cpu" and self.head_weight.dtype == torch.float32
 
+    @torch.no_grad()
+    def store_bfloat16(self) -> Transformer:
+        """Keep the layers' matrices as bfloat16 where all of their values are such, for decoding on a CPU; returns the model.
+
+        Checkpoints that were trained in bfloat16 have such values, also once they are read as float32. The computation stays in
+        float32, so results differ by the order of sums alone. Passes of up to 64 rows read half the bytes: one text is twice as
+        fast, eight are three times. Cost: one pass over the weights. Not for training.
+        """
+        for module in self.model.layers.modules():
+            if isinstance(module, nn.Linear):
+                weight = module.weight
+                if not torch.equal(weight[:1].bfloat16().to(weight.dtype), weight[:1]):
+                    continue  # without a pass over all of it
+                stored = weight.bfloat16()
+                if torch.equal(stored.to(weight.dtype), weight):
+                    module.weight = nn.Parameter(stored, requires_grad=False)
+        return self
+
     def level_heads(self) -> list[Tensor]:
         """For each level the head's rows of its codes (V, D), without gradients: what `BeamSearch.run` takes as `head`.
 

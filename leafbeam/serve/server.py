@@ -22,7 +22,7 @@ from leafbeam.engine import CatalogFiles, Engine, Limits, Model, Settings
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.ingest import CatalogWriter
-from leafbeam.model import load_model
+from leafbeam.model import load_for_decoding
 from leafbeam.serve.access import Access, is_loopback
 from leafbeam.serve.app import NO_WRITER, create_app
 from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
@@ -341,7 +341,7 @@ def serve(
             access = changes.access(host, keys)
             changed = changes.open(catalog, opened)
             writer = changed.writer
-            model = load_model(model, device=device) if isinstance(model, str | os.PathLike) else model
+            model = load_for_decoding(model, device=device) if isinstance(model, str | os.PathLike) else model
             engine = Engine(model, changed.source, memory=changed.memory, limits=limits, settings=settings)
         elif model is not None and catalog is not None:
             engine = Engine.load(model, catalog, device=device, limits=limits, settings=settings)

@@ -72,13 +72,13 @@ def generate(
 
 
 def _read_model(place: Path) -> Transformer:
-    """A directory's model, in float32 on the CPU."""
+    """A directory's model on the CPU, which computes in float32."""
     vocabulary = None
     if not (place / "leafbeam.json").exists():
         size = read_hf(place).get("vocab_size")
         # Without a usable size, from_pretrained refuses the config by name.
         vocabulary = TextTokens(size=size if isinstance(size, int) and size > 0 else 1, num_tokens=1)
-    return Transformer.from_pretrained(place, vocabulary=vocabulary, dtype=torch.float32)
+    return Transformer.from_pretrained(place, vocabulary=vocabulary, dtype=torch.float32).store_bfloat16()
 
 
 class TextGenerator:

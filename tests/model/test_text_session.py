@@ -11,13 +11,19 @@ SIZE = 61
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14]]
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.float64], ids=["cpu runner", "torch modules"])
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, torch.float64, torch.bfloat16],
+    ids=["cpu runner", "torch modules", "matrices of bfloat16"],
+)
 def model(request: pytest.FixtureRequest) -> Transformer:
     config = ModelConfig(
         vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=1024,
     )  # fmt: skip
     model = Transformer(config, TextTokens(size=SIZE, num_tokens=1), torch.Generator().manual_seed(1))
+    if request.param == torch.bfloat16:
+        return model.bfloat16().float().store_bfloat16().eval()
     return model.to(request.param).eval()
 
 

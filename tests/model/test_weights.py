@@ -11,7 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.files import CHECKSUMS
-from leafbeam.model import TokenTable, Transformer, Vocabulary, load_model
+from leafbeam.model import TokenTable, Transformer, Vocabulary, Workspace, load_for_decoding, load_model
+from leafbeam.model.threads import torch_threads
 
 MakeModel = Callable[..., Transformer]
 
@@ -96,6 +97,30 @@ def test_bfloat16_stays_or_is_cast(make_model: MakeModel, tmp_path: Path):
     assert Qwen3ForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     wide = Transformer.from_pretrained(tmp_path, dtype=torch.float32)
     assert torch.equal(wide.head_weight, model.head_weight.float())
+
+
+def test_matrices_are_stored_as_bfloat16_where_that_loses_nothing(make_model: MakeModel, tmp_path: Path):
+    model = make_model(VOCABULARY).bfloat16().float()
+    model.get_parameter("model.layers.0.mlp.up_proj.weight").data[0, 0] = 1 + 2**-20
+    model.store_bfloat16().save_pretrained(tmp_path)
+    dtypes = {name: weight.dtype for name, weight in model.named_parameters()}
+    narrow = {name for name, dtype in dtypes.items() if dtype == torch.bfloat16}
+    assert narrow == {name for name in dtypes if "_proj" in name and name != "model.layers.0.mlp.up_proj.weight"}
+    saved = Transformer.from_pretrained(tmp_path)
+    assert {weight.dtype for weight in saved.parameters()} == {torch.float32}
+    assert torch.equal(saved(TOKENS), model(TOKENS))
+    before = saved.start(TOKENS).step_fn()
+    with torch_threads(2):
+        torch.testing.assert_close(model.start(TOKENS).step_fn(), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_of_bfloat16_is_decoded_in_float32(make_model: MakeModel, tmp_path: Path):
+    make_model(VOCABULARY).bfloat16().save_pretrained(tmp_path)
+    model, wide = load_for_decoding(tmp_path), load_model(tmp_path, dtype=torch.float32)
+    assert model.head_weight.dtype == torch.float32
+    assert model.get_parameter("model.layers.0.mlp.up_proj.weight").dtype == torch.bfloat16
+    logits = model.start(TOKENS, workspace=Workspace()).step_fn()  # of float32 models alone
+    torch.testing.assert_close(logits, wide.start(TOKENS).step_fn(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_token_table_is_saved_with_the_model(make_model: MakeModel, tmp_path: Path):

@@ -1,0 +1,44 @@
+"""Products of a few rows: the kernel equals the reference for any number of rows, outputs, inputs and threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from leafbeam.ops.linear import cpu, reference
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 11, 12, 37])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (16, 128), (130, 33)])
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_equals_the_reference(rows: int, outputs: int, inputs: int, add: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows * outputs * inputs)
+    rows_ND = torch.randn(rows, inputs, generator=generator)
+    weight_VD = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    out_NV = torch.randn(rows, outputs, generator=generator) if add else torch.full((rows, outputs), torch.nan)
+    expected = reference.linear(rows_ND, weight_VD) + (out_NV if add else 0)
+    cpu.linear(rows_ND, weight_VD, out_NV, add=add)
+    torch.testing.assert_close(out_NV, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_bfloat16_is_widened_exactly() -> None:
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    weight_VD = bits.view(torch.bfloat16)[:, None]
+    weight_VD = weight_VD[weight_VD.isfinite().all(1)]
+    for rows in (1, 4, 9):
+        out_NV = torch.full((rows, len(weight_VD)), torch.nan)
+        cpu.linear(torch.ones(rows, 1), weight_VD, out_NV)
+        assert torch.equal(out_NV, weight_VD.float().T.expand(rows, -1))
+
+
+@pytest.mark.parametrize("rows", [2, 12])
+def test_threads_share_a_large_matrix(rows: int) -> None:
+    weight_VD = torch.randn(1027, 1024, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows_ND = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(1))
+    alone, shared = torch.full((2, rows, 1027), torch.nan).unbind()
+    cpu.linear(rows_ND, weight_VD, alone)
+    with ThreadPoolExecutor(2) as executor:
+        cpu.linear(rows_ND, weight_VD, shared, executor=executor, threads=3)
+    assert torch.equal(alone, shared)
+    torch.testing.assert_close(alone, reference.linear(rows_ND, weight_VD), rtol=1e-4, atol=1e-4)
