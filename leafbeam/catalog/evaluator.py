@@ -106,7 +106,9 @@ class Evaluator:
                 self._rows_may_move = True
             rows_n, row_map = self._rows(session, ids_n, None if counter is None else counter - 1)
             existing_n = rows_n >= 0
-            end = session.end() if row_map is None else row_map.end
+            begin = 0  # an updated row may get another number
+            if not existing_n.any():
+                begin = session.end() if row_map is None else row_map.end
             has_row_n = existing_n.copy()
             for table in tables:
                 positions = [position[key] for key in ids_from_arrow(table["item_id"]).tolist()]
@@ -116,29 +118,22 @@ class Evaluator:
                 session.put(pa.table({"item_id": pa.array(decode_ids(ids_n[~has_row_n]))}), rows_n[~has_row_n])
             before_commit()
             session.connection.commit()
-            if existing_n.any() and tables:  # an updated row may have another number
-                rows_n[existing_n] = session.rows_of(ids_n[existing_n])
-            if not existing_n.all():
-                rows, ids = session.ids(begin=end)
-                for key, row in zip(ids.tolist(), rows.tolist(), strict=True):
-                    if key in position:
-                        rows_n[position[key]] = row
+            matches = session.evaluate_items(rules, ids_n, begin)
             if row_map is not None:
                 with self._lock:
                     if self._map is not None and self._map.change_counter == row_map.change_counter:
                         row_map = self._map  # an evaluation may have stored one for a new base
-                    added = ~existing_n & (rows_n >= 0)
+                    added = ~existing_n & (matches.rows_n >= 0)
                     is_exact = not existing_n.any() and not self._rows_may_move
-                    self._map = row_map.with_appended(ids_n[added], rows_n[added], counter if is_exact else None)
-            return session.evaluate_rows(rules, rows_n)
+                    self._map = row_map.with_appended(ids_n[added], matches.rows_n[added], counter if is_exact else None)
+            return matches
 
     def evaluate_rows(self, ids_n: NDArray[np.generic], rules: Sequence[Rule]) -> RowMatches:
         """Evaluate rules for some items; no rule selects an item without a row."""
         if not len(ids_n):
-            return RowMatches.none(rules, np.zeros(0, np.bool_))
+            return RowMatches.none(rules, np.empty(0, np.int64))
         with self.table.reading() as session:
-            rows_n, _ = self._rows(session, ids_n, session.change_counter)
-            return session.evaluate_rows(rules, rows_n)
+            return session.evaluate_items(rules, ids_n)
 
     def purge(self, version: Version) -> int:
         """Delete the rows of items that are not live in the version; returns how many."""

@@ -235,6 +235,8 @@ class ItemsTable:
         try:
             yield
         except duckdb.Error as error:
+            if self._limit.stopped and isinstance(error, duckdb.ConnectionException):
+                raise self._limit.closed_error() from error
             raise DataError(f"cannot use {self.name}: {error}") from error
 
     def _connect(self, settings: dict[str, Any], *, read_only: bool) -> duckdb.DuckDBPyConnection:

@@ -42,7 +42,7 @@ class TimeLimit:
         block = object()
         with self._changed:
             if self.stopped:
-                raise DataError("the catalog is closed: no rule is evaluated any more")
+                raise self.closed_error()
             self._running[block] = time.monotonic() + self.seconds, connection
             if self._watcher is None:  # else it looks again before this deadline
                 self._watcher = threading.Thread(target=self._watch, name="leafbeam-rule-timeout", daemon=True)
@@ -60,6 +60,10 @@ class TimeLimit:
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
+
+    def closed_error(self) -> DataError:
+        """What every evaluation after `stop` raises, also one that `stop` interrupted."""
+        return DataError("the catalog is closed: no rule is evaluated any more")
 
     def join(self) -> None:
         """After `stop`: wait for the watching thread, which holds connections, once nothing runs."""

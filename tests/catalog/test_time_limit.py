@@ -59,11 +59,13 @@ def test_a_rule_that_does_not_end_for_a_changed_item_fails_and_the_change_is_mad
         assert names(catalog, "cheap") == expected(lambda i: i % 40 < 20) | {"new"}
 
 
-def test_closing_ends_an_evaluation_that_runs() -> None:
+@pytest.mark.parametrize("begins_s", [0, 0.05, 0.3])  # before the close, at it, and after it
+def test_closing_ends_an_evaluation_that_runs(begins_s: float) -> None:
     catalog = Catalog.in_memory(items(), TRIE, RULES)
     outcome: list[object] = []
 
     def evaluate() -> None:
+        time.sleep(begins_s)
         try:
             catalog.add_rule("endless", ENDLESS["recursion"])
         except DataError as error:
