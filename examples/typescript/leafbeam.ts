@@ -210,7 +210,7 @@ export interface FoundItems {
   num_allowed: number;
   /** Items of the index. */
   num_items: number;
-  /** The column that is searched; null: ids alone. */
+  /** The column that is searched: `title`, else `name`, else the first of text; null: ids alone. */
   title_column: string | null;
   index_version: string;
 }

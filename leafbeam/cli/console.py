@@ -2,6 +2,8 @@
 
 import shlex
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -61,6 +63,18 @@ class Bar:
         if not self._is_drawn and int(10 * share) > self._tenth:
             self._tenth = int(10 * share)
             self.console.print(f"  {title}  {self._tenth * 10:3d} %  {note}".rstrip(), soft_wrap=True)
+
+
+@contextmanager
+def working(title: str) -> Generator[None]:
+    """Say on stderr what takes a while: beside a spinner on a terminal, elsewhere in a line."""
+    console = stderr()
+    if console.is_terminal:
+        with console.status(title):
+            yield
+    else:
+        console.print(f"  {title}", soft_wrap=True)
+        yield
 
 
 def done(console: Console, result: str, *, since: float) -> None:

@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 
 from leafbeam import __version__
-from leafbeam.cli.console import stdout
+from leafbeam.cli.console import stdout, working
 from leafbeam.cli.machine import Machine
 from leafbeam.cli.options import option
 from leafbeam.extras import EXTRAS
@@ -53,7 +53,10 @@ def doctor(
 
     The exit code is 1 if something is wrong. A machine's first run compiles kernels, which can take a minute.
     """
-    findings = [*_packages(), *machine_findings(Machine.this()), *_devices(), *([] if no_test else _self_test())]
+    findings = [*_packages(), *machine_findings(Machine.this()), *_devices()]
+    if not no_test:
+        with working("searching on every backend; a machine's first run compiles kernels for up to a minute"):
+            findings += _self_test()
     problems = [one for one in findings if one.status == "wrong"]
     if as_json:
         print(json.dumps({"ok": not problems, "version": __version__, "findings": [asdict(one) for one in findings]}))

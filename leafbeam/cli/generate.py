@@ -94,7 +94,9 @@ def generate(
                 cut += not text.finished
                 print(json.dumps({"prompt": number, **asdict(text), **calls}, ensure_ascii=False) if as_json else text.text)
     if cut:
-        stderr().print(f"{cut} texts were cut off after {max_tokens} tokens: raise --max-tokens")
+        stderr().print(
+            f"{cut} {'text was' if cut == 1 else 'texts were'} cut off after {max_tokens} tokens: raise --max-tokens"
+        )
         raise typer.Exit(1)
 
 

@@ -59,7 +59,7 @@ def remove(
         rows = [{"item_id": _id_of(item_id, writer.text_ids)} for item_id in dict.fromkeys(item_ids)]
         counts = writer.send("delete", rows, missing_ok=missing_ok)
     ignored = f", {counts.ignored:,} were not there" if counts.ignored else ""
-    done(stdout(), f"{counts.deleted:,} items removed{ignored}", since=began)
+    done(stdout(), f"{counts.deleted:,} {'item' if counts.deleted == 1 else 'items'} removed{ignored}", since=began)
 
 
 def import_items(

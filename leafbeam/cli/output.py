@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leafbeam.catalog.titles import title_column
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
 from leafbeam.demo.display import item_facts, item_title
@@ -41,11 +42,10 @@ def history_of(paths: RunDirectory, user: str) -> list[ItemId]:
     return log.item_ids[log.histories[int(row[0])]].tolist()
 
 
-def describe(row: dict[str, Any]) -> Text:
-    """An item in two lines: its title, else its first text; price, stock and day, else all other columns that have a value."""
+def describe(row: dict[str, Any], column: str | None) -> Text:
+    """An item in two lines: its title, of a column; price, stock and day, else all other columns that have a value."""
     known = {name: value for name, value in row.items() if name != "item_id" and value is not None}
-    name = "title" if "title" in known else next((name for name, value in known.items() if isinstance(value, str)), "title")
-    title = item_title({**row, "title": known.pop(name, None)})
+    title = item_title({**row, "title": None if column is None else known.pop(column, None)})
     facts = item_facts(row) or textwrap.shorten(" · ".join(f"{name} {value}" for name, value in known.items()), 100)
     return Text.assemble(title, "\n", (facts, "dim"))
 
@@ -62,11 +62,11 @@ def show(console: Console, engine: Engine, request: Request, result: Result) -> 
     if result.reasons:
         table.add_column("because of", overflow="fold")
     ids = cast("tuple[str, ...]", result.item_ids)  # all of one type, numbers or text
-    rows = engine.catalog.lookup(ids).to_pylist()
+    rows, column = engine.catalog.lookup(ids).to_pylist(), title_column(engine.catalog.schema())
     reasons = [[f"{why.channel} {'' if why.item_id is None else why.item_id}".strip()] for why in result.reasons]
     columns = zip(rows, result.sids, result.scores, reasons or [[]] * result.num_valid, strict=True)
     for rank, (row, sid, score, reason) in enumerate(columns, 1):
-        table.add_row(str(rank), str(row["item_id"]), describe(row), " ".join(map(str, sid)), f"{score:.2f}", *reason)
+        table.add_row(str(rank), str(row["item_id"]), describe(row, column), " ".join(map(str, sid)), f"{score:.2f}", *reason)
     console.print(table)
     if result.num_valid < request.num_items:
         console.print(f"{result.num_valid} items: no more are allowed.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from leafbeam.cli.console import Bar, done, next_step, stdout
+from leafbeam.cli.console import Bar, done, next_step, stdout, working
 from leafbeam.cli.options import DEFAULT_RUN, DeviceOption, RunOption, option
 from leafbeam.cli.run import RunDirectory
 from leafbeam.cli.sources import Source
@@ -93,7 +93,8 @@ def train(
     split = leave_one_out(log) if fit_on == "train" else leave_one_out(log).with_valid()
     columns = source.text_columns or text_columns(log.items)
     memory_config = ItemMemory.load(paths.memory).config if fit_on == "train+valid" and paths.memory.exists() else None
-    train_memory = tune_memory(fit_memory(log, split.train, columns, memory_config), split)
+    with working("item memory: its settings, chosen on validation users"):
+        train_memory = tune_memory(fit_memory(log, split.train, columns, memory_config), split)
 
     console = stdout()
     began = time.perf_counter()
@@ -154,7 +155,8 @@ def train(
     memory = train_memory.with_transitions(log.histories.indptr_U1, log.histories.items_E)
     trie = Trie.build(sids.codes, sids.codebook_sizes, sids.item_ids)
     if fit_on == "train":
-        memory.fusion = fit_fusion(model, trie, log, split, train_memory)
+        with working("item memory: its weight beside the model's, learnt on validation users"):
+            memory.fusion = fit_fusion(model, trie, log, split, train_memory)
     elif paths.memory.exists():  # no user is left to learn from: those of the run on the training part stay
         memory.fusion = ItemMemory.load(paths.memory).fusion
     memory.save(paths.memory)

@@ -104,7 +104,7 @@ def attempts(
         if isinstance(outcome, Fault):
             error: ServerError = _no_answer(call, outcome, request_id)
             is_worth_it = outcome.code == "unreachable" or (call.repeatable and outcome.code in ("cut", "stale"))
-        elif outcome.status in call.statuses:
+        elif outcome.status in call.statuses and (outcome.status < 400 or not _detail(outcome.body)):
             return _read(call, outcome, request_id)
         else:
             error = _failure(call, outcome, request_id)

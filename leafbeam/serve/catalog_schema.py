@@ -61,7 +61,10 @@ class FoundItems(Struct, frozen=True, kw_only=True):
     items: tuple[FoundItem, ...]
     num_allowed: int
     num_items: Annotated[int, Meta(description="Items of the index.")]
-    title_column: Annotated[str | None, Meta(description="The column that is searched; null: ids alone.")]
+    title_column: Annotated[
+        str | None,
+        Meta(description="The column that is searched: `title`, else `name`, else the first of text; null: ids alone."),
+    ]
     index_version: str
 
 

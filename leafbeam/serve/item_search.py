@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from leafbeam.catalog import Catalog, Expression
+from leafbeam.catalog.titles import title_column
 from leafbeam.engine import Engine, ItemId
 from leafbeam.errors import DataError, LeafbeamError, UnavailableError
 from leafbeam.index import Version
@@ -23,7 +24,6 @@ from leafbeam.serve.catalog_schema import MAX_CHARACTERS, MAX_ITEMS, FoundItem, 
 from leafbeam.serve.errors import BodyError, error_response
 from leafbeam.serve.exchange import json_response
 
-TITLE = "title"
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _PARAMETERS = frozenset(["query", "id", "limit", "rule", "filter"])
 
@@ -88,7 +88,7 @@ class ItemSearchRoute:
         """(the column of titles, rows), read in a thread. Raises OverloadedError, UnavailableError for a table in use."""
 
         def read() -> tuple[str | None, pa.Table]:
-            column = TITLE if TITLE in catalog.schema().names else None
+            column = title_column(catalog.schema())
             return column, catalog.lookup(ids) if ids else catalog.search(query, column=column, limit=limit)
 
         try:

@@ -83,7 +83,8 @@ class Verdict:
         if errors <= 2:
             return f"{lead}: no clear difference. Evaluate more users, or train longer: leafbeam train --resume --minutes 30."
         if self.best in SERVED:
-            return f'{lead}: serve the channel "{self.best}".'
+            channel = "requests get it by default" if self.best == "fused" else f'name the channel "{self.best}" in requests'
+            return f"{lead}: {channel}."
         if self.best == "text":
             return f"{lead}: the log is small beside its texts. Train longer (leafbeam train --resume --minutes 30)."
         return f"{lead}: the model has not learnt enough. Train longer: leafbeam train --resume --minutes 30."

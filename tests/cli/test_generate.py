@@ -53,7 +53,7 @@ def test_retokenized_texts_take_fewer_calls(model_dir: Path, tmp_path: Path):
 def test_a_text_that_is_cut_off_is_named_and_the_exit_code_says_so(model_dir: Path):
     result = run("--model", model_dir, "--regex", "[a-z]{40}", "--prompt", "A", "--max-tokens", 3)
     assert result.exit_code == 1
-    assert "1 texts were cut off after 3 tokens" in result.stderr
+    assert "1 text was cut off after 3 tokens" in result.stderr
     assert result.stdout.strip().isalpha()
 
 

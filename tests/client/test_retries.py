@@ -64,6 +64,16 @@ def test_pauses_double_from_the_first_to_the_greatest_in_part_at_random():
     assert Run(calls.get_health(), REFUSED, HEALTH, random=0.0).pauses == [0.0]
 
 
+def test_a_readiness_is_read_and_an_error_in_its_place_is_raised():
+    unready = b'{"ready": false, "reason": "warming up", "index_version": null, "num_items": 0, "rules": {}, "threads": null, '
+    run = Run(calls.get_readiness(), Reply(status=503, headers={}, body=unready + b'"text_model": null}'))
+    assert (run.answer.ready, run.answer.reason) == (False, "warming up")
+    silent = Reply(status=503, headers={}, body=b'{"error": {"type": "UnavailableError", "message": "the core is silent"}}')
+    run = Run(calls.get_readiness(), silent, silent, attempts=2)
+    assert isinstance(run.error, ServerBusyError)
+    assert "the core is silent" in str(run.error)
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "asked_s"),
     [

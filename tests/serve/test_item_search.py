@@ -81,7 +81,18 @@ def test_a_wrong_parameter_is_named(client, query, says):
     assert says in response.json()["error"]["message"]
 
 
-def test_items_without_titles_are_found_by_id_alone(shop):
+@pytest.mark.parametrize(("columns", "title"), [(("kind", "Name"), "Name"), (("brand",), "brand")])
+def test_items_without_a_column_title_are_found_by_their_name_or_first_text(shop, columns, title):
+    model, index, _, _ = shop.files
+    rows = [{"item_id": one, "price": 1.0, **{name: f"{name} {one}" for name in columns}} for one in shop.item_ids]
+    catalog = Catalog.in_memory(pa.Table.from_pylist(rows), Trie.load(index))
+    with TestClient(create_app(Engine(Transformer.from_pretrained(model), catalog))) as client:
+        answer = client.get(URL, params={"query": f"{title} 1005"}).json()
+        assert ([item["item_id"] for item in answer["items"]], answer["title_column"]) == ([1005], title)
+    catalog.close()
+
+
+def test_items_without_texts_are_found_by_id_alone(shop):
     model, index, _, _ = shop.files
     rows = [{"item_id": one, "price": float("nan")} for one in shop.item_ids]
     catalog = Catalog.in_memory(pa.Table.from_pylist(rows), Trie.load(index))

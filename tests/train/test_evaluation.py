@@ -145,7 +145,7 @@ def test_a_log_that_can_be_memorised_is_recalled_in_first_place_and_popularity_i
     best, popular = (getattr(report.rankings[name], report.verdict.seen) for name in ("model", "popularity"))
     assert (report.verdict.best, report.verdict.other) == ("model", "popularity")
     assert report.verdict.lead.mean == pytest.approx(best.recall_10.mean - popular.recall_10.mean)
-    assert str(report.verdict).endswith('serve the channel "model".')
+    assert str(report.verdict).endswith('name the channel "model" in requests.')
 
 
 def test_a_user_is_searched_before_the_time_of_validations_counts(

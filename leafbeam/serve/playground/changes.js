@@ -2,7 +2,7 @@
 
 import { interact, put, putItem, remove, wholeOf } from "./api.js";
 import { combobox } from "./combobox.js";
-import { $, count, el, titleOf } from "./dom.js";
+import { $, count, el, titleColumn, titleOf } from "./dom.js";
 import { columnCompletions } from "./rules.js";
 
 const NUMBER = /^(u?int|float|double|halffloat|decimal)/;
@@ -57,7 +57,7 @@ export class Changes {
     const hint = name === "codes" ? this.catalog.codebook_sizes.map((size) => `0-${size - 1}`).join(" ") : null;
     return el(
       "label",
-      { class: name === "title" || name === "codes" ? "wide" : null },
+      { class: name === titleColumn.name || name === "codes" ? "wide" : null },
       name,
       el("input", {
         name,
@@ -81,7 +81,7 @@ export class Changes {
     for (const [name, value] of Object.entries(item.attributes)) if (inputs[name]) inputs[name].value = value ?? "";
     inputs.item_id.value = copyOf(item.item_id);
     inputs.codes.value = this.catalog.text_columns.length ? "" : sid.join(" ");
-    (inputs.title ?? inputs.item_id).focus();
+    (inputs[titleColumn.name] ?? inputs.item_id).focus();
   }
 
   /** Remove an item; the list of changes can put it back. */
@@ -107,7 +107,7 @@ export class Changes {
       if (!input.name || input.value === "") continue;
       item[input.name] = this.valueOf(input.name, input.value);
     }
-    await this.put(item, item.title ?? item.item_id);
+    await this.put(item, item[titleColumn.name] ?? item.item_id);
   }
 
   /** What was typed, as the column's type has it; the server explains what is not of it. */

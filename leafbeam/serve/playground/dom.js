@@ -22,7 +22,8 @@ export const count = (number) => number.toLocaleString("en");
 /** `2 items`. */
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-const titleColumn = { name: "title" };
+/** The column of the items' titles. */
+export const titleColumn = { name: "title" };
 export function setTitleColumn(name) {
   titleColumn.name = name ?? "title";
 }
