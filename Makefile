@@ -53,9 +53,10 @@ profile: .venv/.dev
 	$(BIN)/python -m benchmarks latency
 	$(BIN)/python -m benchmarks profile
 
-# An hour of mixed load with changes, cancels and faults; MINUTES=5 for less.
+# An hour of mixed load: half of it an engine with changes, cancels and faults, then a server with changes over HTTP and killed
+# HTTP processes; MINUTES=5 for less.
 soak: .venv/.dev
-	$(BIN)/python -m benchmarks soak --seconds $$(($(or $(MINUTES),60) * 60))
+	$(BIN)/python -m benchmarks soak --seconds $$(($(or $(MINUTES),60) * 30))
 
 # Tables and figures of papers in full, with rows: all, or those of NAME="static-table-1 serve"; DATA=DIR for those that learn,
 # MINUTES=100 for as much as fits. `make figures` draws the plots.

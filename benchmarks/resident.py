@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
-__all__ = ["peak_bytes", "resident_bytes"]
+__all__ = ["growth_bytes", "peak_bytes", "resident_bytes"]
 
 
 def resident_bytes(pid: int | None = None) -> tuple[int, int]:
@@ -25,3 +27,9 @@ def peak_bytes(*, anew: bool = False) -> int:
     if anew:
         Path("/proc/self/clear_refs").write_text("5")
     return resident_bytes()[1]
+
+
+def growth_bytes(samples: Sequence[float]) -> float:
+    """The last fifth of what was sampled all the time over the second fifth, by medians: the first one is a warm-up."""
+    fifth = max(1, len(samples) // 5)
+    return float(median(samples[-fifth:]) - median(samples[fifth : 2 * fifth] or samples[:1]))

@@ -23,16 +23,18 @@ from leafbeam.errors import DataError
 
 __all__ = ["Served", "serving", "serving_timed", "serving_with"]
 
+_WORKER = re.compile(r"HTTP worker (\d+) is process (\d+)")
 _ADDRESS = re.compile(r"http://[^\s;]+:\d+")
 _READY_S, _STOP_S = 180.0, 40.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """A running server."""
+    """A running server. log: the file of its output."""
 
     url: str
     pid: int
+    log: Path
 
     def send(self, planned: Sequence[Planned]) -> list[Answered]:
         """Send from a second process, and wait until everything has been answered or given up."""
@@ -60,6 +62,12 @@ class Served:
     def resident_bytes(self) -> tuple[int, int]:
         """Memory of the server: now, and at its peak."""
         return resident_bytes(self.pid)
+
+    @property
+    def http_workers(self) -> dict[int, int]:
+        """The process of each HTTP worker, by the worker's number; one that was killed until another is started."""
+        found = _WORKER.findall(self.log.read_text(errors="replace"))
+        return {int(number): int(process) for number, process in found}
 
 
 @contextmanager
@@ -95,7 +103,7 @@ def _running(module: str, *options: str, threads: int = 1) -> Generator[Served]:
         environment = _environment() | {"OMP_NUM_THREADS": str(threads)}
         with log.open("wb") as output, subprocess.Popen(words, stdout=output, stderr=output, env=environment) as child:
             try:
-                yield Served(url=_address(child, log), pid=child.pid)
+                yield Served(url=_address(child, log), pid=child.pid, log=log)
             finally:
                 child.send_signal(signal.SIGTERM)
                 try:

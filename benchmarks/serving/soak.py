@@ -27,20 +27,18 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from benchmarks.resident import growth_bytes
+from benchmarks.serving.soak_shop import NUM_ITEMS, RULES, draw_codes, index_of, rows_of, small_model
 from leafbeam.catalog import Catalog
 from leafbeam.engine import COUNTERS, Engine, Request, Result, Settings
 from leafbeam.errors import LeafbeamError
-from leafbeam.index import Trie
-from leafbeam.model import DecodeSession, ModelConfig, PromptStore, Transformer, Vocabulary, Workspace
+from leafbeam.model import DecodeSession, PromptStore, Transformer, Workspace
 
 __all__ = ["TIMED", "Outcome", "runs", "soak"]
 
 TIMED = False  # it makes its own load, and counts
 
-SIZES = (16, 32, 32)
-NUM_ITEMS = 3_000
 CLIENTS, WORKERS, WATCHDOG_S = 4, 2, 1.0
-RULES = {"cheap": "price < 20", "dear": "price >= 20", "in_stock": "stock > 0"}
 ENDS = ("refused", "shed", "cancelled", "failed", "answered")  # each request comes to one of these
 
 
@@ -72,10 +70,8 @@ class Outcome:
         return sum(sum(self.counts[kind].values()) for kind in ENDS)
 
     def growth(self, column: int) -> float:
-        """Bytes (1: resident, 2: allocated by Python) of the last fifth over those of the second, by medians."""
-        values = [sample[column] for sample in self.samples]
-        fifth = max(1, len(values) // 5)
-        return float(np.median(values[-fifth:]) - np.median(values[fifth : 2 * fifth] or values[:1]))
+        """Growth in bytes (1: resident, 2: allocated by Python)."""
+        return growth_bytes([sample[column] for sample in self.samples])
 
     def row(self) -> dict[str, Any]:
         first, last = self.samples[len(self.samples) // 5], self.samples[-1]
@@ -243,7 +239,7 @@ class _Soak:
                 first, self._next = self._next, self._next + number
                 with self._catalog.transaction() as change:
                     ids = np.arange(first, first + number)
-                    change.insert(_codes(rng, number), ids, _rows(ids))
+                    change.insert(draw_codes(rng, number), ids, rows_of(ids))
                     change.delete(np.arange(self._horizon, self._horizon + number))
                 self._horizon += number
             elif kind == "reload":
@@ -265,29 +261,5 @@ def _held() -> tuple[int, int]:
 
 
 def _shop(seed: int) -> tuple[Catalog, Transformer]:
-    rng = np.random.default_rng(seed)
-    codes_NL = _codes(rng, NUM_ITEMS)
-    trie = Trie.build(codes_NL, SIZES, item_ids=np.arange(NUM_ITEMS))
-    vocabulary = Vocabulary(codebook_sizes=SIZES)
-    config = ModelConfig(
-        vocab_size=vocabulary.size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=256,
-    )
-    model = Transformer(config, vocabulary, torch.Generator().manual_seed(seed)).eval()
-    catalog = Catalog.in_memory(pa.Table.from_pylist(_rows(range(NUM_ITEMS))), trie, RULES)
-    return catalog, model
-
-
-def _codes(rng: np.random.Generator, number: int) -> np.ndarray[Any, Any]:
-    return np.stack([rng.integers(0, size, number) for size in SIZES], axis=1)
-
-
-def _rows(item_ids: Any) -> list[dict[str, Any]]:
-    """What an item costs follows from its id, so that any answer can be judged without the catalog."""
-    return [{"item_id": int(one), "price": float(one % 40), "stock": int(one % 3)} for one in item_ids]
+    trie = index_of(draw_codes(np.random.default_rng(seed), NUM_ITEMS))
+    return Catalog.in_memory(pa.Table.from_pylist(rows_of(range(NUM_ITEMS))), trie, RULES), small_model(seed)
