@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_broker_or_a_topic_is_named(broker: Broker) -> None
     topic = broker.new_topic()
     broker.send(topic, created(row(1)))
     with closing(broker.feed(topic)) as feed:
-        batch = feed.read(5)
+        batch = feed.read(60)
         assert batch is not None
         feed.commit(batch)
     from confluent_kafka import Consumer, TopicPartition
@@ -190,7 +190,7 @@ def test_a_broker_that_goes_away_ends_the_feed() -> None:
         topic = broker.new_topic()
         broker.send(topic, created(row(1)))
         with closing(broker.feed(topic, timeout_s=0.5)) as feed:
-            batch = feed.read(5)
+            batch = feed.read(60)
             assert batch is not None
             feed.commit(batch)
             broker.stop()
