@@ -65,7 +65,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("serve", help="The engine and the server, against generate.", rich_help_panel="serving")(_serve)
     app.command("overload", help="The server at three times its capacity, four runs.", rich_help_panel="serving")(_overload)
     app.command("production", help="Beam search of vLLM and transformers, same model.", rich_help_panel="serving")(_production)
-    app.command("soak", help="An engine under mixed load; counts lost answers and memory.", rich_help_panel="serving")(_soak)
+    app.command("soak", help="An engine, then a server: lost and wrong answers, memory.", rich_help_panel="serving")(_soak)
     app.command("gpu", help="Every Triton kernel on a GPU: parity, then speed.", rich_help_panel="gpu")(_gpu)
 
 
@@ -140,10 +140,18 @@ def _language(
         _keep("language", language.runs(quick), as_json, quick)
 
 
-def _soak(as_json: AsJson = False, quick: Quick = False, seconds: Seconds = 60.0) -> None:
-    from benchmarks.serving import soak
+def _soak(
+    as_json: AsJson = False,
+    quick: Quick = False,
+    part: Annotated[Literal["engine", "http"] | None, typer.Option("--part", help="One part instead of both.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long each part lasts.")] = 60.0,
+) -> None:
+    from benchmarks.serving import soak, soak_http
 
-    _keep("soak", soak.runs(quick, seconds), as_json, quick, timed=soak.TIMED)
+    if part != "http":
+        _keep("soak", soak.runs(quick, seconds), as_json, quick, timed=soak.TIMED)
+    if part != "engine":
+        _keep("soak_http", soak_http.runs(quick, seconds), as_json, quick, timed=soak_http.TIMED)
 
 
 def _retrieve(as_json: AsJson = False, quick: Quick = False, data: Data = None) -> None:

@@ -56,7 +56,7 @@ def load_sharing(directory: Any, ours: Mapping[str, Tensor]) -> Any:
     """The checkpoint in transformers, in float32, with these tensors in the place of its own equal ones."""
     model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
-        if name in ours:
+        if name in ours and ours[name].dtype == parameter.dtype:
             parameter.data = ours[name].data
     return model
 

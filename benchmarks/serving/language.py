@@ -6,8 +6,9 @@
     transformers outlines-core  `generate` with the masks of outlines' guide
     vllm xgrammar               vLLM's offline engine on a CPU
 
-One checkpoint of random weights over 131,072 real tokens, float32, one thread; the same prompts; the schema's pattern, compiled
-ahead. All ways run in turns. All but the second write the same texts, which is asserted before a speed is printed.
+One checkpoint of random bfloat16 weights, as Qwen3's are, over 131,072 real tokens; all compute in float32 on one thread; the
+same prompts; the schema's pattern, compiled ahead. Ways run in turns. All but the second write the same texts, which is
+asserted before a speed is printed.
 
 constraint_ms: of a step, what the constraint takes of one thread: the masks of the processors; of leafbeam, a round on logits
 that are there already.
@@ -53,6 +54,11 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "price", "in_stock", "kind"],
 }
 PROMPT_TOKENS, MAX_TOKENS, POSITIONS = 32, 64, 256
+OURS, TRANSFORMERS, VLLM = (
+    ("leafbeam", "leafbeam retokenized"),
+    ("transformers xgrammar", "transformers outlines-core"),
+    ("vllm xgrammar",),
+)
 _LIMIT_S = 600.0
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -69,7 +75,7 @@ def runs(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """One row for each batch size."""
     name, sizes = ("tiny", TINY) if quick else (shape, MODELS[shape])
-    directory = Path("runs") / f"bench-text-{name.lower()}"
+    directory = Path("runs") / f"bench-text-{name.lower()}-bfloat16"
     make_checkpoint(directory, sizes)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -88,68 +94,88 @@ def runs(
 
 
 def make_checkpoint(directory: Path, sizes: Mapping[str, Any]) -> None:
-    """A directory of Hugging Face with random weights and the real tokenizer, written once."""
+    """A directory of Hugging Face with random weights of bfloat16, as Qwen's, and the real tokenizer, written once."""
     if (directory / "tokenizer.json").exists():
         return
     tokens = TextTokens(size=SIZE, num_tokens=1, eos=2)
     config = ModelConfig(vocab_size=SIZE, max_position_embeddings=POSITIONS, tie_word_embeddings=True, **sizes)
-    Transformer(config, tokens).save_pretrained(directory)
+    Transformer(config, tokens).bfloat16().save_pretrained(directory)
     write_real_tokenizer(directory)
 
 
 def compare(directory: Path, engine: VllmEngine, batch: int, repeats: int) -> dict[str, Any]:
-    """Every way in turns: seconds, tokens a second, what constraints take; and the calls of the model."""
+    """Every way: seconds, tokens a second, what constraints take; and the calls of the model.
+
+    leafbeam takes turns with the ways of transformers, then with vLLM: the weights of all three at once need too much memory.
+    """
     generator = TextGenerator.load(directory)
     head = generator.model.head_weight.detach().numpy()
     generator = TextGenerator(generator.model, generator.tokenizer, costs=cpu.calibrate(head))
     ways = _Ways(directory, generator, engine)
-    seconds: dict[str, list[float]] = {name: [] for name in ways.all}
+    both = [_Turns(ways, peers, batch, repeats) for peers in (TRANSFORMERS, VLLM)]
     engines: dict[str, dict[str, Any]] = {}
-    tokens: dict[str, int] = dict.fromkeys(ways.all, 0)
-    for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
-        prompts = _prompts(turn + 1, batch)
-        wanted: list[list[int]] = []
-        for name, way in ways.all.items():
-            if name in engines:
-                continue
-            began = time.perf_counter()
-            try:
-                found = way(prompts)
-            except Exception as error:  # whatever stops a peer; leafbeam's own errors are errors of the benchmark
-                if name.startswith("leafbeam"):
-                    raise
-                engines[name] = failure_of(error).row
-                continue
-            taken = time.perf_counter() - began
-            wanted = wanted or found
-            _check(name, ways, found, wanted)
-            if turn >= 0:
-                seconds[name].append(taken)
-                tokens[name] += sum(len(text) + 1 for text in found)  # the end token included
-    for name, taken in seconds.items():
-        if taken:
-            engines[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens[name] / sum(taken), 2)}
-            engines[name] |= ways.constraints.get(name, {})
+    for name in ways.all:
+        found = [turns for turns in both if name in turns.seconds or name in turns.failures]
+        if name in found[0].failures:
+            engines[name] = found[0].failures[name]
+            continue
+        taken, tokens = [s for turns in found for s in turns.seconds[name]], sum(turns.tokens[name] for turns in found)
+        engines[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens / sum(taken), 2)}
+        engines[name] |= ways.constraints.get(name, {})
     mine = engines["leafbeam"]
-    calls = {name: np.sum(counts[1:], 0).tolist() for name, counts in ways.calls.items()}  # without the turn that warms up
-    step_ms = 1e3 * sum(seconds["leafbeam"]) / calls["leafbeam"][1]
+    calls = {name: np.sum(counts, 0).tolist() for name, counts in ways.calls.items()}
+    step_ms = 1e3 * sum(both[-1].seconds["leafbeam"]) / calls["leafbeam"][1]
     mine["constraint_ms"] = _round_ms(generator, ways.automaton, batch)
     mine["constraint_share"] = round(mine["constraint_ms"] / step_ms, 5)
-    rate = mine["tokens_per_s"]
     return {
-        "engines": {name: engines[name] for name in ways.all},
-        "over_leafbeam": {
-            name: round(rate / one["tokens_per_s"], 3) if "tokens_per_s" in one else one["status"]
-            for name, one in engines.items()
-        },
+        "engines": engines,
+        "over_leafbeam": {name: ratio for turns in both for name, ratio in turns.over_leafbeam().items()},
         "calls": {name: {"tokens": count, "model_calls": number} for name, (count, number) in calls.items()},
         "vllm": engine.version,
         "repeats": repeats,
     }
 
 
+class _Turns:
+    """leafbeam's ways and those of some peers in turns: seconds of each turn, and tokens of all, by way; failures by way."""
+
+    def __init__(self, ways: _Ways, peers: Sequence[str], batch: int, repeats: int) -> None:
+        names = [*OURS, *peers]
+        self.seconds: dict[str, list[float]] = {name: [] for name in names}
+        self.tokens = dict.fromkeys(names, 0)
+        self.failures: dict[str, dict[str, Any]] = {}
+        for turn in range(-1, repeats):  # the first turn warms up, and starts what is not running
+            prompts = _prompts(turn + 1, batch)
+            wanted: list[list[int]] = []
+            for name in [name for name in names if name not in self.failures]:
+                began = time.perf_counter()
+                try:
+                    found = ways.all[name](prompts)
+                except Exception as error:  # whatever stops a peer; leafbeam's own errors are errors of the benchmark
+                    if name in OURS:
+                        raise
+                    self.failures[name] = failure_of(error).row
+                    self.seconds.pop(name)
+                    continue
+                taken = time.perf_counter() - began
+                wanted = wanted or found
+                _check(name, ways, found, wanted)
+                if turn >= 0:
+                    self.seconds[name].append(taken)
+                    self.tokens[name] += sum(len(text) + 1 for text in found)  # the end token included
+            if turn < 0:
+                ways.calls.clear()
+        ways.release()
+
+    def over_leafbeam(self) -> dict[str, Any]:
+        """Tokens a second of leafbeam over those of each way, or why it has none."""
+        rate = {name: self.tokens[name] / sum(taken) for name, taken in self.seconds.items()}
+        found = {name: round(rate["leafbeam"] / rate[name], 3) for name in rate}
+        return found | {name: failure["status"] for name, failure in self.failures.items()}
+
+
 class _Ways:
-    """The ways by name. calls: (tokens of all texts, calls of the model) of each of leafbeam's runs.
+    """The ways by name. calls: (tokens of all texts, calls of the model) of leafbeam's runs in these turns, without the first.
 
     constraints: of the processors, at the last run.
     """
@@ -170,6 +196,11 @@ class _Ways:
             "transformers outlines-core": partial(self._transformers, "outlines-core"),
             "vllm xgrammar": self._vllm,
         }
+
+    def release(self) -> None:
+        """End vLLM, and free the weights of transformers; a later run loads them again."""
+        self._peers.clear()
+        self._engine.close()
 
     def _leafbeam(self, name: str, retokenize: bool, prompts: Prompts) -> list[list[int]]:
         result = self._generator.generate(prompts, self.automaton, max_tokens=MAX_TOKENS, retokenize=retokenize)

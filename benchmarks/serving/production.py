@@ -349,4 +349,6 @@ def large_run(run: LoadRun) -> LoadRun:
         config = ModelConfig(vocab_size=vocabulary.size, max_position_embeddings=POSITIONS, **MODELS["Qwen3-0.6B"])
         Transformer(config, vocabulary).save_pretrained(path / "model")
         write_tokenizer(path / "model")
+    if not (path / "index.leafbeam").exists():
+        run.trie.save(path / "index.leafbeam")
     return replace(run, path=path, model=Transformer.from_pretrained(path / "model").eval())

@@ -70,5 +70,6 @@ def measure(run: LoadRun, engine: VllmEngine, case: Case, repeats: int) -> dict[
     engines = timed_case(run, case, ways, repeats, {})
     theirs, mine = (engines[name].get("ms", {}).get("p50") for name in jobs)
     exact_found = engines["exact_beams"]
+    assert "ms" in exact_found or "ms" not in engines["vllm_beams"], exact_found
     assert "ms" not in exact_found or exact_found["no_item"] == exact_found["missing"] == 0, exact_found
     return {"engines": engines, "ratio": round(mine / theirs, 3) if mine and theirs else "not measured"}
