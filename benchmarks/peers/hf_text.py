@@ -52,9 +52,9 @@ class HfText:
         return [row[: row.index(END)] if END in row else row for row in rows]
 
 
-def load_sharing(directory: Any, ours: Mapping[str, Tensor]) -> Any:
-    """The checkpoint in transformers, in float32, with these tensors in the place of its own equal ones."""
-    model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+def load_sharing(directory: Any, ours: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
+    """The checkpoint in transformers, in this dtype, with these tensors in the place of its own equal ones."""
+    model = Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype).eval()
     for name, parameter in model.named_parameters():
         if name in ours and ours[name].dtype == parameter.dtype:
             parameter.data = ours[name].data

@@ -90,14 +90,22 @@ class VllmEngine:
 
 @contextmanager
 def vllm_engine(
-    directory: Path, *, threads: int, max_tokens: int, limit_s: float, environment: Path = ENVIRONMENT, cache_gib: int = 6
+    directory: Path,
+    *,
+    threads: int,
+    max_tokens: int,
+    limit_s: float,
+    environment: Path = ENVIRONMENT,
+    cache_gib: int = 6,
+    dtype: str = "float32",
 ) -> Generator[VllmEngine]:
     """The offline engine on a Qwen3 checkpoint that has a tokenizer (`write_tokenizer`).
 
     threads: of its products. max_tokens: the longest prompt and answer. limit_s: seconds for a job, then the child is ended.
-    cache_gib: of keys and values, which vLLM allocates and writes when it starts.
+    cache_gib: of keys and values, which vLLM allocates and writes when it starts. dtype: of weights and computation.
     """
-    settings = {"directory": str(directory), "threads": threads, "max_tokens": max_tokens, "cache_gib": cache_gib}
+    sizes = {"threads": threads, "max_tokens": max_tokens, "cache_gib": cache_gib}
+    settings = {"directory": str(directory), "dtype": dtype, **sizes}
     with tempfile.TemporaryFile("w+") as log:
         engine = VllmEngine(settings, log, limit_s, environment)
         try:

@@ -1,7 +1,7 @@
 """vLLM's offline engine in a process of its own: one JSON job a line in, one JSON answer a line out. Runs in .venv-peers.
 
 Started by `vllm_cpu`; imports nothing of this project but for jobs of the way "exact_beams". The argument is a JSON object:
-directory, threads, max_tokens, cache_gib.
+directory, dtype, threads, max_tokens, cache_gib.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -29,7 +29,7 @@ def main(settings):
 
     llm = LLM(
         settings["directory"],
-        dtype="float32",
+        dtype=settings["dtype"],
         enforce_eager=True,
         block_size=32,  # the smallest of its CPU attention: the least of a prompt is computed again for each beam
         max_logprobs=-1,

@@ -5,10 +5,11 @@
     transformers xgrammar       `generate` with xgrammar's processor
     transformers outlines-core  `generate` with the masks of outlines' guide
     vllm xgrammar               vLLM's offline engine on a CPU
+    ... bfloat16                the same in bfloat16, which rounds and so writes other texts
 
-One checkpoint of random bfloat16 weights, as Qwen3's are, over 131,072 real tokens; all compute in float32 on one thread; the
-same prompts; the schema's pattern, compiled ahead. Ways run in turns. All but the second write the same texts, which is
-asserted before a speed is printed.
+One checkpoint of random bfloat16 weights, as Qwen3's are, over 131,072 real tokens; the others compute in float32, all on one
+thread; the same prompts; the schema's pattern, compiled ahead. Ways run in turns. Before a speed is printed, texts are
+compared: those of float32 are equal, and all are whole texts of the schema.
 
 constraint_ms: of a step, what the constraint takes of one thread: the masks of the processors; of leafbeam, a round on logits
 that are there already.
@@ -54,11 +55,12 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "price", "in_stock", "kind"],
 }
 PROMPT_TOKENS, MAX_TOKENS, POSITIONS = 32, 64, 256
-OURS, TRANSFORMERS, VLLM = (
-    ("leafbeam", "leafbeam retokenized"),
-    ("transformers xgrammar", "transformers outlines-core"),
+OURS = ("leafbeam", "leafbeam retokenized")
+PEERS = (
+    ("transformers xgrammar", "transformers outlines-core", "transformers xgrammar bfloat16"),
     ("vllm xgrammar",),
-)
+    ("vllm xgrammar bfloat16",),
+)  # those of a tuple take turns with leafbeam: the weights of all at once need too much memory
 _LIMIT_S = 600.0
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -68,6 +70,7 @@ TINY: dict[str, Any] = {
 Shape = Literal["Qwen3-0.6B", "Qwen3-1.7B"]
 Prompts = list[list[int]]
 Way = Callable[[Prompts], list[list[int]]]
+Engines = tuple[VllmEngine, VllmEngine]  # in float32 and in bfloat16
 
 
 def runs(
@@ -80,15 +83,16 @@ def runs(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        sizes_of_vllm: dict[str, int] = {"threads": 1, "max_tokens": POSITIONS, "cache_gib": 1}
+        vllm = partial(vllm_engine, directory, threads=1, max_tokens=POSITIONS, cache_gib=1, limit_s=_LIMIT_S)
         with (
             threadpool_limits(1),
-            vllm_engine(directory, **sizes_of_vllm, limit_s=_LIMIT_S, environment=environment) as engine,
+            vllm(environment=environment) as engine,
+            vllm(environment=environment, dtype="bfloat16") as narrow,
         ):
             for batch in (1, 8):
                 parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}
                 parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version("transformers")}
-                yield parameters, compare(directory, engine, batch, repeats=1 if quick else 3)
+                yield parameters, compare(directory, (engine, narrow), batch, repeats=1 if quick else 3)
     finally:
         torch.set_num_threads(threads)
 
@@ -103,35 +107,32 @@ def make_checkpoint(directory: Path, sizes: Mapping[str, Any]) -> None:
     write_real_tokenizer(directory)
 
 
-def compare(directory: Path, engine: VllmEngine, batch: int, repeats: int) -> dict[str, Any]:
-    """Every way: seconds, tokens a second, what constraints take; and the calls of the model.
-
-    leafbeam takes turns with the ways of transformers, then with vLLM: the weights of all three at once need too much memory.
-    """
+def compare(directory: Path, engines: Engines, batch: int, repeats: int) -> dict[str, Any]:
+    """Every way: seconds, tokens a second, what constraints take; and the calls of the model."""
     generator = TextGenerator.load(directory)
     head = generator.model.head_weight.detach().numpy()
     generator = TextGenerator(generator.model, generator.tokenizer, costs=cpu.calibrate(head))
-    ways = _Ways(directory, generator, engine)
-    both = [_Turns(ways, peers, batch, repeats) for peers in (TRANSFORMERS, VLLM)]
-    engines: dict[str, dict[str, Any]] = {}
+    ways = _Ways(directory, generator, engines)
+    groups = [_Turns(ways, peers, batch, repeats) for peers in PEERS]
+    found: dict[str, dict[str, Any]] = {}
     for name in ways.all:
-        found = [turns for turns in both if name in turns.seconds or name in turns.failures]
-        if name in found[0].failures:
-            engines[name] = found[0].failures[name]
+        groups_of = [turns for turns in groups if name in turns.seconds or name in turns.failures]
+        if name in groups_of[0].failures:
+            found[name] = groups_of[0].failures[name]
             continue
-        taken, tokens = [s for turns in found for s in turns.seconds[name]], sum(turns.tokens[name] for turns in found)
-        engines[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens / sum(taken), 2)}
-        engines[name] |= ways.constraints.get(name, {})
-    mine = engines["leafbeam"]
+        taken, tokens = [s for turns in groups_of for s in turns.seconds[name]], sum(turns.tokens[name] for turns in groups_of)
+        found[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens / sum(taken), 2)}
+        found[name] |= ways.constraints.get(name, {})
+    mine = found["leafbeam"]
     calls = {name: np.sum(counts, 0).tolist() for name, counts in ways.calls.items()}
-    step_ms = 1e3 * sum(both[-1].seconds["leafbeam"]) / calls["leafbeam"][1]
+    step_ms = 1e3 * sum(groups[-1].seconds["leafbeam"]) / calls["leafbeam"][1]
     mine["constraint_ms"] = _round_ms(generator, ways.automaton, batch)
     mine["constraint_share"] = round(mine["constraint_ms"] / step_ms, 5)
     return {
-        "engines": engines,
-        "over_leafbeam": {name: ratio for turns in both for name, ratio in turns.over_leafbeam().items()},
+        "engines": found,
+        "over_leafbeam": {name: ratio for turns in groups for name, ratio in turns.over_leafbeam().items()},
         "calls": {name: {"tokens": count, "model_calls": number} for name, (count, number) in calls.items()},
-        "vllm": engine.version,
+        "vllm": engines[0].version,
         "repeats": repeats,
     }
 
@@ -180,27 +181,32 @@ class _Ways:
     constraints: of the processors, at the last run.
     """
 
-    def __init__(self, directory: Path, generator: TextGenerator, engine: VllmEngine) -> None:
-        self._generator, self._engine = generator, engine
+    def __init__(self, directory: Path, generator: TextGenerator, engines: Engines) -> None:
+        self._generator, self._engines = generator, engines
         self.decode = generator.tokenizer.decode
         self._pattern = schema_pattern(SCHEMA, 1_000_000)
         self.automaton = Automaton.from_json_schema(SCHEMA, generator.tokens, compress=True)
-        self._peers: dict[str, Any] = {}
+        self._models: dict[torch.dtype, Any] = {}
+        self._peers: dict[tuple[str, torch.dtype], Any] = {}
         self._directory = directory
         self.calls: dict[str, list[tuple[int, int]]] = {}
         self.constraints: dict[str, dict[str, float]] = {}
         self.all: dict[str, Way] = {
             "leafbeam": partial(self._leafbeam, "leafbeam", False),
             "leafbeam retokenized": partial(self._leafbeam, "leafbeam retokenized", True),
-            "transformers xgrammar": partial(self._transformers, "xgrammar"),
-            "transformers outlines-core": partial(self._transformers, "outlines-core"),
-            "vllm xgrammar": self._vllm,
+            "transformers xgrammar": partial(self._transformers, "xgrammar", torch.float32),
+            "transformers outlines-core": partial(self._transformers, "outlines-core", torch.float32),
+            "transformers xgrammar bfloat16": partial(self._transformers, "xgrammar", torch.bfloat16),
+            "vllm xgrammar": partial(self._vllm, engines[0]),
+            "vllm xgrammar bfloat16": partial(self._vllm, engines[1]),
         }
 
     def release(self) -> None:
         """End vLLM, and free the weights of transformers; a later run loads them again."""
         self._peers.clear()
-        self._engine.close()
+        self._models.clear()
+        for engine in self._engines:
+            engine.close()
 
     def _leafbeam(self, name: str, retokenize: bool, prompts: Prompts) -> list[list[int]]:
         result = self._generator.generate(prompts, self.automaton, max_tokens=MAX_TOKENS, retokenize=retokenize)
@@ -209,28 +215,30 @@ class _Ways:
         self.calls.setdefault(name, []).append((sum(map(len, texts)) + len(texts), result.model_calls))
         return texts
 
-    def _transformers(self, kind: Literal["xgrammar", "outlines-core"], prompts: Prompts) -> list[list[int]]:
+    def _transformers(
+        self, kind: Literal["xgrammar", "outlines-core"], dtype: torch.dtype, prompts: Prompts
+    ) -> list[list[int]]:
         from benchmarks.peers.hf_text import HfText, load_sharing
 
-        if kind not in self._peers:
-            if "model" not in self._peers:
-                ours = dict(self._generator.model.named_parameters())
-                self._peers["model"] = load_sharing(self._directory, ours)
-            self._peers[kind] = HfText(self._peers["model"], self._pattern, kind)
-        peer = self._peers[kind]
+        if (kind, dtype) not in self._peers:
+            if dtype not in self._models:
+                self._models[dtype] = load_sharing(self._directory, dict(self._generator.model.named_parameters()), dtype)
+            self._peers[kind, dtype] = HfText(self._models[dtype], self._pattern, kind)
+        peer = self._peers[kind, dtype]
         texts = peer.write(prompts, MAX_TOKENS)
-        self.constraints[f"transformers {kind}"] = {"constraint_ms": round(float(np.median(peer.step_s)) * 1e3, 4)}
+        name = f"transformers {kind}{'' if dtype == torch.float32 else ' bfloat16'}"
+        self.constraints[name] = {"constraint_ms": round(float(np.median(peer.step_s)) * 1e3, 4)}
         return texts
 
-    def _vllm(self, prompts: Prompts) -> list[list[int]]:
+    def _vllm(self, engine: VllmEngine, prompts: Prompts) -> list[list[int]]:
         job = {"way": "text", "prompts": prompts, "regex": self._pattern, "num_tokens": MAX_TOKENS}
         end = self._generator.tokenizer.end
-        return [[token for token in text if token != end] for (text,) in self._engine.run(job)["sequences"]]
+        return [[token for token in text if token != end] for (text,) in engine.run(job)["sequences"]]
 
 
 def _check(name: str, ways: _Ways, found: Sequence[list[int]], wanted: Sequence[list[int]]) -> None:
-    """The texts are those of leafbeam token by token; retokenized ones are whole texts of the schema."""
-    if name == "leafbeam retokenized":
+    """The texts are those of leafbeam token by token; retokenized ones, and bfloat16's, are whole texts of the schema."""
+    if name.endswith(("retokenized", "bfloat16")):
         for tokens in found:
             state = 0
             for token in tokens:

@@ -114,8 +114,8 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT)
 
 
 def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
-    settings: dict[str, int] = {"threads": THREADS, "max_tokens": MAX_TOKENS}
-    with vllm_engine(run.path / "model", **settings, limit_s=LIMIT_S, environment=environment) as engine:
+    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+    with vllm(limit_s=LIMIT_S, environment=environment) as engine:
         ways_of = offline_ways(run, engine)
         for parameters, measured in compare({"what": "offline", "model": name}, run, cases, ways_of, repeats):
             yield parameters, measured | {"vllm": engine.version}

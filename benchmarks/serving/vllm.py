@@ -47,8 +47,8 @@ def runs(quick: bool, environment: Path = ENVIRONMENT) -> Iterator[tuple[dict[st
 def _rows(
     name: str, run: LoadRun, cases: list[Case], repeats: int, environment: Path
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    sizes: dict[str, int] = {"threads": THREADS, "max_tokens": MAX_TOKENS}
-    with vllm_engine(run.path / "model", **sizes, limit_s=LIMIT_S, environment=environment) as engine:
+    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+    with vllm(limit_s=LIMIT_S, environment=environment) as engine:
         for case in cases:
             measured = measure(run, engine, case, repeats)
             yield parameters_of(run, case) | {"what": "exact beams", "model": name}, measured | {"vllm": engine.version}

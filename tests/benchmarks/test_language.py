@@ -1,5 +1,8 @@
 """Whole texts beside peers: all write what leafbeam writes, and a peer that is not there is a row."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,14 @@ import pytest
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, vllm_engine
 from benchmarks.serving import language
 
-PEERS = ("transformers xgrammar", "transformers outlines-core", "vllm xgrammar")
+PEERS = [peer for peers in language.PEERS for peer in peers]
+
+
+@contextmanager
+def two_engines(checkpoint: Path, environment: Path) -> Generator[language.Engines]:
+    vllm = partial(vllm_engine, checkpoint, threads=1, max_tokens=256, cache_gib=1, limit_s=300, environment=environment)
+    with vllm() as engine, vllm(dtype="bfloat16") as narrow:
+        yield engine, narrow
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +34,11 @@ def test_peers_write_the_same_text(checkpoint: Path, tmp_path: Path, is_there: b
     if is_there and not ENVIRONMENT.exists():
         pytest.skip(".venv-peers is not there: `make peers` creates it")
     environment = ENVIRONMENT if is_there else tmp_path
-    with vllm_engine(checkpoint, threads=1, max_tokens=256, limit_s=300, environment=environment) as engine:
-        measured = language.compare(checkpoint, engine, 2, repeats=1)
-    engines = measured["engines"]
-    assert [engines[name]["status"] for name in PEERS] == ["ok", "ok", "ok" if is_there else "missing"]
-    assert all(engines[name]["constraint_ms"] > 0 for name in PEERS[:2])
+    with two_engines(checkpoint, environment) as engines:
+        measured = language.compare(checkpoint, engines, 2, repeats=1)
+    found = measured["engines"]
+    assert [found[name]["status"] for name in PEERS] == ["ok"] * 3 + (["ok"] if is_there else ["missing"]) * 2
+    assert all(found[name]["constraint_ms"] > 0 for name in PEERS[:3])
     assert measured["over_leafbeam"]["leafbeam"] == 1.0
     calls = measured["calls"]
     assert calls["leafbeam"]["model_calls"] < calls["leafbeam"]["tokens"]
@@ -39,9 +49,6 @@ def test_peers_write_the_same_text(checkpoint: Path, tmp_path: Path, is_there: b
 def test_a_peer_that_writes_another_text_stops_the_benchmark(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language._Ways, "_transformers", lambda self, kind, prompts: [[1_000]] * len(prompts))
-    with (
-        vllm_engine(checkpoint, threads=1, max_tokens=256, limit_s=300, environment=tmp_path) as engine,
-        pytest.raises(AssertionError, match="transformers xgrammar wrote"),
-    ):
-        language.compare(checkpoint, engine, 1, repeats=1)
+    monkeypatch.setattr(language._Ways, "_transformers", lambda self, kind, dtype, prompts: [[1_000]] * len(prompts))
+    with two_engines(checkpoint, tmp_path) as engines, pytest.raises(AssertionError, match="transformers xgrammar wrote"):
+        language.compare(checkpoint, engines, 1, repeats=1)

@@ -78,7 +78,7 @@ def test_a_session_that_moves_slots_gives_the_logits_of_one_that_copies(
     for module in ("transformer", "encoder_decoder"):
         monkeypatch.setattr(f"leafbeam.model.{module}.new_beam_cache", in_place)
     for found, wanted in zip(logits(), expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # norms are computed in float32
     assert made
 
 
