@@ -38,7 +38,7 @@ def runs(quick: bool, environment: Path = ENVIRONMENT) -> Iterator[tuple[dict[st
     write_tokenizer(run.path / "model")
     lengths = (7,) if quick else (32, 127)
     cases = [Case(items=length, beams=beams, batch=batch) for length in lengths for beams in (20, 50) for batch in (1, 4)]
-    yield from _rows("small", run, cases[:2] if quick else cases, 2 if quick else 5, environment)
+    yield from _rows("small", run, cases[:2] if quick else cases, 2 if quick else 15, environment)
     if not quick:
         large = [Case(items=32, beams=50, batch=1), Case(items=32, beams=50, batch=4), Case(items=127, beams=50, batch=1)]
         yield from _rows("large", large_run(run), large, 3, environment)
