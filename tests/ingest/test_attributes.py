@@ -1,0 +1,60 @@
+"""Values of attributes: each is stored as it came, or named as a problem."""
+
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from leafbeam.errors import DataError
+from leafbeam.ingest import Lines
+from leafbeam.ingest.attributes import column_of, rows_of
+
+
+@pytest.mark.parametrize("text", ["9" * 39, "9" * 41, "1" + "0" * 400, "1e39", "1" + "0" * 40 + ".5"])
+def test_a_number_beyond_its_column_is_refused_and_not_made_another_one(text: str):
+    for kind in (pa.decimal128(38, 2), pa.decimal128(18, 3), pa.decimal128(4, 1)):
+        column, problems = column_of([text, "-1.5", "12"], kind)
+        assert column.to_pylist() == [None, Decimal("-1.5"), Decimal(12)]
+        assert list(problems) == [0]
+    column, problems = column_of([1e39, -1e39, 1.5], pa.float32())
+    assert (column.to_pylist(), list(problems)) == ([None, None, 1.5], [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.map_(pa.string(), pa.int64()), [None]),
+        (pa.map_(pa.string(), pa.int64()), [[None, 1]]),
+        (pa.map_(pa.string(), pa.int64()), [["a"]]),
+        (pa.map_(pa.string(), pa.int64()), 3),
+        (pa.list_(pa.map_(pa.string(), pa.int64())), [[None]]),
+        (pa.struct([("a", pa.map_(pa.string(), pa.int64()))]), {"a": [None]}),
+        (pa.timestamp("us", "UTC"), "0001-01-01T00:00:00+14:00"),
+        (pa.timestamp("us"), "9999-12-31T23:59:59-14:00"),
+    ],
+    ids=str,
+)
+def test_a_value_that_pyarrow_cannot_hold_is_refused(kind: pa.DataType, value: Any):
+    column, problems = column_of([value, None], kind)  # the process ended at some of these
+    assert (column.to_pylist(), list(problems)) == ([None, None], [0])
+
+
+def test_lists_as_deep_as_can_be_parsed_are_named_problems():
+    for depth in range(500, 1000):  # at some depth the parser has just enough stack left, and what prints the value has not
+        with suppress(DataError):
+            assert Lines.of_json(b"[" * depth + b"]" * depth).problems
+
+
+def test_objects_are_maps():
+    column, problems = column_of([{"a": 1}, {"b": None}, {}], pa.map_(pa.string(), pa.int64()))
+    assert (column.to_pylist(), problems) == ([[("a", 1)], [("b", None)], []], {})
+
+
+def test_times_beyond_those_of_python_are_named_as_such():
+    table = pa.table({"at": pa.array([2**62, 0], pa.timestamp("us", "UTC")), "price": [1.5, 2.5]})
+    assert rows_of(table, exact=False) == [
+        {"at": "a time beyond the years 1 to 9999", "price": 1.5},
+        {"at": "1970-01-01T00:00:00Z", "price": 2.5},
+    ]
