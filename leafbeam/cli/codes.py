@@ -20,6 +20,7 @@ from leafbeam.index.items import ids_from_arrow
 
 _BATCH = 1 << 17
 _SIZES_KEY = b"leafbeam.codebook_sizes"  # metadata that `fit-sids` writes
+_ITEM_ID = "item_id"
 _EXPECTED = "expected item_id, and the codes as a list column `codes` or as columns c0, c1, ... (or code_0, code_1, ...)"
 
 
@@ -43,6 +44,7 @@ class CodesTable:
     ) -> "CodesTable":
         """Read the schemas. codebook_sizes: one for each level, or one for all; None: those in the file's metadata.
 
+        id_column: of the item ids; `item_id` where the first file has no such column.
         sizes_needed: False returns () where the sizes are unknown.
         Raises DataError where a file is not such a table, ArgumentError where the sizes do not match its levels.
         """
@@ -55,6 +57,8 @@ class CodesTable:
         for file in files:
             with _opened(file) as parquet:
                 schema = parquet.schema_arrow
+                if file == files[0]:
+                    id_column = found_id_column(schema.names, id_column)
                 names = _code_columns(file, schema, id_column)
                 levels = len(names) if names != ("codes",) else _list_levels(file, parquet, codebook_sizes)
                 if columns and (names, levels) != (columns, num_levels):
@@ -132,8 +136,14 @@ class CodesTable:
         return flat.reshape(len(batch), self.num_levels)
 
 
+def found_id_column(names: Sequence[str], id_column: str) -> str:
+    """The column of item ids: the one named, or `item_id`, which tables of codes have whatever a log calls its items."""
+    return id_column if id_column in names else _ITEM_ID
+
+
 def codes_of_table(file: Path, table: Any, id_column: str) -> list[tuple[NDArray[np.integer], NDArray[np.generic]]]:
     """(codes_nL, item_ids) of a table with a column a level, of a file in another format. Raises as `CodesTable.batches`."""
+    id_column = found_id_column(table.schema.names, id_column)
     names = _code_columns(file, table.schema, id_column)
     return [
         (np.stack([_numbers(file, name, batch[name], 0) for name in names], axis=1), _ids(file, batch[id_column], 0))

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
-from leafbeam.cli.codes import CodesTable, codes_of_table
+from leafbeam.cli.codes import CodesTable, codes_of_table, found_id_column
 from leafbeam.errors import ArgumentError, CodesError, DataError, short_repr
 from leafbeam.extras import require
 from leafbeam.files import open_regular
@@ -52,7 +52,7 @@ class ForeignSids:
 
 
 def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
-    """Read a file by its ending. id_column: of tables and JSON lines.
+    """Read a file by its ending. id_column: of tables and JSON lines; `item_id` where they have no such column.
 
     Never unpickles: a `.pt` file is read with `weights_only`. Raises DataError, CodesError, ItemIdError, ArgumentError,
     MissingExtraError (a `.pt` file without torch).
@@ -81,7 +81,8 @@ def read_sids(path: Path, *, id_column: str = "item_id") -> ForeignSids:
 
 
 def _read_csv(path: Path, id_column: str) -> pa.Table:
-    convert = pacsv.ConvertOptions(column_types={id_column: pa.string()}, strings_can_be_null=True)
+    ids = {id_column: pa.string(), "item_id": pa.string()}
+    convert = pacsv.ConvertOptions(column_types=ids, strings_can_be_null=True)
     return pacsv.read_csv(path, convert_options=convert)
 
 
@@ -150,6 +151,7 @@ def _of_json(path: Path, id_column: str) -> ForeignSids:
         raise DataError(f"{path}: expected an object from items to codes, or objects with {id_column} and codes")
     if any("codes" in row for row in rows):
         by_id = {}
+        id_column = found_id_column(list(rows[0]), id_column)
         for number, row in enumerate(rows):
             item_id = row.get(id_column)
             if isinstance(item_id, bool) or not isinstance(item_id, int | str):

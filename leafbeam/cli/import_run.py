@@ -35,7 +35,7 @@ def import_run(
     model: Annotated[Path | None, option("--model", "A Hugging Face directory: Qwen3 or T5.")] = None,
     items: Annotated[Path | None, option("--items", "The items' attributes: Parquet, CSV or JSON.")] = None,
     run: RunOption = DEFAULT_RUN,
-    item_column: Annotated[str, option("--item-column", "The column of item ids in all tables.")] = "item_id",
+    item_column: Annotated[str, option("--item-column", "The column of item ids; codes may have item_id.")] = "item_id",
     text_ids: Annotated[bool, option("--text-ids", "Read all ids as text: “0”, not 0.")] = False,
     sizes: Annotated[
         str | None, option("--codebook-sizes", "Codes of each level.", default="the model's; else by the largest codes")

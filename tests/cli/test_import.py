@@ -73,6 +73,16 @@ def test_every_form_makes_the_same_run(tmp_path: Path):
     assert made["tokens"].codes.tolist() == CODES
 
 
+def test_codes_may_have_item_id_where_the_items_have_another_column(tmp_path: Path):
+    items = write(tmp_path / "goods.csv", "sku,title\n0,lamp\n2,desk\n")
+    for name, path in forms(tmp_path).items():
+        run = tmp_path / f"run of {name}"
+        result = call("import", "--sids", path, "--items", items, "--item-column", "sku", "--run", run)
+        assert result.exit_code == 0, f"{name}: {result.output}"
+        assert pq.read_table(run / "imported_items.parquet")["title"].to_pylist() == ["lamp", None, "desk"]
+        assert SidTable.load(run / "sids.parquet").codes.tolist() == CODES
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
