@@ -37,6 +37,7 @@ def remove(name: NameArgument, keys: KeysOption = DEFAULT_KEYS) -> None:
     from leafbeam.serve.keys import remove_key
 
     remove_key(keys, name)
+    print(f"{name} was removed from {keys}")
 
 
 def show(keys: KeysOption = DEFAULT_KEYS) -> None:

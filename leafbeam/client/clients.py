@@ -88,10 +88,13 @@ class _Session:
 
 
 class _Answer:
-    """An answer as it arrives, within bounds of time and size. prefix: of the ids of this client's requests."""
+    """An answer as it arrives, within bounds of time and size.
 
-    def __init__(self, send: Send, prefix: str) -> None:
-        self._send, self._prefix = send, prefix
+    url: of the server. prefix: of the ids of this client's requests.
+    """
+
+    def __init__(self, send: Send, url: str, prefix: str) -> None:
+        self._send, self._url, self._prefix = send, httpx.URL(url), prefix
         self._until = time.monotonic() + send.timeout_s
         self._chunks, self._size = list[bytes](), 0
         self._response: httpx.Response | None = None
@@ -125,7 +128,9 @@ class _Answer:
     def fail(self, error: Exception) -> Outcome:
         """The outcome of a request that ended in an error of httpx, or of time."""
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
-            return Fault(code="unreachable", message=f"was not reached ({error or type(error).__name__}): is it running?")
+            address = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}"  # without a password
+            message = f"was not reached at {address} ({error or type(error).__name__}): is it running?"
+            return Fault(code="unreachable", message=message)
         if isinstance(error, httpx.TimeoutException | TimeoutError):
             return self.late()
         return Fault(code="cut", message=f"ended the connection before its answer was whole ({error or type(error).__name__})")
@@ -239,7 +244,7 @@ class Client(_Session):
             outcome = time.sleep(step.seconds) if isinstance(step, Pause) else self._send(step)
 
     def _send(self, send: Send) -> Outcome:
-        answer = _Answer(send, self._prefix)
+        answer = _Answer(send, self.url, self._prefix)
         try:
             with self._http.stream(**self._options(send)) as response:
                 if answer.begin(response):
@@ -319,7 +324,7 @@ class AsyncClient(_Session):
             outcome = await (asyncio.sleep(step.seconds) if isinstance(step, Pause) else self._send(step))
 
     async def _send(self, send: Send) -> Outcome:
-        answer = _Answer(send, self._prefix)
+        answer = _Answer(send, self.url, self._prefix)
         try:
             async with asyncio.timeout(send.timeout_s), self._http.stream(**self._options(send)) as response:
                 if answer.begin(response):

@@ -205,7 +205,7 @@ class ChangePlanner:
                 )
             text_nD = encoder.embed(group.table.take(new))
             if unknown := new[~text_nD.any(axis=1)].tolist():
-                problem = f"no word of {', '.join(encoder.columns)} is known to the run's encoder: send codes"
+                problem = f"no word of {', '.join(encoder.columns)} is known to the run's encoder: send more text, or codes"
                 return codes, {items[row].number: problem for row in unknown}
             rows, vectors = [*rows, *new.tolist()], [*vectors, text_nD]
         for row, found in zip(rows, encoder.encode_vectors(np.concatenate(vectors), version).tolist(), strict=True):

@@ -168,7 +168,7 @@ class Recommender:
         try:
             request = request_of(msgspec.convert(body, RecommendBody))
         except msgspec.ValidationError as error:
-            raise BodyError(describe(error)) from None
+            raise BodyError(describe(error, RecommendBody)) from None
         with self._current() as served:
             future = await asyncio.to_thread(served.engine.submit, request)
             answer = recommend_answer(await asyncio.wrap_future(future))

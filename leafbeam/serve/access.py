@@ -56,7 +56,7 @@ def _check_key(keys: KeyFile, http: HttpRequest, scope: Scope) -> None:
         message = "this server needs a key that it knows, in the header Authorization: Bearer KEY"
         raise BodyError(message, status=HTTPStatus.UNAUTHORIZED, reason="unauthorized")
     if not key.may(scope):
-        raise _forbidden("this key may not do this")
+        raise _forbidden("this key may not do this: take one of a wider scope (`leafbeam keys list` shows them)")
     if wait_s := keys.wait_s(key):
         raise OverloadedError("this key sends more requests than it may: wait", reason="key_rate", retry_after_s=wait_s)
 

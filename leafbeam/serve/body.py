@@ -95,7 +95,7 @@ def decode_body(body: bytes, content_type: str, decoder: "msgspec.json.Decoder[S
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        message = describe(error)
+        message = describe(error, decoder.type)
         param = message.partition(": ")[0]
         raise BodyError(message, param=None if param == "the body" else param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -91,7 +91,7 @@ class ChangeFiles:
             except LockedError as error:
                 if self.changes == "on":
                     raise
-                reason = str(error)
+                reason = f"another server or command has {self.directory} open: send changes there ({error})"
         if self.changes == "auto":
             log.warning("changes are not taken: %s", reason)
         check_origin(self.directory, Path(files.index))

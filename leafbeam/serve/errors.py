@@ -13,6 +13,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leafbeam.errors import (
@@ -122,11 +123,23 @@ async def http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {path}: {error.detail}"
     if error.status_code == HTTPStatus.NOT_FOUND:
         message = f"there is nothing at {path}: see /docs for the paths of this server"
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and (methods := _methods_at(request)):
+        headers["Allow"] = ", ".join(methods)
+        message = f"{path} takes {', '.join(methods)}, not {request.method}"
     if path in OPENAI_PATHS:
         detail = OpenAIErrorDetail(message=message, type="invalid_request_error", param=None, code="RequestError")
         content = msgspec.json.encode(OpenAIError(detail))
-        return Response(content, error.status_code, dict(error.headers or {}), "application/json")
-    return _answer(request.scope, error.status_code, "RequestError", message, dict(error.headers or {}))
+        return Response(content, error.status_code, headers, "application/json")
+    return _answer(request.scope, error.status_code, "RequestError", message, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """The methods of all routes at a path; starlette's own error names those of the first."""
+    at_path = [
+        route for route in request.app.routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE
+    ]
+    return sorted({method for route in at_path for method in route.methods or ()})
 
 
 class UnexpectedErrorMiddleware:
@@ -183,13 +196,16 @@ def encodable(message: str) -> str:
 _PLACE = re.compile(r"^(.*?)(?: - at (?:key in )?`\$\.?(.*)`)?$", re.DOTALL)
 
 
-def describe(error: msgspec.ValidationError) -> str:
-    """msgspec's error in the field's words: where, what was expected, what came."""
+def describe(error: msgspec.ValidationError, body: Any = None) -> str:
+    """msgspec's error in the field's words: where, what was expected, what came. body: the type that was expected."""
     found = _PLACE.match(str(error))
     assert found is not None
     text, field = found[1].replace("`", ""), (found[2] or "the body")[:80]
     if unknown := re.match("Object contains unknown field (.*)", text, re.DOTALL):
-        return f"{short_repr(unknown[1])[1:-1]}: there is no such field"
+        message = f"{short_repr(unknown[1])[1:-1]}: there is no such field"
+        if found[2] is None and isinstance(body, type) and issubclass(body, msgspec.Struct):
+            message += f": expected {', '.join(one.encode_name for one in msgspec.structs.fields(body))}"
+        return message
     if text.startswith("Expected object") and field == "the body":
         return "the body: expected a JSON object, sent with Content-Type: application/json"
     return f"{field}: {text[:1].lower()}{text[1:]}"

@@ -137,7 +137,7 @@ def request_of_tensors(body: InferBody, *, is_text: bool) -> Request:
     try:
         fields = msgspec.convert({**parameters, **values}, RecommendBody)
     except msgspec.ValidationError as error:
-        raise BodyError(f"parameters: {describe(error)}", param="parameters") from None
+        raise BodyError(f"parameters: {describe(error, RecommendBody)}", param="parameters") from None
     if fields.explain:
         raise BodyError("parameters: explain is a field of /v1/recommend alone", param="parameters")
     return request_of(fields)

@@ -305,7 +305,7 @@ def page_of(document: dict[str, Any]) -> str:
     parts.append('<p>This page as <a href="/openapi.json">OpenAPI</a>.</p><h2>Routes</h2><table>')
     for path, methods in document["paths"].items():
         for method, route in methods.items():
-            statuses = ", ".join(route["responses"])
+            statuses = ", ".join(sorted(route["responses"]))
             parts.append(f"<tr><td><code>{method.upper()} {path}</code><td>{_text(route['summary'])}<td>{statuses}")
     curl = f"curl -s http://HOST:PORT/v1/{path} -H 'Content-Type: application/json' \\\n  -d"
     parts.append(f"</table><pre>{curl} '{_text(example)}'</pre>")

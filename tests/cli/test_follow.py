@@ -56,4 +56,4 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     DeltaFiles(tmp_path).write(pa.Table.from_pylist([TEA]))
     words = ("follow", "delta", str(tmp_path / "items"), "--position", str(tmp_path / "p.json"), *PLACE)
     result = call(*words, "--url", "http://127.0.0.1:9")
-    assert (result.exit_code, "was not reached" in result.stderr) == (2, True), result.output
+    assert (result.exit_code, "was not reached at http://" in result.stderr) == (2, True), result.output

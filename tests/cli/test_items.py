@@ -140,7 +140,7 @@ def test_an_item_put_with_text_alone_is_found_through_texts_like_its_own_and_by_
             assert scores.keys() == {*IDS, "new"}
             assert scores["new"] == scores["i4"]
             unknown = client.put("/v1/items", json=[{"item_id": "other", "title": "zzz"}])
-            assert (unknown.status_code, "send codes" in unknown.text) == (422, True)
+            assert (unknown.status_code, "send more text, or codes" in unknown.text) == (422, True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "http://[", "ftp://x", ""])

@@ -171,6 +171,13 @@ def test_a_wrong_request_is_a_named_error(first_changes, method, path, status, o
     assert answer.json()["error"]["message"]
 
 
+def test_a_wrong_method_is_answered_with_those_of_all_routes_at_the_path(first_changes):
+    for path, allowed in (("/v1/recommend", "POST"), ("/v1/items", "DELETE, GET, HEAD, PATCH, PUT")):
+        answer = first_changes.request("OPTIONS", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["error"]["message"] == f"{path} takes {allowed}, not OPTIONS"
+
+
 @pytest.fixture(scope="module")
 def first_changes(first_shop, tmp_path_factory):
     import shutil
