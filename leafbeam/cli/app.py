@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from leafbeam import __version__
 from leafbeam.cli import demo, doctor, evaluate, generate, import_run, index, items, keys, serve, sids, top, train
 from leafbeam.cli.console import stderr
-from leafbeam.errors import LeafbeamError
+from leafbeam.errors import AccessDeniedError, LeafbeamError
 
 
 class Commands(TyperGroup):
@@ -22,7 +22,8 @@ class Commands(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             kind = "" if isinstance(error, LeafbeamError) else f"{type(error).__name__}: "
-            stderr().print(Text.assemble(("Error: ", "bold red"), kind, str(error)), soft_wrap=True)
+            hint = "; LEAFBEAM_KEY has the key of a command" if isinstance(error, AccessDeniedError) else ""
+            stderr().print(Text.assemble(("Error: ", "bold red"), kind, f"{error}{hint}"), soft_wrap=True)
             raise typer.Exit(2) from error
 
 

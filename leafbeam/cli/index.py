@@ -139,7 +139,12 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
             "rules": {rule.name: rule.num_items for rule in report.rules if rule.name not in rules},
         },
     )
-    next_step(console, "leafbeam", "serve" if paths.model.exists() else "train", "--run", run)
+    if paths.model.exists():
+        next_step(console, "leafbeam", "serve", "--run", run)
+    elif source.path is not None:
+        next_step(console, "leafbeam", "train", "--run", run)
+    else:
+        console.print("The run has no model and no interactions to train one on: import it again with --model or --data.")
 
 
 def inspect(

@@ -25,7 +25,7 @@ TEXT = "A language model"
 
 def recommend(
     run: RunOption = DEFAULT_RUN,
-    history: Annotated[str, option("--history", "Item ids, oldest first, with commas between them.")] = "",
+    history: Annotated[str | None, option("--history", "Item ids, oldest first, with commas between them.")] = None,
     user: Annotated[str, option("--user", "A user of the log, in place of --history.")] = "",
     rules: Annotated[str, option("--rules", "Names of rules that every item must pass, with commas.")] = "",
     deny: Annotated[str, option("--deny", "Item ids to exclude, with commas.")] = "",
@@ -56,7 +56,7 @@ def recommend(
 
     With --users, recommend for every user of a table; an interrupted call continues where it stopped.
     """
-    if [bool(history), bool(user), users is not None].count(True) != 1:
+    if [history is not None, bool(user), users is not None].count(True) != 1:
         raise ArgumentError("expected one of --history A,B,C, --user U or --users TABLE")
     if (users is None) != (out is None):
         raise ArgumentError("--users and --out go together: the table to read and the directory to write")
@@ -112,7 +112,7 @@ def recommend(
     )
     with closing(Engine.load(paths.model, catalog_files, device=device)) as engine:
         request = Request(
-            history=tuple(output.history_of(paths, user) if user else output.parse_ids(history, engine.trie)),
+            history=tuple(output.history_of(paths, user) if user else output.parse_ids(history or "", engine.trie)),
             user=user or None,
             num_items=num_items,
             rules=rule_names,

@@ -84,6 +84,7 @@ def test_version_is_the_packages():
         (("evaluate",), "leafbeam fit-sids --run"),
         (("build",), "leafbeam fit-sids --run"),
         (("recommend", "--history", "a"), "leafbeam train --run"),
+        (("recommend", "--history", ""), "leafbeam train --run"),
         (("serve",), "leafbeam train --run"),
     ],
 )

@@ -65,6 +65,7 @@ def test_every_form_makes_the_same_run(tmp_path: Path):
         run = tmp_path / f"run of {name}"
         result = call("import", "--sids", path, "--items", items, "--run", run)
         assert result.exit_code == 0, f"{name}: {result.output}"
+        assert "Next:" not in result.stdout, "a run without a model and interactions is not served, nor trained"
         made[name] = SidTable.load(run / "sids.parquet")
         assert Trie.load(run / "index.leafbeam").version == Trie.build(CODES, [2, 4], [0, 1, 2]).version
         assert pq.read_table(run / "imported_items.parquet")["title"].to_pylist() == ["lamp", None, "desk"]

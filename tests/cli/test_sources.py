@@ -52,6 +52,7 @@ def test_columns_units_and_files_are_remembered_by_every_later_command(tmp_path:
         ("build", *run, "--rule", "cheap=price < 5"),
         ("recommend", *run, "--user", "7", "--items", "3"),
         ("recommend", *run, "--history", "0,7", "--items", "3"),
+        ("recommend", *run, "--history", "", "--items", "3"),
     ):
         result = call(*command)
         assert result.exit_code == 0, (command, result.stderr)

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from leafbeam.cli import app
 from leafbeam.client.readings import Rates, Reading, quantile
 from leafbeam.errors import ArgumentError, DataError
+from leafbeam.serve.access import Access
+from leafbeam.serve.keys import KeyFile, add_key
 from tests.client.scripted_server import free_port
 from tests.serve.conftest import first_shop  # noqa: F401
 from tests.serve.running import thread
@@ -108,6 +111,15 @@ def test_one_reading_of_a_server_under_requests(first_shop: Any):  # noqa: F811
     assert re.fullmatch(r"[\d.,]+ ms", rows["p99"])
     assert (rows["items"], rows["changes/s"]) == ("100", "0.0")
     assert len(rows["catalog version"]) == 16
+
+
+def test_a_server_that_needs_a_key_names_where_it_is_taken_from(first_shop: Any, tmp_path: Path):  # noqa: F811
+    key = add_key(tmp_path / "keys.json", "watcher", "read")
+    with thread(first_shop.engine(), access=Access(keys=KeyFile(tmp_path / "keys.json"))) as server:
+        words = ["top", "--url", server.url, "--once", "--interval", "0.1"]
+        without = CliRunner().invoke(app, words, env={"LEAFBEAM_KEY": None})
+        assert (without.exit_code, "LEAFBEAM_KEY" in without.stderr) == (2, True)
+        assert CliRunner().invoke(app, words, env={"LEAFBEAM_KEY": key}).exit_code == 0
 
 
 @pytest.mark.parametrize(
