@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -95,6 +96,7 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
     from leafbeam.catalog import Catalog, rules_from_text
     from leafbeam.index import Trie
     from leafbeam.ingest import set_aside
+    from leafbeam.live import LiveIndex
     from leafbeam.semid import SidTable
 
     console = stdout()
@@ -125,8 +127,10 @@ def build_run(run: Path, force: bool, extra_rules: list[str]) -> None:
         else:
             paths.rules.write_text(EMPTY_RULES.format(columns=", ".join(items.column_names)), encoding="utf-8")
             console.print(f"{paths.rules} has no rules yet: add some, and send the server SIGHUP")
-    with Catalog.open(paths.catalog, trie, [paths.rules, rules]) as catalog:
-        report = catalog.rules.report
+    with ExitStack() as opened:  # rules are counted over what a server of the run would answer from
+        changed = paths.index
+        index = opened.enter_context(LiveIndex.open(changed, read_only=True)) if changed.is_dir() else trie
+        report = opened.enter_context(Catalog.open(paths.catalog, index, [*paths.rule_files, rules])).rules.report
     done(console, str(report), since=began)
     paths.add_to_report(
         "build",
