@@ -1,12 +1,14 @@
-"""Files of items: JSON lines, JSON or Parquet, read a batch at a time."""
+"""Files of items: JSON lines, JSON, CSV or Parquet, read a batch at a time."""
 
 # pyarrow carries no types.
 # pyright: reportUnknownParameterType=false
 
+import csv
+import io
 import itertools
 import json
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,21 @@ from leafbeam.ingest.attributes import rows_of
 
 BATCH = 1000  # items
 _MAX_LINE = 1 << 20
-FORMATS = (".jsonl", ".ndjson", ".json", ".parquet")
+FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+Parse = Callable[[str, str], Any]  # (column, text of a cell) -> value
 
 
-def batches(path: Path) -> Generator[list[dict[str, Any]]]:
-    """The items of a file, or of JSON lines on standard input ("-"), up to 1,000 at a time. Raises DataError, ArgumentError."""
-    rows = _rows(path)
+def batches(path: Path, parse: Parse = lambda _, text: text) -> Generator[list[dict[str, Any]]]:
+    """The items of a file, or of JSON lines on standard input ("-"), up to 1,000 at a time.
+
+    parse: makes the value of a cell of CSV, which has text alone. An empty cell is no value. Raises DataError, ArgumentError.
+    """
+    rows = _rows(path, parse)
     while batch := list(itertools.islice(rows, BATCH)):
         yield batch
 
 
-def _rows(path: Path) -> Generator[dict[str, Any]]:
+def _rows(path: Path, parse: Parse) -> Generator[dict[str, Any]]:
     if str(path) == "-":
         yield from _json_lines(sys.stdin.buffer, "standard input")
         return
@@ -40,11 +46,13 @@ def _rows(path: Path) -> Generator[dict[str, Any]]:
             yield from _parquet(path)
             return
         with open_regular(path) as file:
-            if path.suffix == ".json":
+            if path.suffix == ".csv":
+                yield from _csv(file, str(path), parse)
+            elif path.suffix == ".json":
                 yield from _checked(json.load(file), str(path))
             else:
                 yield from _json_lines(file, str(path))
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} cannot be read: {error}") from error
@@ -55,6 +63,19 @@ def _parquet(path: Path) -> Generator[dict[str, Any]]:
         for batch in file.iter_batches(BATCH):
             batch.validate(full=True)
             yield from ({name: value for name, value in row.items() if value is not None} for row in rows_of(batch))
+
+
+def _csv(file: Any, name: str, parse: Parse) -> Generator[dict[str, Any]]:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        rows = csv.reader(text, strict=True)
+        columns = next(rows, [])
+        if "item_id" not in columns or len(set(columns)) < len(columns):
+            raise DataError(f"{name} has the columns {', '.join(columns)!r:.200}: expected item_id, and no column twice")
+        for cells in rows:
+            if len(cells) > len(columns):
+                raise DataError(f"{name}, line {rows.line_num:,} has {len(cells):,} cells: expected at most {len(columns):,}")
+            if cells:
+                yield {column: parse(column, cell) for column, cell in zip(columns, cells, strict=False) if cell}
 
 
 def _json_lines(lines: Any, name: str) -> Generator[dict[str, Any]]:

@@ -63,7 +63,7 @@ def remove(
 
 
 def import_items(
-    file: Annotated[Path, typer.Argument(help="JSON lines, JSON or Parquet; - for JSON lines on standard input.")],
+    file: Annotated[Path, typer.Argument(help="JSON lines, JSON, CSV or Parquet; - for JSON lines on standard input.")],
     run: RunOption = DEFAULT_RUN,
     url: UrlOption = None,
 ) -> None:
@@ -78,7 +78,11 @@ def import_items(
     began = time.perf_counter()
     inserted = updated = 0
     with items_of(run, url) as writer:
-        for batch in batches(file):
+
+        def parse(column: str, text: str) -> Any:
+            return _cell(text, "string" if column == "item_id" and writer.text_ids else writer.columns.get(column, ""))
+
+        for batch in batches(file, parse):
             first = inserted + updated
             try:
                 counts = writer.send("put", _with_ids(batch, writer.text_ids))
@@ -112,6 +116,11 @@ def _number(text: str, place: str) -> int:
         return int(text)
     except ValueError:
         raise ArgumentError(f"{place}: expected a whole number, not {text!r:.80}") from None
+
+
+def _cell(text: str, kind: str) -> Any:
+    """The value of a cell of CSV; other programs write True for true."""
+    return _value_of(text.lower() if kind == "bool" else text, kind)
 
 
 def _value_of(text: str, kind: str) -> Any:

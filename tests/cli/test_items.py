@@ -19,6 +19,7 @@ from leafbeam.catalog import Catalog
 from leafbeam.cli import app
 from leafbeam.cli.item_files import batches
 from leafbeam.cli.item_writer import KEY
+from leafbeam.cli.items import _cell
 from leafbeam.cli.run import RunDirectory
 from leafbeam.engine import CatalogFiles, Engine
 from leafbeam.index import Trie
@@ -149,19 +150,34 @@ def test_what_is_no_server_is_named(url: str) -> None:
     assert (result.exit_code, "Error:" in result.stderr) == (2, True), result.exception
 
 
-@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "stdin"])
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "parquet", "stdin"])
 def test_items_of_a_file_are_imported(run: Path, tmp_path: Path, form: str) -> None:
     rows: list[dict[str, Any]] = [{"item_id": f"n{n}", "title": "green tea", "price": 1.0} for n in range(1500)]
     rows += [{"item_id": "i1", "title": "boot", "price": 1.0}]
     path, text = tmp_path / f"items.{form}", "\n".join(map(json.dumps, rows))
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
+    elif form == "csv":
+        path.write_text("item_id,title,price\n" + "".join(f"{row['item_id']},{row['title']},1\n" for row in rows))
     else:
         path.write_text(json.dumps(rows) if form == "json" else text)
     file = "-" if form == "stdin" else str(path)
     done = call("import", file, "--run", str(run), stdin=text if form == "stdin" else None)
     assert "1,500 items added, 1 replaced" in done.stdout, done.stderr
     assert len(ids_of(run)) == 1506
+
+
+def test_cells_of_csv_are_read_as_their_columns_are(tmp_path: Path) -> None:
+    kinds = {"item_id": "string", "zip": "string", "price": "double", "new": "bool", "tags": "list<element: string>"}
+    text = '\ufeffitem_id,zip,price,new,tags\n007,01234,2,True,"[""a, b""]"\n8,,,,\n\n9,"x, y",1e2,false\n'
+    (tmp_path / "items.csv").write_text(text, encoding="utf-8")
+    assert list(batches(tmp_path / "items.csv", lambda column, cell: _cell(cell, kinds[column]))) == [
+        [
+            {"item_id": "007", "zip": "01234", "price": 2, "new": True, "tags": ["a, b"]},
+            {"item_id": "8"},
+            {"item_id": "9", "zip": "x, y", "price": 1e2, "new": False},
+        ]
+    ]
 
 
 def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> None:
@@ -173,7 +189,13 @@ def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("items.csv", "item_id\n1", "expected a file of"),
+        ("items.txt", "item_id\n1", "expected a file of"),
+        ("items.csv", "title\ntea", "expected item_id, and"),
+        ("items.csv", "item_id,title,title\na,tea,tea", "no column twice"),
+        ("items.csv", "item_id,title\na,tea,1", "line 2 has 3 cells"),
+        ("items.csv", 'item_id,title\na,"tea', "cannot be read"),
+        ("items.csv", "item_id,price\na,dear", "price"),
+        ("items.csv", "", "expected item_id, and"),
         ("none.jsonl", None, "cannot be read"),
         ("items.jsonl", "", "has no items"),
         ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 is no JSON"),
@@ -186,7 +208,7 @@ def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> N
         ("items.jsonl", '{"item_id": "a", "title": 3}', "is not text"),
         ("items.jsonl", '{"item_id": "a", "colour": "red"}', "there is no column 'colour'"),
     ],
-    ids=map(str, range(12)),
+    ids=map(str, range(18)),
 )
 def test_a_wrong_file_is_named_and_changes_nothing(run: Path, tmp_path: Path, name: str, content: Any, message: str) -> None:
     if content is not None:

@@ -23,8 +23,8 @@ def fuzz_keys(data: bytes) -> None:
 
 
 def fuzz_item_file(data: bytes) -> None:
-    """A file of items as JSON, Parquet or JSON lines, by how it begins."""
-    suffix = {b"[": "json", b"P": "parquet"}.get(data[:1], "jsonl")
+    """A file of items as JSON, Parquet, CSV or JSON lines, by how it begins."""
+    suffix = {b"[": "json", b"P": "parquet", b"i": "csv"}.get(data[:1], "jsonl")
     path = Path(_temporary().name) / f"items.{suffix}"
     path.write_bytes(data)
     for rows in batches(path):
