@@ -30,7 +30,7 @@ from leafbeam.automata.json_text import (
     repeat,
 )
 from leafbeam.automata.regex import compile_pattern
-from leafbeam.errors import AutomatonError
+from leafbeam.errors import AutomatonError, short_repr
 
 _ASCII = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "D": "[^0-9]", "W": "[^0-9A-Za-z_]"}  # a schema's patterns are ECMAScript's
 _NOTES = frozenset(["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"])
@@ -270,13 +270,21 @@ def _bounds(schema: Schema, path: str) -> tuple[Bound | None, Bound | None]:
     found: dict[str, list[Bound]] = {"minimum": [], "maximum": []}
     for name in _BOUNDS & set(schema):
         value = schema[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise AutomatonError(f"{path}/{name} is {value!r}: expected a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_bound(value):
+            raise AutomatonError(f"{path}/{name} is {short_repr(value)}: expected a number between -1.7e308 and 1.7e308")
         strict = name.startswith("exclusive")
         found[name.removeprefix("exclusive").lower()].append(Bound(value=Decimal(repr(value)), strict=strict))
     low = max(found["minimum"], key=lambda bound: (bound.value, bound.strict), default=None)
     high = min(found["maximum"], key=lambda bound: (bound.value, not bound.strict), default=None)
     return low, high
+
+
+def _is_bound(value: float) -> bool:
+    """Whether a number is finite as a float64, which Python's integers need not be."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _span(schema: Schema, minimum: str, maximum: str, path: str) -> tuple[int, int | None]:

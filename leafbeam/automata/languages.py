@@ -21,8 +21,10 @@ def free_text(stop: str | None, max_length: int | None, max_states: int) -> Byte
     None: no stop, no bound. Raises AutomatonError for a stop or length that is none, and above `max_states`;
     MissingExtraError without outlines-core.
     """
-    if max_length is not None and max_length < 1:
-        raise AutomatonError(f"max_length is {max_length}: expected at least 1 character, or None")
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        raise AutomatonError(f"max_length is {max_length!r}: expected at least 1 character, or None")
+    if stop is not None and not isinstance(stop, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AutomatonError(f"the stop is {stop!r}: expected text, or None")
     if stop is None:
         return compile_pattern(f"(?s:.){_up_to(max_length)}", max_states)
     try:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +17,9 @@ from leafbeam.extras import require
 from leafbeam.files import read_text
 
 if TYPE_CHECKING:
-    from leafbeam.text import TextConstraint
+    from leafbeam.text import TextConstraint, TextGenerator
 
+MAX_ROWS = 100_000  # texts of one call
 CONSTRAINT = "Constraint, exactly one"
 SAMPLING = "Sampling"
 
@@ -60,6 +63,8 @@ def generate(
         raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
     constraint = _constraint(schema, regex, choice, template)
     prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
+    if (rows := len(prompts) * max(num_beams, num_texts)) > MAX_ROWS:
+        raise ArgumentError(f"{rows:,} texts: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts")
     if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
@@ -67,27 +72,29 @@ def generate(
 
     sampling = None if temperature is None else Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     generator = TextGenerator.load(model)
+    automaton = _compiled(constraint, generator)
     cut = 0
     if stream:
         written = generator.stream(
-            prompts[0], constraint, max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
+            prompts[0], automaton, max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
         )
         for piece in written:
             print(piece, end="", flush=True)
         print()
         cut += not written.generation.finished
     else:
-        result = generator.generate(
-            prompts,
-            constraint,
-            max_tokens=max_tokens,
-            num_beams=num_beams,
-            scoring=scoring,
-            sampling=sampling,
-            num_samples=1 if sampling is None else num_texts,
-            seed=seed,
-            retokenize=retokenize,
-        )
+        with _enough_memory(rows):
+            result = generator.generate(
+                prompts,
+                automaton,
+                max_tokens=max_tokens,
+                num_beams=num_beams,
+                scoring=scoring,
+                sampling=sampling,
+                num_samples=1 if sampling is None else num_texts,
+                seed=seed,
+                retokenize=retokenize,
+            )
         calls = {"model_calls": result.model_calls, "calls_saved": result.calls_saved}
         for number, texts in enumerate(result.texts):
             for text in texts[:num_texts]:
@@ -100,21 +107,48 @@ def generate(
         raise typer.Exit(1)
 
 
-def _constraint(schema: Path | None, regex: str | None, choices: list[str] | None, template: Path | None) -> "TextConstraint":
+def _compiled(constraint: str, generator: "TextGenerator") -> "TextConstraint":
+    """The automaton, in bounded time and memory: the determinisation of some short patterns has no end."""
+    from leafbeam.text import CompileLimits
+    from leafbeam.text.compiler import ConstraintCompiler
+
+    limits = CompileLimits(max_seconds=60.0, max_mb=4096, max_states=1_000_000, max_automaton_mb=1024)
+    with closing(ConstraintCompiler(generator.tokens, limits)) as compiler:
+        return compiler.compile(constraint)
+
+
+@contextmanager
+def _enough_memory(rows: int) -> Generator[None]:
+    """Name the options that take less memory where there is too little."""
+    from leafbeam.engine.decoder import is_out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ArgumentError(
+            f"the memory does not hold {rows:,} texts at a time: lower --beams, --texts or --max-tokens, or name fewer prompts"
+        ) from error
+
+
+def _constraint(schema: Path | None, regex: str | None, choices: list[str] | None, template: Path | None) -> str:
+    """The constraint in JSON, for `constraint_from_json`."""
     if sum(one is not None for one in (schema, regex, choices, template)) != 1:
         raise ArgumentError("name exactly one of --schema, --regex, --choice and --template")
     require("`leafbeam generate`", "outlines_core")
-    from leafbeam.text import Choices, JsonSchema, Regex
     from leafbeam.text.constraints import constraint_from_json
 
     if regex is not None:
-        return Regex(pattern=regex)
+        return json.dumps({"regex": regex})
     if schema is not None:
-        return JsonSchema(schema=_read(schema, "a JSON Schema"))
+        return json.dumps({"json_schema": _read(schema, "a JSON Schema")})
     if template is None:
-        return Choices(texts=choices or [])
+        return json.dumps({"choices": choices or []})
     try:
-        return constraint_from_json({"template": json.loads(_read(template, "a JSON list of parts"))})
+        constraint = {"template": json.loads(_read(template, "a JSON list of parts"))}
+        constraint_from_json(constraint)  # a mistake is named before the model is read
+        return json.dumps(constraint)
     except (ValueError, RecursionError) as error:
         if isinstance(error, LeafbeamError):
             raise

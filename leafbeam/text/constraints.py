@@ -89,7 +89,7 @@ def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
         case FreeText(stop=stop, max_length=max_length):
             return free_text(stop, max_length, max_states)
         case Template(parts=parts):
-            if isinstance(parts, str) or not len(parts):
+            if not hasattr(parts, "__len__") or isinstance(parts, str) or not len(parts):
                 raise AutomatonError(f"the parts of a template are {parts!r}: expected a list of at least one")
             if FreeText() in parts[:-1]:
                 raise AutomatonError("free text in front of another part has no end: give it a stop or a max_length")

@@ -294,6 +294,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "integer", "minimum": "3"}, "expected a number"),
     ({"type": "integer", "minimum": True}, "expected a number"),
     ({"type": "integer", "minimum": math.inf}, "expected a number"),
+    ({"type": "integer", "minimum": -(10**400)}, "a number of more than 18 digits: expected a number between"),
+    ({"type": "number", "exclusiveMaximum": 10**5000}, "a number of more than 18 digits: expected a number between"),
     ({"type": "integer", "minimum": 3, "maximum": 2}, "allows no integer"),
     ({"type": "number", "minimum": 3, "maximum": 2.5}, "allows no number: its bounds leave 3 to 2.5"),
     ({"type": "number", "exclusiveMinimum": 1, "maximum": 1}, "exclusive bounds leave nothing"),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,15 @@ def test_what_takes_too_many_states_is_refused() -> None:
         concatenate(hidden, 2_000)
     with pytest.raises(AutomatonError, match="lower max_length"):
         free_text("stop", 100, 2_000)
-    for stop, max_length, says in ((None, 0, "at least 1"), ("", None, "is empty"), ("\ud800", None, "not Unicode")):
+    mistakes: list[tuple[Any, Any, str]] = [
+        (None, 0, "at least 1"),
+        (None, "5", "at least 1"),
+        (None, True, "at least 1"),
+        ("", None, "is empty"),
+        (7, None, "expected text"),
+        ("\ud800", None, "not Unicode"),
+    ]
+    for stop, max_length, says in mistakes:
         with pytest.raises(AutomatonError, match=says):
             free_text(stop, max_length, LIMIT)
 

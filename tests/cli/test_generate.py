@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leafbeam.cli import app
+from leafbeam.text import CompileLimits
 from tests.text.conftest import save_model
 from tests.text.test_generator import SCHEMA
 
@@ -112,6 +113,8 @@ def test_a_streamed_text_is_the_text(model_dir: Path, sampling):
         (("--regex", "a", "--temperature", 1, "--beams", 2), "name one of them"),
         (("--regex", "a", "--stream", "--json"), "without --beams and --json"),
         (("--regex", "a", "--temperature", 1, "--scoring", "full"), "scoring='full'"),
+        (("--regex", "a", "--beams", 10**6), "1,000,000 texts: expected at most 100,000"),
+        (("--regex", "a", "--temperature", 1, "--texts", 10**8), "expected at most 100,000"),
     ],
 )
 def test_mistakes_are_named(model_dir: Path, words, says):
@@ -124,3 +127,20 @@ def test_a_directory_without_a_model_is_named(tmp_path: Path):
     result = run("--model", tmp_path, "--prompt", "A", "--regex", "a")
     assert result.exit_code == 2
     assert str(tmp_path) in "".join(result.stderr.split())
+
+
+def test_a_pattern_that_takes_exponential_time_or_memory_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("leafbeam.text.CompileLimits", lambda **_: CompileLimits(max_seconds=1.0, max_mb=512))
+    result = run("--model", model_dir, "--prompt", "A", "--regex", "[ab]*a[ab]{24}")
+    assert result.exit_code == 2
+    assert "to compile: make it smaller" in " ".join(result.stderr.split())
+
+
+def test_too_little_memory_is_named(model_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 32640000000 bytes")
+
+    monkeypatch.setattr("leafbeam.text.TextGenerator.generate", fail)
+    result = run("--model", model_dir, "--prompt", "A", "--regex", "a", "--beams", 1000)
+    assert result.exit_code == 2
+    assert "the memory does not hold 1,000 texts at a time: lower --beams" in " ".join(result.stderr.split())

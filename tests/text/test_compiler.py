@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from leafbeam.automata import TokenTrie
 from leafbeam.errors import ArgumentError, AutomatonError, UnavailableError
 from leafbeam.text import CompileLimits, Regex, TextGenerator
 from leafbeam.text.compiler import ConstraintCompiler
@@ -55,6 +56,7 @@ def test_automata_are_those_of_this_process(compiler: ConstraintCompiler, genera
         ({"json_schema": "[" * 100_000}, "nests too deeply"),
         ({"json_schema": '{"type": "integer", "minimum": ' + "9" * 5000 + "}"}, "not JSON"),
         ({"json_schema": {"type": "string", "maxLength": 10**9}}, "max_states"),
+        ({"json_schema": {"type": "integer", "minimum": 10**400}}, "expected a number between"),
         ({"choices": []}, "at least one text"),
         ({"choices": "abc"}, "expected a list of texts"),
         ({"choices": ["\ud800"]}, "not Unicode"),
@@ -74,6 +76,16 @@ def test_a_constraint_that_is_none_is_named(compiler: ConstraintCompiler, constr
         with pytest.raises(AutomatonError, match=says):
             compiler.compile(text)
     assert compiler.compile('{"regex": "ok"}').accepts(0) is False
+
+
+def test_a_vocabulary_that_cannot_write_everything_has_a_compiler():
+    compiler = ConstraintCompiler(TokenTrie.of([b"a", b"b"]))
+    try:
+        assert compiler.compile('{"regex": "[ab]"}').num_states == 2
+        with pytest.raises(AutomatonError, match="can be written with this vocabulary"):
+            compiler.compile('{"regex": "c"}')
+    finally:
+        compiler.close()
 
 
 def test_a_pattern_that_takes_exponential_time_or_memory_ends_the_child_alone(compiler: ConstraintCompiler):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -54,9 +55,12 @@ def test_free_text_alone_is_any_text(generator: TextGenerator):
     [
         ([], "at least one"),
         ("abc", "expected a list"),
+        (None, "expected a list"),
         (["a", 7], "a part of a template is 7"),
         ([FreeText(), "b"], "has no end"),
         (["a", Choices(texts=[])], "at least one text"),
+        (["a", Choices(texts=cast(Any, None))], "at least one text"),
+        ([FreeText(stop=cast(Any, 5)), "b"], "the stop is 5"),
         (["a", Regex(pattern="(")], "brackets"),
         (["a", JsonSchema(schema={"$ref": "#"})], "leads back to itself"),
         ([FreeText(stop="")], "the stop is empty"),
