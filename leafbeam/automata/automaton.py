@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafbeam.automata import automaton_file, kernels, sources
+from leafbeam.automata.append import append_sequences
 from leafbeam.automata.arrays import AutomatonArrays, AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.compose import compose
@@ -137,6 +138,23 @@ class Automaton:
         token_S[states] = self.legal(states)[1]
         next_S[states] = self.step(states, token_S[states])
         return replace(self, chains=ForcedChains.of(token_S, next_S))
+
+    def then(self, sequences: Automaton, **limits: Unpack[SizeLimits]) -> Automaton:
+        """A sequence of this automaton, then one of `from_sequences`; with forced chains.
+
+        Raises AutomatonError for an automaton with another vocabulary or with loops or masks, for a token that may both go on
+        with the first sequence and begin the second, and above the limits. Cost: a sort of the rows.
+        """
+        other = sequences.arrays
+        if other.vocabulary_size != self.vocabulary_size or other.dfa.num_states or sequences.accepts(0):
+            raise AutomatonError(f"{sequences!r} cannot follow {self!r}: expected one of from_sequences over the same tokens")
+        ends_R = np.flatnonzero(self.accepting.has(np.arange(self.num_states)))
+        indptr, code_C = self.legal(ends_R)
+        states_C = np.repeat(ends_R, np.diff(indptr))
+        arrays = append_sequences(self.arrays, other, ends_R, (states_C, code_C, self.step(states_C, code_C)))
+        bounds = AutomatonLimits(**limits)
+        bounds.check_states(len(arrays.table.mask_S))
+        return Automaton._of(bounds.checked(arrays), compress=True)
 
     def allowed(self, state: int) -> NDArray[np.int32]:
         """The tokens that are legal in a state, ascending."""

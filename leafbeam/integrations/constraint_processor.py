@@ -20,7 +20,7 @@ from leafbeam.decode.config import check_scoring
 from leafbeam.errors import ArgumentError
 from leafbeam.integrations.masking import end_score
 from leafbeam.integrations.served_items import DENY, RULES, ServedItems
-from leafbeam.integrations.tokens import check_sequences
+from leafbeam.model.code_tokens import check_sequences
 from leafbeam.ops.backend import to_numpy
 from leafbeam.ops.constrain import Scoring
 from leafbeam.ops.constrain.cpu.automaton import bind

@@ -26,7 +26,7 @@ from leafbeam.errors import ArgumentError, InferenceError
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.logprobs import LogprobModel, TokenQuery, answers_of
 from leafbeam.integrations.masking import Normalisation
-from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_end_token
+from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_end_token
 from leafbeam.ops.backend import BoundIndex
 from leafbeam.ops.constrain import Beams
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from leafbeam.errors import LogitsError
 from leafbeam.integrations.kernels import mask_rows
 from leafbeam.integrations.prefixes import PrefixTracker
-from leafbeam.integrations.tokens import CodeTokens, check_end_token, end_token_error
+from leafbeam.model.code_tokens import CodeTokens, check_end_token, end_token_error
 from leafbeam.ops.constrain.logsumexp import CHUNK
 
 Normalisation = Literal["vocabulary", "full", "allowed"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from leafbeam.decode.results import root_ranges
 from leafbeam.index import Version
 from leafbeam.integrations.kernels import advance_rows
-from leafbeam.integrations.tokens import CodeTokens, check_end_token, check_sequences
+from leafbeam.model.code_tokens import CodeTokens, check_end_token, check_sequences
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 

@@ -20,7 +20,7 @@ from leafbeam.decode.results import check_batch, collect_items
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Filter, Trie, Version, VersionFilter
 from leafbeam.integrations.prefixes import LegalTokens
-from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike
+from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike
 from leafbeam.ops.constrain import RequestFilter
 from leafbeam.ops.constrain.cpu import step as cpu
 

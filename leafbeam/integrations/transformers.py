@@ -19,7 +19,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.integrations.masking import Normalisation, ScoreMasker
 from leafbeam.integrations.prefixes import LegalTokens, PrefixTracker
-from leafbeam.integrations.tokens import CodeTokens, CodeTokensLike, check_sequences
+from leafbeam.model.code_tokens import CodeTokens, CodeTokensLike, check_sequences
 from leafbeam.ops.backend import to_numpy
 
 

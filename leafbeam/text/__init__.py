@@ -1,4 +1,4 @@
-"""Text of a language model under a constraint: a regular expression, a JSON Schema or a list of texts."""
+"""Text of a language model under a constraint: a regular expression, a JSON Schema, a list of texts or items of an index."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from leafbeam.text.compiler import CompileLimits
     from leafbeam.text.constraints import Choices, FreeText, JsonSchema, Regex, Template, TextConstraint
     from leafbeam.text.generator import GenerateOptions, TextGenerator, TextStream, generate
+    from leafbeam.text.items import Items
     from leafbeam.text.request import Generation, GenerationResult, TextRequest
     from leafbeam.text.run import TextBatch, TextRun
     from leafbeam.text.service import TextService
@@ -23,6 +24,7 @@ __all__ = [
     "GenerateOptions",
     "Generation",
     "GenerationResult",
+    "Items",
     "JsonSchema",
     "Regex",
     "Sampling",

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from leafbeam.automata import Automaton, TokenTrie
-from leafbeam.automata.arrays import AutomatonLimits, Limits
+from leafbeam.automata.arrays import AutomatonLimits, Limits, SizeLimits
 from leafbeam.automata.byte_dfa import ByteDFA
 from leafbeam.automata.languages import concatenate, free_text
 from leafbeam.automata.regex import compile_pattern
 from leafbeam.automata.sources import choice_bytes, schema_language
 from leafbeam.errors import AutomatonError
+from leafbeam.text.items import Items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +45,29 @@ class FreeText:
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """One part after another; a string stands for itself. Free text needs a stop or a length, except as the last part.
+    """One part after another; a string stands for itself.
+
+    Free text needs a stop or a length, except as the last part. Items are the last part.
 
     >>> Template(parts=[FreeText(stop="</think>", max_length=400), JsonSchema(schema=schema)])    # doctest: +SKIP
     """
 
-    parts: "Sequence[str | Regex | JsonSchema | Choices | FreeText | Template]"
+    parts: "Sequence[str | Regex | JsonSchema | Choices | FreeText | Items | Template]"
+
+    def flat(self) -> list[Any]:
+        """The parts, with those of templates in the place of these. Raises AutomatonError for wrong parts."""
+        parts = self.parts
+        if not hasattr(parts, "__len__") or isinstance(parts, str) or not len(parts):
+            raise AutomatonError(f"the parts of a template are {parts!r}: expected a list of at least one")
+        flat = [inner for part in parts for inner in (part.flat() if isinstance(part, Template) else [part])]
+        if FreeText() in flat[:-1]:
+            raise AutomatonError("free text in front of another part has no end: give it a stop or a max_length")
+        if any(isinstance(part, Items) for part in flat[:-1]):
+            raise AutomatonError("items stand in front of another part of a template: expected them as the last part")
+        return flat
 
 
-TextConstraint = Regex | JsonSchema | Choices | FreeText | Template | Automaton
+TextConstraint = Regex | JsonSchema | Choices | FreeText | Items | Template | Automaton
 
 
 def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Limits]) -> Automaton:
@@ -66,12 +81,38 @@ def compiled(constraint: TextConstraint, tokens: TokenTrie, **limits: Unpack[Lim
             return Automaton.from_json_schema(schema, tokens, compress=True, **limits)
         case Choices(texts=texts):
             return Automaton.from_choices(texts, tokens, **limits)
-        case FreeText() | Template():
+        case FreeText():
             return Automaton.from_language(_language(constraint, **limits), tokens, compress=True, **limits)
+        case Items():
+            return Automaton.from_sequences(constraint.sequences(), tokens.vocabulary_size, **_sizes(limits))
+        case Template():
+            *parts, last = constraint.flat()
+            if not isinstance(last, Items):
+                return Automaton.from_language(_joined([*parts, last], **limits), tokens, compress=True, **limits)
+            items = compiled(last, tokens, **limits)
+            if not parts:
+                return items
+            return Automaton.from_language(_joined(parts, **limits), tokens, **limits).then(items, **_sizes(limits))
         case _:
             raise AutomatonError(
-                f"the constraint is {constraint!r}: expected Regex, JsonSchema, Choices, FreeText, Template or an Automaton"
+                f"the constraint is {constraint!r}: expected Regex, JsonSchema, Choices, FreeText, Items, Template or an "
+                "Automaton"
             )
+
+
+def _sizes(limits: Limits) -> SizeLimits:
+    """The limits of an automaton without masks."""
+    sizes = SizeLimits()
+    if "max_states" in limits:
+        sizes["max_states"] = limits["max_states"]
+    if "max_bytes" in limits:
+        sizes["max_bytes"] = limits["max_bytes"]
+    return sizes
+
+
+def _joined(parts: Sequence[Any], **limits: Unpack[Limits]) -> ByteDFA:
+    """The texts of parts one after another."""
+    return concatenate([_language(part, **limits) for part in parts], AutomatonLimits(**limits).max_states)
 
 
 def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
@@ -88,15 +129,9 @@ def _language(part: Any, **limits: Unpack[Limits]) -> ByteDFA:
             return ByteDFA.from_strings(choice_bytes(texts))
         case FreeText(stop=stop, max_length=max_length):
             return free_text(stop, max_length, max_states)
-        case Template(parts=parts):
-            if not hasattr(parts, "__len__") or isinstance(parts, str) or not len(parts):
-                raise AutomatonError(f"the parts of a template are {parts!r}: expected a list of at least one")
-            if FreeText() in parts[:-1]:
-                raise AutomatonError("free text in front of another part has no end: give it a stop or a max_length")
-            return concatenate([_language(one, **limits) for one in parts], max_states)
         case _:
             raise AutomatonError(
-                f"a part of a template is {part!r}: expected a string, Regex, JsonSchema, Choices, FreeText or Template"
+                f"a part of a template is {part!r}: expected a string, Regex, JsonSchema, Choices, FreeText, Items or Template"
             )
 
 

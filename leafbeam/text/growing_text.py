@@ -37,7 +37,7 @@ class GrowingText:
 
     def bytes_from(self, first: int) -> bytes:
         """The bytes of the tokens from `first` on."""
-        return b"".join(self._tokenizer.token_bytes[token] or b"" for token in self.tokens[first:])
+        return self._tokenizer.bytes_of(self.tokens[first:])
 
     def end(self) -> None:
         """The text is whole."""

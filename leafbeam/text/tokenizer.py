@@ -99,7 +99,12 @@ class TextTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of generated tokens; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes[token] or b"" for token in tokens).decode("utf-8", "replace")
+        return self.bytes_of(tokens).decode("utf-8", "replace")
+
+    def bytes_of(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of tokens; special ones, and those that the model has beyond the tokenizer's, have none."""
+        known = self.token_bytes
+        return b"".join(known[token] or b"" for token in tokens if token < len(known))
 
     def spell(self, text: bytes) -> tuple[int, ...] | None:
         """The tokenizer's own tokens of a piece of text, in which nothing is special.
@@ -110,7 +115,7 @@ class TextTokenizer:
             tokens = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
         except UnicodeDecodeError:
             return None
-        return tuple(tokens) if b"".join(self.token_bytes[token] or b"" for token in tokens) == text else None
+        return tuple(tokens) if self.bytes_of(tokens) == text else None
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
