@@ -48,7 +48,8 @@ class AutomatonLimits:
         """Raise AutomatonError above `max_states`."""
         if num_states > self.max_states:
             raise AutomatonError(
-                f"the automaton has {num_states:,} states: expected at most max_states={self.max_states:,}; raise it"
+                f"the automaton has {num_states:,} states: expected at most max_states={self.max_states:,}; simplify it, "
+                "or raise the limit"
             )
 
     def checked(self, arrays: AutomatonArrays) -> AutomatonArrays:
@@ -56,7 +57,8 @@ class AutomatonLimits:
         nbytes = sum(arrays.parts.values())
         if nbytes > self.max_bytes:
             raise AutomatonError(
-                f"the automaton takes {nbytes:,} bytes: expected at most max_bytes={self.max_bytes:,}; raise it"
+                f"the automaton takes {nbytes:,} bytes: expected at most max_bytes={self.max_bytes:,}; simplify it, "
+                "or raise the limit"
             )
         return arrays
 

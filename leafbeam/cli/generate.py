@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,12 +12,12 @@ import typer
 
 from leafbeam.cli.console import stderr
 from leafbeam.cli.options import ScoringOption, option
-from leafbeam.errors import ArgumentError, DataError, LeafbeamError
+from leafbeam.errors import ArgumentError
 from leafbeam.extras import require
-from leafbeam.files import read_text
 
 if TYPE_CHECKING:
-    from leafbeam.text import TextConstraint, TextGenerator
+    from leafbeam.automata import Automaton
+    from leafbeam.text import TextGenerator
 
 MAX_ROWS = 100_000  # texts of one call
 CONSTRAINT = "Constraint, exactly one"
@@ -31,6 +31,7 @@ def generate(
     regex: Annotated[str | None, option("--regex", "A pattern of the whole text.", CONSTRAINT)] = None,
     choice: Annotated[list[str] | None, option("--choice", "One of these texts; repeatable.", CONSTRAINT)] = None,
     template: Annotated[Path | None, option("--template", "A file with a JSON list of parts.", CONSTRAINT)] = None,
+    rows: Annotated[Path | None, option("--rows", "JSON lines of prompts with constraints of their own.", CONSTRAINT)] = None,
     max_tokens: Annotated[int, option("--max-tokens", "Of a text, its end included.")] = 256,
     num_beams: Annotated[int, option("--beams", "Beams of an exact search; 1 is greedy.")] = 1,
     num_texts: Annotated[int, option("--texts", "Texts for each prompt: of the beams, or drawn.")] = 1,
@@ -61,10 +62,19 @@ def generate(
         raise ArgumentError("--temperature draws and --beams searches: name one of them")
     if temperature is None and not 1 <= num_texts <= num_beams:
         raise ArgumentError(f"--texts {num_texts}: expected 1 to --beams, {num_beams}; or --temperature, to draw them")
-    constraint = _constraint(schema, regex, choice, template)
-    prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
-    if (rows := len(prompts) * max(num_beams, num_texts)) > MAX_ROWS:
-        raise ArgumentError(f"{rows:,} texts: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts")
+    if sum(one is not None for one in (schema, regex, choice, template, rows)) != 1 or (rows and prompt):
+        raise ArgumentError("name exactly one of --schema, --regex, --choice, --template and --rows, which has prompts too")
+    require("`leafbeam generate`", "outlines_core")
+    from leafbeam.cli.text_constraints import constraint_of, prompts_and_constraints
+
+    if rows is None:
+        constraint = constraint_of(schema, regex, choice, template)
+        prompts = prompt or [line for line in sys.stdin.read().splitlines() if line]
+        constraints = [constraint] * len(prompts)
+    else:
+        prompts, constraints = prompts_and_constraints(rows)
+    if (count := len(prompts) * max(num_beams, num_texts)) > MAX_ROWS:
+        raise ArgumentError(f"{count:,} texts: expected at most {MAX_ROWS:,}; lower --beams or --texts, or name fewer prompts")
     if stream and (len(prompts) != 1 or num_texts != 1 or num_beams != 1 or as_json):
         raise ArgumentError("--stream writes one text of one prompt, without --beams and --json")
     require("`leafbeam generate`", "torch", "tokenizers", "outlines_core", extra="torch,automata")
@@ -72,21 +82,21 @@ def generate(
 
     sampling = None if temperature is None else Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     generator = TextGenerator.load(model)
-    automaton = _compiled(constraint, generator)
+    automata = _compiled(constraints, generator)
     cut = 0
     if stream:
         written = generator.stream(
-            prompts[0], automaton, max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
+            prompts[0], automata[0], max_tokens=max_tokens, sampling=sampling, seed=seed, retokenize=retokenize
         )
         for piece in written:
             print(piece, end="", flush=True)
         print()
         cut += not written.generation.finished
     else:
-        with _enough_memory(rows):
+        with _enough_memory(count):
             result = generator.generate(
                 prompts,
-                automaton,
+                automata,
                 max_tokens=max_tokens,
                 num_beams=num_beams,
                 scoring=scoring,
@@ -107,18 +117,19 @@ def generate(
         raise typer.Exit(1)
 
 
-def _compiled(constraint: str, generator: "TextGenerator") -> "TextConstraint":
-    """The automaton, in bounded time and memory: the determinisation of some short patterns has no end."""
+def _compiled(constraints: Sequence[str], generator: "TextGenerator") -> "list[Automaton]":
+    """The automata, in bounded time and memory: the determinisation of some short patterns has no end."""
     from leafbeam.text import CompileLimits
     from leafbeam.text.compiler import ConstraintCompiler
 
     limits = CompileLimits(max_seconds=60.0, max_mb=4096, max_states=1_000_000, max_automaton_mb=1024)
     with closing(ConstraintCompiler(generator.tokens, limits)) as compiler:
-        return compiler.compile(constraint)
+        automata = {constraint: compiler.compile(constraint) for constraint in dict.fromkeys(constraints)}
+    return [automata[constraint] for constraint in constraints]
 
 
 @contextmanager
-def _enough_memory(rows: int) -> Generator[None]:
+def _enough_memory(count: int) -> Generator[None]:
     """Name the options that take less memory where there is too little."""
     from leafbeam.engine.decoder import is_out_of_memory
 
@@ -128,37 +139,5 @@ def _enough_memory(rows: int) -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise ArgumentError(
-            f"the memory does not hold {rows:,} texts at a time: lower --beams, --texts or --max-tokens, or name fewer prompts"
+            f"the memory does not hold {count:,} texts at a time: lower --beams, --texts or --max-tokens, or name fewer prompts"
         ) from error
-
-
-def _constraint(schema: Path | None, regex: str | None, choices: list[str] | None, template: Path | None) -> str:
-    """The constraint in JSON, for `constraint_from_json`."""
-    if sum(one is not None for one in (schema, regex, choices, template)) != 1:
-        raise ArgumentError("name exactly one of --schema, --regex, --choice and --template")
-    require("`leafbeam generate`", "outlines_core")
-    from leafbeam.text.constraints import constraint_from_json
-
-    if regex is not None:
-        return json.dumps({"regex": regex})
-    if schema is not None:
-        return json.dumps({"json_schema": _read(schema, "a JSON Schema")})
-    if template is None:
-        return json.dumps({"choices": choices or []})
-    try:
-        constraint = {"template": json.loads(_read(template, "a JSON list of parts"))}
-        constraint_from_json(constraint)  # a mistake is named before the model is read
-        return json.dumps(constraint)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, LeafbeamError):
-            raise
-        raise DataError(f"{template} is no JSON ({error}): expected a list of parts") from error
-
-
-def _read(path: Path, expected: str) -> str:
-    if not path.is_file():
-        raise DataError(f"{path} is not a file: expected {expected}")
-    try:
-        return read_text(path)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text ({error})") from error

@@ -41,6 +41,42 @@ def test_beams_of_choices_for_the_lines_of_stdin(model_dir: Path):
     assert all(row["finished"] and row["text"] in ("red lamp", "tea cup") for row in rows)
 
 
+def test_every_row_of_a_file_has_its_own_constraint(model_dir: Path, tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    lines = [
+        {"prompt": "A ", "choices": ["red lamp", "tea cup"]},
+        {"prompt": "A lamp: ", "json_schema": SCHEMA},
+        {"prompt": "A ", "template": ["x", {"regex": "[0-9]{2}"}]},
+    ]
+    file.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    result = run("--model", model_dir, "--rows", file)
+    assert result.exit_code == 0, result.output
+    choice, product, template = result.stdout.splitlines()
+    assert choice in ("red lamp", "tea cup")
+    assert json.loads(product)["name"] in ("red lamp", "tea cup")
+    assert re.fullmatch("x[0-9]{2}", template)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "has no lines"),
+        ("nonsense", "line 1: expected an object with a prompt"),
+        ("[" * 100_000, "line 1: expected an object with a prompt"),
+        ("3", "line 1: expected an object with a prompt"),
+        ('{"regex": "a"}', "line 1: expected an object with a prompt"),
+        ('{"prompt": 3, "regex": "a"}', "line 1: expected an object with a prompt"),
+        ('{"prompt": "a"}', "line 1: a constraint is {}"),
+        ('{"prompt": "a", "regex": "a"}\n{"prompt": "a", "choices": 3}', "line 2: choices is 3"),
+    ],
+)
+def test_a_wrong_file_of_rows_is_named(model_dir: Path, tmp_path: Path, line: str, says: str):
+    (tmp_path / "rows.jsonl").write_text(line)
+    result = run("--model", model_dir, "--rows", tmp_path / "rows.jsonl")
+    assert (result.exit_code, says in " ".join(result.stderr.split())) == (2, True), result.stderr
+    assert run("--model", model_dir, "--rows", tmp_path / "rows.jsonl", "--prompt", "A").exit_code == 2
+
+
 def test_retokenized_texts_take_fewer_calls(model_dir: Path, tmp_path: Path):
     file = tmp_path / "parts.json"
     words = ("--template", file, "--prompt", "A", "--json")

@@ -1,0 +1,60 @@
+"""Constraints of `leafbeam generate` in JSON, from its options and files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from leafbeam.errors import DataError, LeafbeamError
+from leafbeam.files import read_text
+from leafbeam.text.constraints import constraint_from_json
+
+_EXPECTED = 'expected an object with a prompt and a constraint, as {"prompt": "One word: ", "regex": "[a-z]+"}'
+
+
+def constraint_of(schema: Path | None, regex: str | None, choices: Sequence[str] | None, template: Path | None) -> str:
+    """The one of the four that is not None, for `constraint_from_json`. Raises DataError, AutomatonError."""
+    if regex is not None:
+        return json.dumps({"regex": regex})
+    if schema is not None:
+        return json.dumps({"json_schema": _read(schema, "a JSON Schema")})
+    if template is None:
+        return json.dumps({"choices": list(choices or ())})
+    try:
+        constraint = {"template": json.loads(_read(template, "a JSON list of parts"))}
+        constraint_from_json(constraint)  # a mistake is named before the model is read
+        return json.dumps(constraint)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, LeafbeamError):
+            raise
+        raise DataError(f"{template} is no JSON ({error}): expected a list of parts") from error
+
+
+def prompts_and_constraints(path: Path) -> tuple[list[str], list[str]]:
+    """The prompt and the constraint of each line of a file. Raises DataError with the line's number."""
+    prompts, constraints = list[str](), list[str]()
+    for number, line in enumerate(_read(path, "JSON lines").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt = row.pop("prompt") if isinstance(row, dict) else None
+            if not isinstance(prompt, str):
+                raise DataError(_EXPECTED)
+            constraint_from_json(row)
+        except (ValueError, KeyError, RecursionError) as error:
+            problem = str(error) if isinstance(error, LeafbeamError) else _EXPECTED
+            raise DataError(f"{path}, line {number:,}: {problem}") from error
+        prompts.append(prompt)
+        constraints.append(json.dumps(row))
+    if not prompts:
+        raise DataError(f"{path} has no lines: {_EXPECTED}")
+    return prompts, constraints
+
+
+def _read(path: Path, expected: str) -> str:
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: expected {expected}")
+    try:
+        return read_text(path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text ({error})") from error
