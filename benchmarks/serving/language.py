@@ -61,6 +61,7 @@ PEERS = (
     ("vllm xgrammar",),
     ("vllm xgrammar bfloat16",),
 )  # those of a tuple take turns with leafbeam: the weights of all at once need too much memory
+REPEATS = {"Qwen3-0.6B": 3, "Qwen3-1.7B": 1}  # after a turn that warms up; one of the larger takes twelve minutes
 _LIMIT_S = 600.0
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -92,7 +93,7 @@ def runs(
             for batch in (1, 8):
                 parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}
                 parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version("transformers")}
-                yield parameters, compare(directory, (engine, narrow), batch, repeats=1 if quick else 3)
+                yield parameters, compare(directory, (engine, narrow), batch, repeats=1 if quick else REPEATS[shape])
     finally:
         torch.set_num_threads(threads)
 
