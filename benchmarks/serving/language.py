@@ -31,7 +31,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from benchmarks.papers.inference import MODELS
-from benchmarks.peers.failure import failure_of
+from benchmarks.peers.failure import PeerFailure, failure_of
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine
 from benchmarks.rows import spread
 from benchmarks.vocabulary import NUM_SPECIALS, SIZE, write_real_tokenizer
@@ -153,15 +153,17 @@ class _Turns:
                 began = time.perf_counter()
                 try:
                     found = ways.all[name](prompts)
+                    taken = time.perf_counter() - began
+                    wanted = wanted or found
+                    _check(name, ways, found, wanted)
+                except AssertionError:
+                    raise
                 except Exception as error:  # whatever stops a peer; leafbeam's own errors are errors of the benchmark
                     if name in OURS:
                         raise
                     self.failures[name] = failure_of(error).row
                     self.seconds.pop(name)
                     continue
-                taken = time.perf_counter() - began
-                wanted = wanted or found
-                _check(name, ways, found, wanted)
                 if turn >= 0:
                     self.seconds[name].append(taken)
                     self.tokens[name] += sum(len(text) + 1 for text in found)  # the end token included
@@ -238,13 +240,17 @@ class _Ways:
 
 
 def _check(name: str, ways: _Ways, found: Sequence[list[int]], wanted: Sequence[list[int]]) -> None:
-    """The texts are those of leafbeam token by token; retokenized ones, and bfloat16's, are whole texts of the schema."""
+    """The texts are those of leafbeam token by token; retokenized ones, and bfloat16's, are whole texts of the schema.
+
+    Raises AssertionError for another text, AutomatonError or PeerFailure for one that the schema does not allow.
+    """
     if name.endswith(("retokenized", "bfloat16")):
         for tokens in found:
             state = 0
             for token in tokens:
                 state = ways.automaton.next(state, token)
-            assert ways.automaton.accepts(state), tokens
+            if not ways.automaton.accepts(state):
+                raise PeerFailure("failed", f"{name} wrote {tokens}, no whole text of the schema")
         return
     texts, expected = ([ways.decode(tokens) for tokens in one] for one in (found, wanted))
     assert texts == expected, f"{name} wrote {texts}, leafbeam {expected}"

@@ -52,3 +52,22 @@ def test_a_peer_that_writes_another_text_stops_the_benchmark(
     monkeypatch.setattr(language._Ways, "_transformers", lambda self, kind, dtype, prompts: [[1_000]] * len(prompts))
     with two_engines(checkpoint, tmp_path) as engines, pytest.raises(AssertionError, match="transformers xgrammar wrote"):
         language.compare(checkpoint, engines, 1, repeats=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_an_illegal_text_of_a_peer_that_rounds_is_a_row(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two_engines(checkpoint, tmp_path) as engines:
+        is_narrow = {id(engines[0]): False, id(engines[1]): True}
+        monkeypatch.setattr(
+            language._Ways,
+            "_vllm",
+            lambda self, engine, prompts: [[1_000]] * len(prompts) if is_narrow[id(engine)] else self.all["leafbeam"](prompts),
+        )
+        measured = language.compare(checkpoint, engines, 1, repeats=1)
+    assert measured["engines"]["vllm xgrammar bfloat16"]["status"] == "failed"
+    assert "1000" in measured["engines"]["vllm xgrammar bfloat16"]["reason"]
+    assert measured["over_leafbeam"]["vllm xgrammar bfloat16"] == "failed"
+    assert measured["engines"]["vllm xgrammar"]["status"] == "ok"
