@@ -129,11 +129,12 @@ def _language(
     model: Annotated[
         Literal["Qwen3-0.6B", "Qwen3-1.7B"], typer.Option(help="Whose shape writes texts; a tiny one with --quick.")
     ] = "Qwen3-0.6B",
+    batch: Annotated[int | None, typer.Option(help="Texts at a time; 1, then 8, if absent.", min=1)] = None,
 ) -> None:
     if part == "vllm":
         from benchmarks.serving import language as texts
 
-        _keep("language", texts.runs(quick, model), as_json, quick)
+        _keep("language", texts.runs(quick, model, batches=(1, 8) if batch is None else (batch,)), as_json, quick)
     else:
         from benchmarks.micro import language
 

@@ -75,7 +75,7 @@ Engines = tuple[VllmEngine, VllmEngine]  # in float32 and in bfloat16
 
 
 def runs(
-    quick: bool, shape: Shape = "Qwen3-0.6B", environment: Path = ENVIRONMENT
+    quick: bool, shape: Shape = "Qwen3-0.6B", environment: Path = ENVIRONMENT, batches: Sequence[int] = (1, 8)
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """One row for each batch size."""
     name, sizes = ("tiny", TINY) if quick else (shape, MODELS[shape])
@@ -90,7 +90,7 @@ def runs(
             vllm(environment=environment) as engine,
             vllm(environment=environment, dtype="bfloat16") as narrow,
         ):
-            for batch in (1, 8):
+            for batch in batches:
                 parameters = {"what": "json", "model": name, "V": SIZE, "B": batch, "threads": 1, "dtype": "float32"}
                 parameters |= {"prompt_tokens": PROMPT_TOKENS, "transformers": version("transformers")}
                 yield parameters, compare(directory, (engine, narrow), batch, repeats=1 if quick else REPEATS[shape])
