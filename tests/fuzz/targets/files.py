@@ -33,7 +33,6 @@ from leafbeam.semid import (
     ItemEncoder,
     QuantiserConfig,
     ResidualKMeans,
-    SidFit,
     SidTable,
     fit_sids,
     item_encoder,
@@ -98,7 +97,8 @@ def fuzz_sids(data: bytes) -> None:
 
 
 @functools.cache
-def _fit() -> SidFit:
+def _table() -> SidTable:
+    """A quantiser is fitted into the folder; the codes are fixed, because another BLAS may fit others."""
     words = ["red shoe", "red boot", "green tea", "old green tea", "blue shoe", "old boot"]
     rows = np.array([0, 1, 2, 3, 0, 1, 2, 3], np.int32)
     items = pa.table({"item_id": range(6), "title": words})
@@ -106,19 +106,20 @@ def _fit() -> SidFit:
     sessions = SimpleNamespace(indptr_U1=np.array([0, 4, 8]), items_E=rows)
     fit = fit_sids(items, sessions, embedding=config, quantiser=QuantiserConfig(codebook_sizes=(2, 2)))
     fit.quantiser.save(_folder() / "fit")
-    return fit
+    codes = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 0]])
+    return SidTable(item_ids=np.arange(6), codes=codes, codebook_sizes=(2, 2, 2))
 
 
 def fuzz_encoder(data: bytes) -> None:
     """Load an encoder of new items with the digest of its arrays, and encode an item."""
-    fit, path = _fit(), _folder() / "fit" / item_encoder.FILE
+    table, path = _table(), _folder() / "fit" / item_encoder.FILE
     path.write_bytes(data)
     with suppress(Exception):  # then it is loaded as it is
         with safe_open(path, framework="np") as file:
             metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        path.write_bytes(save(tensors, {**metadata, "digest": digest(tensors), "sids": fit.table.digest}))
-    encoder = ItemEncoder.load(path.parent, fit.table)
-    index = Trie.build(fit.table.codes, fit.table.codebook_sizes)
+        path.write_bytes(save(tensors, {**metadata, "digest": digest(tensors), "sids": table.digest}))
+    encoder = ItemEncoder.load(path.parent, table)
+    index = Trie.build(table.codes, table.codebook_sizes)
     new = pa.table({name: ["an old red shoe"] for name in encoder.columns or ("title",)})
     assert encoder.encode(new, index).shape == (1, index.num_levels)
 
