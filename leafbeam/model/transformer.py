@@ -86,8 +86,8 @@ class Transformer(SidModel[ModelConfig]):
         """Keep the layers' matrices as bfloat16 where all of their values are such, for decoding on a CPU; returns the model.
 
         Checkpoints that were trained in bfloat16 have such values, also once they are read as float32. The computation stays in
-        float32, so results differ by the order of sums alone. Passes of up to 64 rows read half the bytes: one text is twice as
-        fast, eight are three times. Cost: one pass over the weights. Not for training.
+        float32, so results differ by the order of sums alone. Passes of up to 256 rows read half the bytes: one text is twice
+        as fast. Cost: one pass over the weights. Not for training.
         """
         for module in self.model.layers.modules():
             if isinstance(module, nn.Linear):

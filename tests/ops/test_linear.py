@@ -8,8 +8,8 @@ import torch
 from leafbeam.ops.linear import cpu, reference
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 11, 12, 37])
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (16, 128), (130, 33)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8, 11, 37, 130])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (16, 128), (129, 33), (130, 33)])
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_equals_the_reference(rows: int, outputs: int, inputs: int, add: bool, dtype: torch.dtype) -> None:

@@ -1,8 +1,9 @@
 """Products of a few float32 rows with a large matrix on a CPU, of float32 or of bfloat16, which is half as many bytes.
 
-What few rows take is the reading of the matrix. A library reads it several times, or slowly; `linear` reads it once.
+What few rows take is the reading of the matrix. A library reads it several times, or slowly; `linear` reads it once for up to
+four rows. More rows are multiplied four at a time by four outputs, whose sums stay in registers.
 
-Shapes: N rows, V outputs, D inputs, T outputs whose weights are widened together.
+Shapes: N rows, V outputs, D inputs.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -15,11 +16,10 @@ from torch import Tensor
 from leafbeam.index.bit_kernels import widened
 from leafbeam.jit import njit
 
-_MOST_ROWS = 64  # of more, a library's product is faster, with the matrix widened first
-_ROWS_FLOAT32 = range(2, 21)  # of other numbers, a library's product of float32 is as fast
+_MOST_ROWS = 256  # of more, a library's product is as fast, with the matrix widened first
+_ROWS_FLOAT32 = range(2, 65)  # of other numbers, a library's product of float32 is as fast
 _LARGE = 1 << 18  # weights of float32 below which a library takes microseconds too
-_FEW = 8  # rows for which a weight that is widened for every four of them is cheaper than one that is stored widened
-_TOGETHER = 8
+_FEW = 4  # rows that are multiplied by one output at a time
 _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
 
@@ -43,17 +43,17 @@ def linear(
     """Write rows @ weight.T, or add it to what is there; equals `leafbeam.ops.linear.reference.linear` up to rounding.
 
     rows_ND, out_NV: float32, contiguous rows. weight_VD: bfloat16 or float32, contiguous, on the CPU. executor: runs parts of
-    a large matrix on `threads` - 1 threads beside the caller's. Cost: one pass over the weights for up to 8 rows.
+    a large matrix on `threads` - 1 threads beside the caller's. Cost: one pass over the weights for up to 4 rows.
     """
     rows, out = rows_ND.numpy(), out_NV.numpy()
     weights = (weight_VD.view(torch.int16) if weight_VD.dtype == torch.bfloat16 else weight_VD).numpy()
-    kernel = _multiply_few if len(rows) <= _FEW else _multiply_many
+    kernel = _multiply_few if len(rows) <= _FEW else _multiply_tiles
     parts = 1 if executor is None else max(1, min(threads, weights.size // _SPLIT))
     size = -(-len(weights) // parts)
     bounds = [(begin, min(begin + size, len(weights))) for begin in range(0, len(weights), size)]
 
     def run(begin: int, end: int) -> None:
-        kernel(rows, weights[begin:end], out[:, begin:end], add, np.empty((_TOGETHER, weights.shape[1]), np.float32))
+        kernel(rows, weights[begin:end], out[:, begin:end], add)
 
     others = [executor.submit(run, *bound) for bound in bounds[1:]] if executor is not None else []
     run(*bounds[0])
@@ -62,55 +62,64 @@ def linear(
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _multiply_few(rows_ND, weight_VD, out_NV, add, wide_TD):
-    """for each output, for each four rows: out[row] (+)= rows[row] . widened weight"""
+def _multiply_few(rows_ND, weight_VD, out_NV, add):
+    """for each output: out[row] (+)= rows[row] . widened weight, of up to four rows"""
     num_rows = len(rows_ND)
+    row_b, row_c, row_e = min(1, num_rows - 1), min(2, num_rows - 1), min(3, num_rows - 1)
     for v in range(len(weight_VD)):
-        for n in range(0, num_rows, 4):
-            a = b = c = e = np.float32(0)
-            if num_rows - n == 1:
-                for d in range(weight_VD.shape[1]):
-                    a += rows_ND[n, d] * widened(weight_VD[v, d])
-            else:
-                row_b, row_c, row_e = min(n + 1, num_rows - 1), min(n + 2, num_rows - 1), min(n + 3, num_rows - 1)
-                for d in range(weight_VD.shape[1]):
-                    weight = widened(weight_VD[v, d])
-                    a += rows_ND[n, d] * weight
-                    b += rows_ND[row_b, d] * weight
-                    c += rows_ND[row_c, d] * weight
-                    e += rows_ND[row_e, d] * weight
-            _write(out_NV, n, v, add, a, b, c, e)
+        a = b = c = e = np.float32(0)
+        if num_rows == 1:
+            for d in range(weight_VD.shape[1]):
+                a += rows_ND[0, d] * widened(weight_VD[v, d])
+        else:
+            for d in range(weight_VD.shape[1]):
+                weight = widened(weight_VD[v, d])
+                a += rows_ND[0, d] * weight
+                b += rows_ND[row_b, d] * weight
+                c += rows_ND[row_c, d] * weight
+                e += rows_ND[row_e, d] * weight
+        _write(out_NV, 0, v, add, a, b, c, e)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _multiply_many(rows_ND, weight_VD, out_NV, add, wide_TD):
-    """The same, with T weights widened once for all rows, and two of them multiplied by four rows at a time."""
-    num_rows, num_outputs, size = len(rows_ND), *weight_VD.shape
-    for begin in range(0, num_outputs, len(wide_TD)):
-        count = min(len(wide_TD), num_outputs - begin)
-        for t in range(count):
-            for d in range(size):
-                wide_TD[t, d] = widened(weight_VD[begin + t, d])
+def _multiply_tiles(rows_ND, weight_VD, out_NV, add):
+    """for each four outputs, for each four rows: out[row, output] (+)= rows[row] . widened weight of the output"""
+    num_rows, num_outputs = len(rows_ND), len(weight_VD)
+    for v in range(0, num_outputs, 4):
+        v2, v3, v4 = min(v + 1, num_outputs - 1), min(v + 2, num_outputs - 1), min(v + 3, num_outputs - 1)
         for n in range(0, num_rows, 4):
             row_b, row_c, row_e = min(n + 1, num_rows - 1), min(n + 2, num_rows - 1), min(n + 3, num_rows - 1)
-            for t in range(0, count, 2):
-                second = min(t + 1, count - 1)
-                a = b = c = e = np.float32(0)
-                a2 = b2 = c2 = e2 = np.float32(0)
-                for d in range(size):
-                    weight, other = wide_TD[t, d], wide_TD[second, d]
-                    w, x, y, z = rows_ND[n, d], rows_ND[row_b, d], rows_ND[row_c, d], rows_ND[row_e, d]
-                    a += w * weight
-                    b += x * weight
-                    c += y * weight
-                    e += z * weight
-                    a2 += w * other
-                    b2 += x * other
-                    c2 += y * other
-                    e2 += z * other
-                _write(out_NV, n, begin + t, add, a, b, c, e)
-                if second > t:
-                    _write(out_NV, n, begin + second, add, a2, b2, c2, e2)
+            a = b = c = e = np.float32(0)
+            a2 = b2 = c2 = e2 = np.float32(0)
+            a3 = b3 = c3 = e3 = np.float32(0)
+            a4 = b4 = c4 = e4 = np.float32(0)
+            for d in range(weight_VD.shape[1]):
+                w, x, y, z = rows_ND[n, d], rows_ND[row_b, d], rows_ND[row_c, d], rows_ND[row_e, d]
+                first, second = widened(weight_VD[v, d]), widened(weight_VD[v2, d])
+                third, fourth = widened(weight_VD[v3, d]), widened(weight_VD[v4, d])
+                a += w * first
+                b += x * first
+                c += y * first
+                e += z * first
+                a2 += w * second
+                b2 += x * second
+                c2 += y * second
+                e2 += z * second
+                a3 += w * third
+                b3 += x * third
+                c3 += y * third
+                e3 += z * third
+                a4 += w * fourth
+                b4 += x * fourth
+                c4 += y * fourth
+                e4 += z * fourth
+            _write(out_NV, n, v, add, a, b, c, e)
+            if v2 > v:
+                _write(out_NV, n, v2, add, a2, b2, c2, e2)
+            if v3 > v2:
+                _write(out_NV, n, v3, add, a3, b3, c3, e3)
+            if v4 > v3:
+                _write(out_NV, n, v4, add, a4, b4, c4, e4)
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
