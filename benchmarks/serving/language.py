@@ -9,7 +9,7 @@
 
 One checkpoint of random bfloat16 weights, as Qwen3's are, over 131,072 real tokens; the others compute in float32, all on one
 thread; the same prompts; the schema's pattern, compiled ahead. Ways run in turns. Before a speed is printed, texts are
-compared: those of float32 are equal, and all are whole texts of the schema.
+compared: those of float32 are equal, but for ties of the model's two best tokens, and all are whole texts of the schema.
 
 constraint_ms: of a step, what the constraint takes of one thread: the masks of the processors; of leafbeam, a round on logits
 that are there already.
@@ -20,6 +20,7 @@ Shapes: B prompts, V tokens of the model.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -62,6 +63,7 @@ PEERS = (
     ("vllm xgrammar bfloat16",),
 )  # those of a tuple take turns with leafbeam: the weights of all at once need too much memory
 REPEATS = {"Qwen3-0.6B": 3, "Qwen3-1.7B": 1}  # after a turn that warms up; one of the larger takes twelve minutes
+_NEAR = 3e-4  # logits that are as good: those of random weights are some tenths apart
 _LIMIT_S = 600.0
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -124,6 +126,7 @@ def compare(directory: Path, engines: Engines, batch: int, repeats: int) -> dict
         taken, tokens = [s for turns in groups_of for s in turns.seconds[name]], sum(turns.tokens[name] for turns in groups_of)
         found[name] = {"status": "ok", "s": spread(taken, 1.0), "tokens_per_s": round(tokens / sum(taken), 2)}
         found[name] |= ways.constraints.get(name, {})
+        found[name] |= {"near_ties": ways.near_ties[name]} if ways.near_ties[name] else {}
     mine = found["leafbeam"]
     calls = {name: np.sum(counts, 0).tolist() for name, counts in ways.calls.items()}
     step_ms = 1e3 * sum(groups[-1].seconds["leafbeam"]) / calls["leafbeam"][1]
@@ -155,7 +158,7 @@ class _Turns:
                     found = ways.all[name](prompts)
                     taken = time.perf_counter() - began
                     wanted = wanted or found
-                    _check(name, ways, found, wanted)
+                    _check(name, ways, prompts, found, wanted)
                 except AssertionError:
                     raise
                 except Exception as error:  # whatever stops a peer; leafbeam's own errors are errors of the benchmark
@@ -181,7 +184,7 @@ class _Turns:
 class _Ways:
     """The ways by name. calls: (tokens of all texts, calls of the model) of leafbeam's runs in these turns, without the first.
 
-    constraints: of the processors, at the last run.
+    constraints: of the processors, at the last run. near_ties: texts that differ from leafbeam's by a tie.
     """
 
     def __init__(self, directory: Path, generator: TextGenerator, engines: Engines) -> None:
@@ -194,6 +197,7 @@ class _Ways:
         self._directory = directory
         self.calls: dict[str, list[tuple[int, int]]] = {}
         self.constraints: dict[str, dict[str, float]] = {}
+        self.near_ties: Counter[str] = Counter()
         self.all: dict[str, Way] = {
             "leafbeam": partial(self._leafbeam, "leafbeam", False),
             "leafbeam retokenized": partial(self._leafbeam, "leafbeam retokenized", True),
@@ -210,6 +214,16 @@ class _Ways:
         self._models.clear()
         for engine in self._engines:
             engine.close()
+
+    def gap(self, prompt: list[int], tokens: list[int], expected: list[int]) -> float:
+        """How far apart the model's logits are of the first tokens in which two texts differ."""
+        end = self._generator.tokenizer.end
+        pairs = list(zip([*tokens, end], [*expected, end], strict=False))
+        first = next(number for number, (one, other) in enumerate(pairs) if one != other)
+        with torch.inference_mode():
+            hidden_1TD = self._generator.model(torch.tensor([[*prompt, *tokens[:first]]]))
+            logits_V = self._generator.model.logits(hidden_1TD[0, -1])
+        return float((logits_V[pairs[first][0]] - logits_V[pairs[first][1]]).abs())
 
     def _leafbeam(self, name: str, retokenize: bool, prompts: Prompts) -> list[list[int]]:
         result = self._generator.generate(prompts, self.automaton, max_tokens=MAX_TOKENS, retokenize=retokenize)
@@ -239,21 +253,31 @@ class _Ways:
         return [[token for token in text if token != end] for (text,) in engine.run(job)["sequences"]]
 
 
-def _check(name: str, ways: _Ways, found: Sequence[list[int]], wanted: Sequence[list[int]]) -> None:
-    """The texts are those of leafbeam token by token; retokenized ones, and bfloat16's, are whole texts of the schema.
+def _check(name: str, ways: _Ways, prompts: Prompts, found: Sequence[list[int]], wanted: Sequence[list[int]]) -> None:
+    """The texts are those of leafbeam; retokenized ones, and bfloat16's, are whole texts of the schema.
 
-    Raises AssertionError for another text, AutomatonError or PeerFailure for one that the schema does not allow.
+    A text may go another way where the model's two best tokens are as good: the order of a sum decides there, and random
+    weights have such places. Raises AssertionError for another text, AutomatonError or PeerFailure for one that the schema does
+    not allow.
     """
     if name.endswith(("retokenized", "bfloat16")):
         for tokens in found:
-            state = 0
-            for token in tokens:
-                state = ways.automaton.next(state, token)
-            if not ways.automaton.accepts(state):
-                raise PeerFailure("failed", f"{name} wrote {tokens}, no whole text of the schema")
+            _check_allowed(name, ways.automaton, tokens)
         return
-    texts, expected = ([ways.decode(tokens) for tokens in one] for one in (found, wanted))
-    assert texts == expected, f"{name} wrote {texts}, leafbeam {expected}"
+    for prompt, tokens, expected in zip(prompts, found, wanted, strict=True):
+        if ways.decode(tokens) != ways.decode(expected):
+            _check_allowed(name, ways.automaton, tokens)
+            gap = ways.gap(prompt, tokens, expected)
+            assert gap < _NEAR, f"{name} wrote {ways.decode(tokens)}, leafbeam {ways.decode(expected)}: {gap} apart"
+            ways.near_ties[name] += 1
+
+
+def _check_allowed(name: str, automaton: Automaton, tokens: Sequence[int]) -> None:
+    state = 0
+    for token in tokens:
+        state = automaton.next(state, token)
+    if not automaton.accepts(state):
+        raise PeerFailure("failed", f"{name} wrote {tokens}, no whole text of the schema")
 
 
 def _round_ms(generator: TextGenerator, automaton: Automaton, batch: int) -> float:

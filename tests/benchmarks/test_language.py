@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,28 +47,40 @@ def test_peers_write_the_same_text(checkpoint: Path, tmp_path: Path, is_there: b
 
 
 @pytest.mark.slow
-def test_a_peer_that_writes_another_text_stops_the_benchmark(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("near", "is_tie"), [(1e9, True), (1e-9, False)])
+def test_another_text_is_a_tie_or_an_error(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: float, is_tie: bool
 ) -> None:
-    monkeypatch.setattr(language._Ways, "_transformers", lambda self, kind, dtype, prompts: [[1_000]] * len(prompts))
-    with two_engines(checkpoint, tmp_path) as engines, pytest.raises(AssertionError, match="transformers xgrammar wrote"):
-        language.compare(checkpoint, engines, 1, repeats=1)
+    with two_engines(checkpoint, tmp_path) as engines:
+
+        def other(self: Any, engine: Any, prompts: language.Prompts) -> list[list[int]]:
+            return self.all["leafbeam retokenized"](prompts)  # whole texts, and not those that greedy search writes
+
+        monkeypatch.setattr(language._Ways, "_vllm", other)
+        monkeypatch.setattr(language, "_NEAR", near)
+        if is_tie:
+            measured = language.compare(checkpoint, engines, 2, repeats=1)
+            assert measured["engines"]["vllm xgrammar"]["near_ties"] > 0
+        else:
+            with pytest.raises(AssertionError, match=r"vllm xgrammar wrote .* apart"):
+                language.compare(checkpoint, engines, 2, repeats=1)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_an_illegal_text_of_a_peer_that_rounds_is_a_row(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("narrow", [True, False])
+def test_an_illegal_text_of_a_peer_is_a_row(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool
 ) -> None:
     with two_engines(checkpoint, tmp_path) as engines:
-        is_narrow = {id(engines[0]): False, id(engines[1]): True}
-        monkeypatch.setattr(
-            language._Ways,
-            "_vllm",
-            lambda self, engine, prompts: [[1_000]] * len(prompts) if is_narrow[id(engine)] else self.all["leafbeam"](prompts),
-        )
+
+        def illegal(self: Any, engine: Any, prompts: language.Prompts) -> list[list[int]]:
+            return [[1_000]] * len(prompts) if engine is engines[narrow] else self.all["leafbeam"](prompts)
+
+        monkeypatch.setattr(language._Ways, "_vllm", illegal)
         measured = language.compare(checkpoint, engines, 1, repeats=1)
-    assert measured["engines"]["vllm xgrammar bfloat16"]["status"] == "failed"
-    assert "1000" in measured["engines"]["vllm xgrammar bfloat16"]["reason"]
-    assert measured["over_leafbeam"]["vllm xgrammar bfloat16"] == "failed"
-    assert measured["engines"]["vllm xgrammar"]["status"] == "ok"
+    wrong, right = ("vllm xgrammar bfloat16", "vllm xgrammar")[:: 1 if narrow else -1]
+    assert measured["engines"][wrong]["status"] == measured["over_leafbeam"][wrong] == "failed"
+    assert "1000" in measured["engines"][wrong]["reason"]
+    assert measured["engines"][right]["status"] == "ok"

@@ -15,7 +15,7 @@ from leafbeam.model.workspace import Chunk
 from tests.engine.conftest import SIZES
 from tests.waiting import held, interrupted
 
-PATIENCE = 20
+PATIENCE = 60
 WATCHDOG_S = 1  # a busy machine may be long over an honest batch
 
 
