@@ -66,8 +66,9 @@ class ConstrainedRow:
 class ConstraintLogitsProcessor:
     """A logits processor with which `generate` writes only what each prompt's constraint allows.
 
-    constraints: one for all prompts, or one for each: `Regex`, `JsonSchema`, `Choices`, `FreeText`, `Template`, an `Automaton`,
-        or an `ItemConstraint`. A prompt's beams and return sequences share it.
+    constraints: one for all prompts, or one for each: `Regex`, `JsonSchema`, `Choices`, `FreeText`, `Items`, `Template`, an
+        `Automaton`, or an `ItemConstraint`, which lists no items and has rules by name. A prompt's beams and return sequences
+        share it.
     tokenizer: the one beside the model, of transformers or a `TextTokenizer`; may be None for automata and items alone.
     eos_token_id: the model's end token; None: the tokenizer's.
     prompt_length: columns of the prompts passed to `generate`, with padding: `input_ids.shape[1]`.
