@@ -86,12 +86,13 @@ class ServingFigure:
 
 
 def kept_serving_rows(name: str, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each point of a figure, in the order in which they were first measured."""
+    """The last kept row of each point of a figure that none supersedes, in the order in which they were first measured."""
     path = folder / f"{RESULTS_NAME}.jsonl"
     last: dict[str, Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
-        if row["parameters"]["experiment"] == name and row["parameters"]["quick"] == quick:
+        of_figure = row["parameters"]["experiment"] == name and row["parameters"]["quick"] == quick
+        if of_figure and not row.get("superseded"):
             last[json.dumps(row["parameters"], sort_keys=True)] = row
     return list(last.values())
 

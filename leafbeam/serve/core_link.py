@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from leafbeam.errors import OverloadedError
 from leafbeam.serve.body import EARLY, EarlyBody
 from leafbeam.serve.frames import (
     PART_BYTES,
@@ -15,6 +16,7 @@ from leafbeam.serve.frames import (
     Abort,
     Answer,
     Beat,
+    Declined,
     FrameError,
     FrameReader,
     FromCore,
@@ -31,6 +33,9 @@ from leafbeam.serve.frames import (
     Setup,
     encode,
 )
+from leafbeam.serve.gate import Gate
+from leafbeam.serve.items import PARSED
+from leafbeam.serve.refusals import REPEATED_REASON
 
 log = logging.getLogger("leafbeam.serve")
 
@@ -40,15 +45,14 @@ _MAX_UNREAD_BYTES = 64 << 20  # of answers that a worker does not take: it hangs
 class CoreLink(asyncio.Protocol):
     """Requests of one worker, each a task that runs `app` as a server of ASGI does.
 
-    refused: called for a refused connection. repeated: called with the seconds of requests that the worker refused by itself.
+    refused: called for a refused connection. gate: sees every request first; None: each goes to `app`, and the worker refuses
+    none by itself.
     ready: done once the worker accepts connections. lost: done once the worker has ended, or the link with it.
     """
 
-    def __init__(
-        self, app: ASGIApp, setup: Setup, refused: Callable[[str], None], repeated: Callable[[list[float]], None]
-    ) -> None:
+    def __init__(self, app: ASGIApp, setup: Setup, refused: Callable[[str], None], gate: Gate | None) -> None:
         loop = asyncio.get_running_loop()
-        self._app, self._setup, self._refused, self._repeated = app, setup, refused, repeated
+        self._app, self._setup, self._refused, self._gate = app, setup, refused, gate
         self._reader: FrameReader[FromWorker] = FrameReader(FromWorker, setup.max_body_bytes + ROOM_BYTES)
         self._exchanges: dict[int, _Exchange] = {}
         self._transport: Any = None
@@ -97,12 +101,12 @@ class CoreLink(asyncio.Protocol):
     def _take(self, frame: FromWorker) -> None:
         match frame:
             case Open():
-                exchange = self._exchanges[frame.id] = _Exchange(frame, self.send)
-                exchange.task = asyncio.get_running_loop().create_task(self._run(exchange))
+                self._open(frame)
             case Refused():
                 self._refused(frame.reason)
             case Repeated():
-                self._repeated(frame.seconds)
+                if self._gate is not None:
+                    self._gate.count(REPEATED_REASON, frame.seconds)
             case Beat():
                 self.send(frame)
             case Ready():
@@ -111,6 +115,17 @@ class CoreLink(asyncio.Protocol):
             case Part() | Gone() | Sent():
                 if (exchange := self._exchanges.get(frame.id)) is not None:  # an answered one may have been left
                     exchange.take(frame)
+
+    def _open(self, opened: Open) -> None:
+        """Decline a request, or run the application for it."""
+        try:
+            request = None if self._gate is None else self._gate.check(opened)
+        except OverloadedError as error:
+            self.send(Declined.of(opened.id, error))
+            return
+        exchange = self._exchanges[opened.id] = _Exchange(opened, self.send)
+        exchange.scope[PARSED] = request
+        exchange.task = asyncio.get_running_loop().create_task(self._run(exchange))
 
     async def _run(self, exchange: "_Exchange") -> None:
         try:

@@ -6,7 +6,8 @@
     Gone      the client has disconnected             ->   <-  Answer    status, headers, the body's first part
     Sent      the client has the last part            ->   <-  More      the next part of an answer
     Refused   a connection was refused                ->   <-  Abort     the answer ends here, incomplete
-    Ready     connections are accepted                ->   <-  Setup     the first frame: what the worker has to know
+    Ready     connections are accepted                ->   <-  Declined  the request cannot be answered in time
+                                                           <-  Setup     the first frame: what the worker has to know
     Repeated  refusals of the worker, with each beat  ->   <-  Beat, Drain
     Beat      four times a second, echoed             ->
 
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from leafbeam.errors import LeafbeamError
+from leafbeam.errors import LeafbeamError, OverloadedError
 from leafbeam.serve.connection import ConnectionLimits
 from leafbeam.serve.errors import BodyError, encodable
 from leafbeam.serve.log_format import LogFormat
@@ -120,14 +121,12 @@ class Beat(Struct, frozen=True, array_like=True, tag=7):
 class Setup(Struct, frozen=True, kw_only=True, array_like=True, tag=8):
     """What a worker has to know.
 
-    recommends: whether it reads bodies of requests for items, which take `deadline_s`. repeats: whether it refuses by itself
-    what is like a request that the core has just refused.
+    recommends: whether it reads bodies of requests for items, which take `deadline_s`.
     """
 
     number: int
     core: int
     recommends: bool
-    repeats: bool
     deadline_s: float
     max_values: int
     max_body_bytes: int
@@ -165,6 +164,22 @@ class Drain(Struct, frozen=True, array_like=True, tag=13):
     pass
 
 
+class Declined(Struct, frozen=True, array_like=True, tag=15):
+    """The fields of an OverloadedError; the worker makes the answer."""
+
+    id: int
+    message: str
+    reason: str
+    retry_after_s: float
+
+    @classmethod
+    def of(cls, number: int, error: OverloadedError) -> "Declined":
+        return cls(number, str(error), error.reason, error.retry_after_s)
+
+    def error(self) -> OverloadedError:
+        return OverloadedError(self.message, reason=self.reason, retry_after_s=self.retry_after_s)
+
+
 class Repeated(Struct, frozen=True, array_like=True, tag=14):
     """Requests for items that the worker has refused as the core refused others (`RecentRefusals`): the seconds of each."""
 
@@ -172,7 +187,7 @@ class Repeated(Struct, frozen=True, array_like=True, tag=14):
 
 
 FromWorker = Open | Part | Gone | Sent | Refused | Repeated | Ready | Beat
-FromCore = Setup | Pull | Answer | More | Abort | Drain | Beat
+FromCore = Setup | Pull | Answer | More | Abort | Declined | Drain | Beat
 
 
 def encode(frame: "FromWorker | FromCore") -> bytes:

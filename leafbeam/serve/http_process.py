@@ -12,13 +12,12 @@ import signal
 import socket
 import sys
 import time
-from http import HTTPStatus
 from types import FrameType
 
 import uvicorn
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from leafbeam.errors import OverloadedError
 from leafbeam.serve.body import RECOMMEND_PATH, Bounds, decode_recommend, read_body
@@ -54,7 +53,7 @@ class _WorkerApp:
                 await self._link.forward(request, receive, send, deadline=None)
             else:
                 self._check(http, request, content)
-                await self._link.forward(request, receive, self._noting(content, send), deadline=self._deadline_of(content))
+                await self._forward(request, content, receive, send)
         except ClientDisconnect:
             pass
         except OverloadedError as error:
@@ -88,21 +87,13 @@ class _WorkerApp:
         self._link.count_repeated(time.monotonic() - request.arrived)
         raise error
 
-    def _noting(self, content: RecommendBody, send: Send) -> Send:
-        """`send`, which keeps the core's refusals."""
-        if not self._setup.repeats:
-            return send
-        status = 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif status == HTTPStatus.TOO_MANY_REQUESTS:
-                self._refusals.note(content, message["body"])
-            await send(message)
-
-        return noting
+    async def _forward(self, request: Open, content: RecommendBody, receive: Receive, send: Send) -> None:
+        """Forward a request for items, and keep the core's refusal."""
+        try:
+            await self._link.forward(request, receive, send, deadline=self._deadline_of(content))
+        except OverloadedError as error:
+            self._refusals.note(content, error)
+            raise
 
 
 class _WorkerServer(uvicorn.Server):

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from leafbeam.errors import ArgumentError, UnavailableError
 from leafbeam.serve.core_link import CoreLink
 from leafbeam.serve.frames import Drain, Setup
+from leafbeam.serve.gate import Gate
 from leafbeam.serve.metrics import Metrics
 
 log = logging.getLogger("leafbeam.serve")
@@ -46,7 +47,7 @@ class HttpWorkers:
 
     They accept from one listening socket. Each has a socket pair to this process, which no other process can open, and ends
     when this one does. One that ends by itself loses its own connections, and is started again.
-    setup: of the first; the others differ in the number. repeated: see `CoreLink`.
+    setup: of the first; the others differ in the number. gate: see `CoreLink`.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class HttpWorkers:
         listening: socket.socket,
         setup: Setup,
         metrics: Metrics,
-        repeated: Callable[[list[float]], None],
+        gate: Gate | None,
     ) -> None:
         self._app, self._count, self._listening, self._setup, self._metrics = app, count, listening, setup, metrics
-        self._repeated = repeated
+        self._gate = gate
         self._workers: dict[int, _Worker] = {}
         self._draining = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,7 +124,7 @@ class HttpWorkers:
         setup = msgspec.structs.replace(self._setup, number=number)
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(
-            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection, self._repeated), sock=ours
+            lambda: CoreLink(self._app, setup, self._metrics.observe_refused_connection, self._gate), sock=ours
         )
         worker = self._workers[number] = _Worker(number=number, process=process, link=link)
         log.info("HTTP worker %d is process %d", number, process.pid)

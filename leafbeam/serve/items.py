@@ -22,6 +22,7 @@ from leafbeam.serve.metrics import CLIENT_CLOSED_REQUEST, Metrics
 from leafbeam.serve.observation import note_answer
 from leafbeam.serve.schema import InteractionsAnswer, InteractionsBody
 
+PARSED = "leafbeam.parsed"  # in a scope: the request in the body, if it has been read already
 _INTERACTIONS_DECODER = msgspec.json.Decoder(InteractionsBody)
 
 
@@ -34,7 +35,9 @@ def item_routes(engine: Engine, metrics: Metrics, bounds: Bounds, counting: Boun
             body = await read_body(http, bounds)
             early = EarlyBody.of(http)
             arrived = engine.clock() - (0.0 if early is None else early.seconds_ago())
-            request = parse_body(body, http.headers.get("content-type", ""), engine.limits)
+            request: Request | None = http.scope.get(PARSED)
+            if request is None:
+                request = parse_body(body, http.headers.get("content-type", ""), engine.limits)
         except RequestError as error:
             engine.counts.add("refused", error.reason)
             raise

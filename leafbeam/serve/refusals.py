@@ -4,15 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from leafbeam.errors import OverloadedError
-from leafbeam.serve.schema import ErrorAnswer, RecommendBody
+from leafbeam.serve.schema import RecommendBody
 
-_REASON = "deadline_unreachable"  # that of the other refusals says nothing about the next request
+REPEATED_REASON = "deadline_unreachable"  # that of the other refusals says nothing about the next request
 _MAX_S = 0.02  # the core may have time sooner than it expected
 _MAX_KINDS = 64
-_ANSWER = msgspec.json.Decoder(ErrorAnswer)
 _Kind = tuple[object, ...]
 
 
@@ -40,20 +37,16 @@ class RecentRefusals:
         refused, now = self._refused.get(_kind_of(content)), self._clock()
         if refused is None or now >= refused.until or len(content.history) < refused.history:
             return None
-        return OverloadedError(refused.message, reason=_REASON, retry_after_s=refused.until - now)
+        return OverloadedError(refused.message, reason=REPEATED_REASON, retry_after_s=refused.until - now)
 
-    def note(self, content: RecommendBody, answer: bytes) -> None:
-        """Keep a refusal. answer: its body of JSON, from the core."""
-        try:
-            error = _ANSWER.decode(answer).error
-        except msgspec.DecodeError:  # in the shape of another route
-            return
-        if error.reason != _REASON or not error.retry_after_ms:
+    def note(self, content: RecommendBody, error: OverloadedError) -> None:
+        """Keep a refusal of the core."""
+        if error.reason != REPEATED_REASON or error.retry_after_s <= 0:
             return
         if len(self._refused) >= _MAX_KINDS:
             self._refused.clear()
-        until = self._clock() + min(error.retry_after_ms / 1e3, _MAX_S)
-        self._refused[_kind_of(content)] = _Refused(message=error.message, history=len(content.history), until=until)
+        until = self._clock() + min(error.retry_after_s, _MAX_S)
+        self._refused[_kind_of(content)] = _Refused(message=str(error), history=len(content.history), until=until)
 
 
 def _kind_of(content: RecommendBody) -> _Kind:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http import HTTPStatus
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,6 +28,7 @@ from leafbeam.serve.changes import NOT_LOCAL, ChangeFiles
 from leafbeam.serve.connection import BACKLOG, ConnectionLimits, server_config
 from leafbeam.serve.exposure import Exposure
 from leafbeam.serve.frames import Setup
+from leafbeam.serve.gate import Gate
 from leafbeam.serve.http_workers import HttpWorkers
 from leafbeam.serve.items import max_values
 from leafbeam.serve.keys import KeyFile
@@ -166,7 +166,6 @@ class Server:
                 number=0,
                 core=os.getpid(),
                 recommends=engine is not None,
-                repeats=observation is None or not observation.is_on,  # else each request has its line or span
                 deadline_s=60.0 if engine is None else engine.settings.deadline_s,
                 max_values=max_values(Limits() if engine is None else engine.limits),
                 max_body_bytes=max_body_bytes,
@@ -176,7 +175,9 @@ class Server:
                 grace_s=grace_s,
                 log_format=current_format(),
             )
-            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics, self._count_repeated)
+            is_observed = observation is not None and observation.is_on  # then each request has its line or span
+            gate = None if engine is None or is_observed else Gate(engine, access, self.metrics)
+            self.http_workers = HttpWorkers(app, http_workers, self._socket, setup, self.metrics, gate)
             self.metrics.follow_http_workers(lambda: 0 if self.http_workers is None else self.http_workers.num_alive)
         self._uvicorn = _DrainingServer(config, self._started, self._drain, grace_s, self.http_workers)
         self._grace_s, self._has_keys = grace_s, access.keys is not None
@@ -218,13 +219,6 @@ class Server:
         else:
             log.error("not every rule could be reloaded\n%s", report)
         return report
-
-    def _count_repeated(self, seconds: list[float]) -> None:
-        """Count requests that an HTTP worker has refused by itself, as if the engine had."""
-        assert self.engine is not None
-        self.engine.counts.add("refused", "deadline_unreachable", len(seconds))
-        for one in seconds:
-            self.metrics.observe(HTTPStatus.TOO_MANY_REQUESTS, one)
 
     def _drain(self) -> None:
         """Reject new requests and answer accepted ones."""

@@ -14,6 +14,7 @@ from leafbeam.serve.frames import (
     Abort,
     Answer,
     Beat,
+    Declined,
     Drain,
     FrameError,
     FrameReader,
@@ -36,7 +37,7 @@ _SILENT_S = 1.0  # without a beat: the core hangs, or does not run
 _PATIENCE_S = 10.0  # for an answer of a core that is silent, where a request has no deadline
 
 
-_Event = Pull | Answer | More | Abort | Gone | None  # None: the core has ended
+_Event = Pull | Answer | More | Abort | Declined | Gone | None  # None: the core has ended
 
 
 class WorkerLink(asyncio.Protocol):
@@ -77,7 +78,7 @@ class WorkerLink(asyncio.Protocol):
             match frame:
                 case Drain():
                     self._ended(None)
-                case Pull() | Answer() | More() | Abort():
+                case Pull() | Answer() | More() | Abort() | Declined():
                     if (frames := self._open.get(frame.id)) is not None:
                         frames.put_nowait(frame)
                 case _:  # a beat: it was heard
@@ -101,7 +102,8 @@ class WorkerLink(asyncio.Protocol):
         """Send a request to the core, and its answer to the client, part by part.
 
         request: with any id. deadline: by the clock of the event loop: an answer that is not there by then is waited for only
-        while the core lives. Raises UnavailableError if the answer has not begun and the core is gone, hangs or takes no more.
+        while the core lives. Raises OverloadedError if the core declines it, UnavailableError if the answer has not begun and
+        the core is gone, hangs or takes no more.
         """
         self._check()
         number, frames = next(self._numbers), asyncio.Queue[_Event]()
@@ -122,6 +124,9 @@ class WorkerLink(asyncio.Protocol):
                         over = await self._pass_on(more, send)
                     case Gone():
                         return
+                    case Declined() as declined:
+                        over = True
+                        raise declined.error()
                     case Abort():
                         over = True
                         raise UnavailableError("the server failed; its log says why", reason="failed")

@@ -83,11 +83,11 @@ def test_a_figure_runs_from_measuring_to_its_plot(figure: xgr.ServingFigure, tmp
 
 
 def test_rows_are_read_again_the_last_of_each_point(tmp_path: Path):
-    def row(beams: int, value: float, quick: bool = False) -> str:
+    def row(beams: int, value: float, quick: bool = False, gone: bool = False) -> str:
         at = {"experiment": "xgr-figure-17", "quick": quick, "beams": beams}
-        return json.dumps({"parameters": at, "measured": {"ms": value}})
+        return json.dumps({"parameters": at, "measured": {"ms": value}} | ({"superseded": "measured otherwise"} if gone else {}))
 
-    (tmp_path / "reproduce_xgr.jsonl").write_text("\n".join([row(1, 5), row(2, 6), row(1, 7), row(1, 9, quick=True)]))
+    (tmp_path / "reproduce_xgr.jsonl").write_text("\n".join([row(1, 5), row(2, 6), row(1, 7), row(1, 9, quick=True), row(3, 1, gone=True)]))
     assert [one["measured"]["ms"] for one in kept_serving_rows("xgr-figure-17", False, tmp_path)] == [7, 6]
     assert kept_serving_rows("xgr-figure-13", False, tmp_path) == []
 
@@ -111,12 +111,14 @@ def test_a_peer_whose_server_does_not_come_up_is_a_row_and_the_others_are_measur
 
     run = SimpleNamespace(trie=SimpleNamespace(num_levels=4), path=Path("runs/shop"), planned=lambda *_, **__: [])
     monkeypatch.setattr(xgr_http, "serving_with", serving)
-    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, {"p99_ms": 5.0})]))
+    monkeypatch.setattr(xgr_http, "_rates", lambda *_: iter([(4.0, {"p99_ms": 5.0, "unanswered": 0})]))
     found = list(xgr_http._points(run, run.path, "Qwen3", xgr_http._QUICK))
-    assert [(at["system"], at["rate"], measured.get("status")) for at, measured in found] == [
+    assert [(at.get("system", at["what"]), at.get("rate"), measured.get("status")) for at, measured in found] == [
         ("leafbeam", 4.0, None),
         ("paged_attention", 0.0, "out of memory"),
+        ("highest rate", None, None),
     ]
+    assert found[-1][1]["rate"] == {"leafbeam": 4.0, "paged_attention": 0.0}
 
 
 def peak(kind: str, beams: int, tokens: int) -> dict[str, object]:
@@ -137,14 +139,15 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     numbers = {"unanswered": 0, "batch_size_mean": 1.0}
     latency = [
         {
-            "parameters": at | {"system": name, "rate": rate},
+            "parameters": at | {"what": "rate", "system": name, "rate": rate},
             "measured": numbers | {"avg_ms": 10.0 * rate, "p99_ms": 20.0 * rate * (1 if name == "leafbeam" else 4)},
         }
         for name in ("leafbeam", "paged_attention")
         for rate in (2.0, 8.0)
     ]
     gone = {"status": "out of memory", "reason": "exit status -9"}
-    failed = [*latency[:2], {"parameters": at | {"system": "paged_attention", "rate": 0.0}, "measured": gone}]
+    failed = [*latency[:2], {"parameters": at | {"what": "rate", "system": "paged_attention", "rate": 0.0}, "measured": gone}]
+    highest = {"parameters": at | {"what": "highest rate"}, "measured": {"rate": {"leafbeam": 8.0, "paged_attention": 2.0}}}
     found = {"latency_ms": {"avg": 3.0, "p99": 9.0}, "goodput_per_s": 5.0, "refused": 0}
     scheduling = [
         {"parameters": {"variant": name, "rate": 5.0, "beams": 50}, "measured": found} for name in xgr_scheduling.VARIANTS
@@ -152,7 +155,7 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
     for figure, rows in (
         (xgr_memory.FIGURE_15, [{"parameters": {}, "measured": memory}]),
         (xgr_memory.FIGURE_16, [{"parameters": {}, "measured": {"peaks": peaks}}]),
-        (xgr_http.FIGURE_13, latency),
+        (xgr_http.FIGURE_13, [*latency, highest]),
         (xgr_http.FIGURE_14, failed),
         (xgr_scheduling.FIGURE_18, scheduling),
     ):

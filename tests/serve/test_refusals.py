@@ -2,7 +2,6 @@
 
 import json
 import socket
-from concurrent.futures import Future
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,7 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from leafbeam.engine import Engine, Request, Result
+from leafbeam.engine import Engine, Request
+from leafbeam.engine.scheduler import Scheduler
 from leafbeam.errors import OverloadedError
 from leafbeam.serve.refusals import RecentRefusals
 from leafbeam.serve.schema import RecommendBody
@@ -20,9 +20,8 @@ from tests.serve.running import PATIENCE, URL, thread, until
 BODY = RecommendBody(history=[1, 2], num_beams=20, deadline_ms=200.0)
 
 
-def refusal(reason: str = "deadline_unreachable", retry_after_ms: int = 15) -> bytes:
-    detail = {"type": "OverloadedError", "message": "later", "reason": reason, "retry_after_ms": retry_after_ms}
-    return json.dumps({"error": detail}).encode()
+def refusal(reason: str = "deadline_unreachable", retry_after_s: float = 0.015) -> OverloadedError:
+    return OverloadedError("later", reason=reason, retry_after_s=retry_after_s)
 
 
 def like(**changes: Any) -> RecommendBody:
@@ -51,17 +50,17 @@ def test_the_like_is_refused_until_it_may_come_again() -> None:
 def test_a_refusal_is_kept_for_20_ms_at_most() -> None:
     now = [0.0]
     refusals = RecentRefusals(lambda: now[0])
-    refusals.note(BODY, refusal(retry_after_ms=60_000))
+    refusals.note(BODY, refusal(retry_after_s=60.0))
     now[0] = 0.019
     assert refusals.find(BODY) is not None
     now[0] = 0.0201
     assert refusals.find(BODY) is None
 
 
-@pytest.mark.parametrize("answer", [refusal("queue_full"), refusal("key_rate"), refusal(retry_after_ms=0), b"{}", b"", b"\xff"])
-def test_other_answers_are_not_kept(answer: bytes) -> None:
+@pytest.mark.parametrize("other", [refusal("queue_full"), refusal("key_rate"), refusal(retry_after_s=0.0)])
+def test_other_refusals_are_not_kept(other: OverloadedError) -> None:
     refusals = RecentRefusals(lambda: 0.0)
-    refusals.note(BODY, answer)
+    refusals.note(BODY, other)
     assert refusals.find(BODY) is None
 
 
@@ -91,15 +90,14 @@ def pipelined(url: str, count: int, headers: str = "") -> list[tuple[int, dict[s
 
 def test_a_worker_spares_the_core_what_it_would_refuse(first_shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
-    submit = Engine.submit
 
-    def full(engine: Engine, request: Request, *, arrived: float | None = None) -> "Future[Result]":
+    def check(engine: Engine, request: Request, *, arrived: float) -> None:
         asked.append(request)
         if request.num_items == 3:
             raise OverloadedError("later", reason="deadline_unreachable", retry_after_s=60.0)
-        return submit(engine, request, arrived=arrived)
 
-    monkeypatch.setattr(Engine, "submit", full)
+    monkeypatch.setattr(Engine, "check_admission", check)
+    monkeypatch.setattr(Scheduler, "is_saturated", True)
     count, sent = 8, 0
 
     def some_are_spared() -> bool:  # a worker that stands still for 20 ms asks the core again
