@@ -25,16 +25,20 @@ __all__ = ["HashBitmap"]
 
 _FACTOR = 0x9E3779B97F4A7C15 - 2**64  # 2^64 over the golden ratio, as int64 (Knuth's multiplicative hash)
 _SEED = -3750763034362895579
+_NUM_CODES = 1 << 16
 _MIXED = 33  # the low bits of a product depend on the low bits of its factors alone: take the high ones
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HashBitmap:
     """bytes_W: uint8. A prefix and a code after it stand in byte `mix(hash of the prefix) ^ mix(code)`, at a bit that the code
-    alone decides: of a probe of all codes, only the byte is looked up by a hash of both.
+    alone decides: of a probe of all codes, only the byte is looked up by a hash of both. byte_C, bit_C: of each code, int32 and
+    uint8; made once: a probe that makes them takes longer, and once torch.compile (2.13) has compiled it, ends the process.
     """
 
     bytes_W: Tensor
+    byte_C: Tensor
+    bit_C: Tensor
     exact: bool = False
 
     @classmethod
@@ -42,10 +46,11 @@ class HashBitmap:
         """From any table of SIDs, one row a level. Cost: about 10 ns for each code. num_bits: a power of two, 8 to 2^31."""
         assert num_bits.bit_count() == 1
         bytes_W = np.zeros(num_bits // 8, np.uint8)
-        size = int(codes_LM.max(initial=0)) + 1
-        code_V = torch.arange(size)
-        _set_bits(codes_LM, _byte(_of_code(code_V), len(bytes_W)).numpy(), _bit(code_V).numpy(), bytes_W)
-        return cls(bytes_W=torch.from_numpy(bytes_W).to(device))
+        assert codes_LM.max(initial=0) < _NUM_CODES
+        code_C = torch.arange(_NUM_CODES)
+        byte_C, bit_C = _byte(_of_code(code_C), len(bytes_W)), _bit(code_C)
+        _set_bits(codes_LM, byte_C.numpy(), bit_C.numpy(), bytes_W)
+        return cls(bytes_W=torch.from_numpy(bytes_W).to(device), byte_C=byte_C.to(device), bit_C=bit_C.to(device))
 
     @property
     def nbytes(self) -> int:
@@ -58,10 +63,10 @@ class HashBitmap:
 
     def mask_step(self, state: Tensor, log_p_BKV: Tensor) -> tuple[Tensor, Offers]:
         """Probe the bitmap for every code of every beam."""
-        code_V = torch.arange(log_p_BKV.shape[2], device=state.device)
-        byte_BKV = _byte(state, len(self.bytes_W))[:, :, None] ^ _byte(_of_code(code_V), len(self.bytes_W))
+        num_codes = log_p_BKV.shape[2]
+        byte_BKV = _byte(state, len(self.bytes_W))[:, :, None] ^ self.byte_C[:num_codes]
         probed_BKV = self.bytes_W.index_select(0, byte_BKV.view(-1)).view(byte_BKV.shape)
-        return state, Offers(log_p_BKF=torch.where((probed_BKV & _bit(code_V)) != 0, log_p_BKV, -torch.inf))
+        return state, Offers(log_p_BKF=torch.where((probed_BKV & self.bit_C[:num_codes]) != 0, log_p_BKV, -torch.inf))
 
     def advance(self, pending: Tensor, best: Selection) -> Tensor:
         """Hash the kept codes onto their parents' hashes."""
