@@ -55,7 +55,8 @@ def _rows(path: Path, parse: Parse) -> Generator[dict[str, Any]]:
     except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise DataError(f"{path} cannot be read: {reason or error}") from error
 
 
 def _parquet(path: Path) -> Generator[dict[str, Any]]:

@@ -8,6 +8,7 @@ LINK and LISTENING are descriptors of sockets that the core has opened (`http_wo
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ from leafbeam.serve.worker_link import WorkerLink
 log = logging.getLogger("leafbeam.serve")
 
 _START_S = 60.0
+_NICENESS = 5  # where processors are short, the core and its model go first: in a flood, refusals wait and not answers
 _ORPHAN_GRACE_S = 2  # for answers 503 once the core is gone
 _MAX_DEADLINE_S = 3600.0
 
@@ -167,6 +169,7 @@ def main(link_descriptor: int, listening_descriptor: int) -> None:
     setup = _read_setup(link, reader)
     configure_log(setup.log_format)
     server = _WorkerServer(setup, reader, link)
+    os.nice(_NICENESS)
     gc.collect()
     gc.freeze()
     server.run(sockets=[listening])

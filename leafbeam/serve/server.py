@@ -328,6 +328,7 @@ def serve(
         raise ArgumentError("model and catalog go together: pass both, or None for both to serve texts alone")
     if changes is not None and not isinstance(catalog, CatalogFiles):
         raise ArgumentError("changes are those of files: pass the catalog as CatalogFiles")
+    _listen(host, port).close()  # a mistake is said before anything is loaded
     with SighupReloader().installed() as reloader, ExitStack() as opened:
         opened.callback(reloader.join, 5.0)
         engine, writer, access = None, NO_WRITER, Access(keys=keys) if keys is not None else None

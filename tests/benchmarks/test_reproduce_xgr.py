@@ -85,9 +85,10 @@ def test_a_figure_runs_from_measuring_to_its_plot(figure: xgr.ServingFigure, tmp
 def test_rows_are_read_again_the_last_of_each_point(tmp_path: Path):
     def row(beams: int, value: float, quick: bool = False, gone: bool = False) -> str:
         at = {"experiment": "xgr-figure-17", "quick": quick, "beams": beams}
-        return json.dumps({"parameters": at, "measured": {"ms": value}} | ({"superseded": "measured otherwise"} if gone else {}))
+        return json.dumps({"parameters": at, "measured": {"ms": value}, "superseded": "measured otherwise" if gone else ""})
 
-    (tmp_path / "reproduce_xgr.jsonl").write_text("\n".join([row(1, 5), row(2, 6), row(1, 7), row(1, 9, quick=True), row(3, 1, gone=True)]))
+    lines = [row(1, 5), row(2, 6), row(1, 7), row(1, 9, quick=True), row(3, 1, gone=True)]
+    (tmp_path / "reproduce_xgr.jsonl").write_text("\n".join(lines))
     assert [one["measured"]["ms"] for one in kept_serving_rows("xgr-figure-17", False, tmp_path)] == [7, 6]
     assert kept_serving_rows("xgr-figure-13", False, tmp_path) == []
 

@@ -196,7 +196,7 @@ def test_times_and_exact_numbers_of_a_parquet_file_are_text(tmp_path: Path) -> N
         ("items.csv", 'item_id,title\na,"tea', "cannot be read"),
         ("items.csv", "item_id,price\na,dear", "price"),
         ("items.csv", "", "expected item_id, and"),
-        ("none.jsonl", None, "cannot be read"),
+        ("none.jsonl", None, "none.jsonl cannot be read: No such file or directory"),
         ("items.jsonl", "", "has no items"),
         ("items.jsonl", '{"item_id": "a", "title": "tea"}\nnonsense', "line 2 is no JSON"),
         ("items.jsonl", "[[[", "line 1 is no JSON"),

@@ -216,6 +216,12 @@ def test_requests_of_a_killed_worker_leave_the_engine(first_shop: Any) -> None:
         until(lambda: engine.counts.of("cancelled")["running"] == 1)
 
 
+def test_workers_leave_short_processors_to_the_core(first_shop: Any) -> None:
+    with thread(first_shop.engine(), http_workers=1) as server:
+        own, worker = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, workers_of(server)[0]))
+        assert worker == min(19, own + 5)
+
+
 def test_a_worker_that_hangs_is_replaced(first_shop: Any, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(http_workers, "_HUNG_S", 1.5)
     with thread(first_shop.engine(), http_workers=2) as server:

@@ -139,6 +139,8 @@ def test_a_taken_or_invalid_port_is_a_named_error(first_shop):
         port = taken.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"cannot listen on 127.0.0.1 port {port}: .*; port 0 takes a free one"):
             Server(engine, port=port)
+        with pytest.raises(ArgumentError, match="cannot listen"):
+            serve("no model", "no index", port=port)  # before anything is loaded
     for port in (-1, 65536):
         with pytest.raises(ArgumentError, match="port must be from 0"):
             Server(engine, port=port)
