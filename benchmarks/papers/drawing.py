@@ -35,6 +35,7 @@ STYLES = {
     "unconstrained": ("#8a8f8c", ".", "-"),
     "unconstrained_jax": ("#b8bcba", ".", "--"),
 }
+_LEGEND_INCHES = 2.1  # that the longest name takes
 
 
 def new_figure(
@@ -132,8 +133,9 @@ def share_y(panels: list[Axes]) -> None:
 
 
 def finish(figure: Figure, legend_of: Axes, title: str, columns: int = 5) -> None:
-    """One legend below all panels, one title above."""
+    """One legend below all panels, of as many columns as fit, one title above."""
     handles, labels = legend_of.get_legend_handles_labels()
+    columns = min(columns, max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=9)
 
