@@ -14,6 +14,9 @@ from leafbeam.errors import DataError
 __all__ = ["ResultRows"]
 
 
+_OF_THE_MACHINE = frozenset(["memory_gib"])  # parameters that say how much of it was free, and not what was measured
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultRows:
     """All rows of one directory, oldest first. refused: (why, row) of those that are not shown."""
@@ -50,7 +53,7 @@ class ResultRows:
             raise DataError(f"no row of {bench!r} has {dict(where)}{said}: measure it with python -m benchmarks")
         last = found[-1]
         for row in found[:-1]:
-            shared = (row["parameters"].keys() & last["parameters"].keys()) - set(ignoring)
+            shared = (row["parameters"].keys() & last["parameters"].keys()) - {*ignoring, *_OF_THE_MACHINE}
             differing = sorted(key for key in shared if row["parameters"][key] != last["parameters"][key])
             if differing:
                 values = {key: (row["parameters"][key], last["parameters"][key]) for key in differing}
