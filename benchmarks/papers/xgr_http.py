@@ -6,7 +6,8 @@ Both are the same server, engine, scheduler and constraint on the same weights; 
     13    Qwen3: 4 layers of 128, prompts of 500 and 1,000 tokens, 128 to 512 beams
     14    OneRec: an encoder-decoder with experts, 0.1 x 10^9 parameters, prompts of 500 tokens
 
-The paper serves Qwen3 of 0.6B to 4B and OneRec of 0.1B to 3B on an Ascend cluster beside vLLM and xLLM.
+The paper serves Qwen3 of 0.6B to 4B and OneRec of 0.1B to 3B on an Ascend cluster beside vLLM and xLLM, with an objective of
+200 ms. OneRec's arithmetic alone takes longer than that on one core, so its objective here is ten times as long.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from leafbeam.model import EncoderDecoder, EncoderDecoderConfig, Vocabulary
 __all__ = ["FIGURE_13", "FIGURE_14", "onerec"]
 
 Points = Iterator[tuple[dict[str, Any], dict[str, Any]]]
-SLO_MS = 200.0
 _TOO_SLOW = 3.0  # times the objective: no higher rate is tried
 _GIVE_UP_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Load:
-    """What is sent. items: of each history. rates: requests a second, rising. requests: at each rate, at least."""
+    """What is sent. items: of each history. rates: requests a second, rising. requests: at each rate, at least. slo_ms: of
+    the p99."""
 
     items: tuple[int, ...]
     beams: tuple[int, ...]
     rates: tuple[float, ...]
     requests: int
+    slo_ms: float = 200.0
 
 
 _QUICK = _Load(items=(10,), beams=(16,), rates=(4.0,), requests=6)
-_QWEN3 = _Load(items=(125, 250), beams=(128, 256, 512), rates=(0.5, 1, 2, 4, 6, 8, 11, 16, 23, 32), requests=60)
-_ONEREC = _Load(items=(125,), beams=(128, 256, 512), rates=(0.25, 0.5, 1, 2, 3, 4, 6, 8), requests=60)
+_QWEN3 = _Load(items=(125, 250), beams=(128, 256, 512), rates=(1, 2, 4, 6, 8, 11, 16, 23, 32), requests=60)
+_ONEREC = _Load(items=(125,), beams=(128, 256, 512), rates=(0.25, 0.5, 0.75, 1, 1.5, 2, 3), requests=30, slo_ms=2000.0)
 
 
 def onerec(codebook_sizes: Sequence[int], *, small: bool = False) -> EncoderDecoder:
@@ -89,7 +91,7 @@ def _points(run: LoadRun, path: Path, model: str, sent: _Load) -> Points:
     """One server for each system and number of beams; rising rates until it falls behind, then the highest that it keeps."""
     for items, beams in product(sent.items, sent.beams):
         panel = {"model": model, "items": items, "prompt_tokens": 1 + items * run.trie.num_levels}
-        panel |= {"beams": beams, "data": run.path.name, "transport": "HTTP"}
+        panel |= {"beams": beams, "data": run.path.name, "transport": "HTTP", "slo_ms": sent.slo_ms}
         settings = {"num_beams": beams, "predict": False, "timeout_s": _GIVE_UP_S}
         highest = dict.fromkeys(SYSTEMS, 0.0)
         for system in SYSTEMS:
@@ -99,13 +101,13 @@ def _points(run: LoadRun, path: Path, model: str, sent: _Load) -> Points:
                     server.send(_requests(run, np.linspace(0, 2, 4), items, seed=0))
                     for rate, measured in _rates(run, server, items, sent):
                         yield at | {"rate": float(rate)}, measured
-                        if measured["p99_ms"] <= SLO_MS and not measured["unanswered"]:
+                        if measured["p99_ms"] <= sent.slo_ms and not measured["unanswered"]:
                             highest[system] = float(rate)
             except Exception as error:  # a peer whose server does not come up, or dies
                 if system == "leafbeam":
                     raise
                 yield at | {"rate": 0.0}, failure_of(error).row
-        yield panel | {"what": "highest rate", "slo_ms": SLO_MS}, {"rate": highest}
+        yield panel | {"what": "highest rate"}, {"rate": highest}
 
 
 def _rates(run: LoadRun, server: Served, items: int, sent: _Load) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -113,13 +115,13 @@ def _rates(run: LoadRun, server: Served, items: int, sent: _Load) -> Iterator[tu
         rng = np.random.default_rng(int(100 * rate))
         times = np.cumsum(rng.exponential(1 / rate, max(sent.requests, min(300, int(20 * rate)))))
         seconds = float(times[-1])
-        found = load.summary(server.send(_requests(run, times, items, seed=1)), seconds=seconds, slo_s=SLO_MS / 1e3)
+        found = load.summary(server.send(_requests(run, times, items, seed=1)), seconds=seconds, slo_s=sent.slo_ms / 1e3)
         late = found["errors"] + found["refused"]
         latency = found.get("latency_ms", {"avg": float("inf"), "p99": float("inf")})
         measured = {"avg_ms": latency["avg"], "p99_ms": latency["p99"], "unanswered": late}
         measured |= {name: found[name] for name in ("sent", "answered_per_s", "goodput_per_s", "client_late_ms_p99")}
         yield rate, measured | {"batch_size_mean": found.get("batch_size_mean")}
-        if late or latency["p99"] > _TOO_SLOW * SLO_MS:
+        if late or latency["p99"] > _TOO_SLOW * sent.slo_ms:
             break
 
 
@@ -136,10 +138,11 @@ def _show(console: Console, rows: list[Row], paper: str) -> None:
         console.print(table(f"{model}, {tokens:,} tokens, {beams} beams, over HTTP", columns, cells))
         mine, other = (_highest(rows, (model, tokens, beams)).get(name, 0.0) for name in SYSTEMS)
         ratio = f": {mine / other:.2f} x" if mine and other else ""
-        console.print(
-            f"within p99 <= {SLO_MS:g} ms: leafbeam {_rate(mine)}, PagedAttention {_rate(other)}{ratio}; at the rates of both, "
-            f"p99 of PagedAttention / leafbeam: {', '.join(_ratios(group)) or 'none'}"
+        within = (
+            f"within p99 <= {distinct(rows, 'slo_ms')[0]:g} ms: leafbeam {_rate(mine)}, PagedAttention {_rate(other)}{ratio}"
         )
+        at_both = f"p99 of PagedAttention / leafbeam: {', '.join(_ratios(group)) or 'none'}"
+        console.print(f"{within}; at the rates of both, {at_both}")
     paper_says(console, paper)
 
 
@@ -207,7 +210,7 @@ def _draw(rows: list[Row], title: str) -> Figure:
             for row in group:
                 if "status" in row["measured"]:
                     axes.text(0.05, 0.9, f"{LABELS[name]}: {row['measured']['status']}", transform=axes.transAxes, fontsize=7)
-        axes.axhline(SLO_MS, color="#9aa19d", ls=":", lw=1)
+        axes.axhline(distinct(rows, "slo_ms")[0], color="#9aa19d", ls=":", lw=1)
         axes.set_yscale("log")
         tidy(axes, f"{panel[1]:,} tokens, {panel[2]} beams", "requests a second", "p99 (solid), average, ms")
     finish(figure, axes_of[0], f"{title}\n{distinct(rows, 'model')[0]}, over HTTP, one CPU thread", columns=4)

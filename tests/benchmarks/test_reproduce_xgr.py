@@ -136,7 +136,7 @@ def test_figures_of_memory_latency_and_scheduling_are_drawn_from_rows_alone(tmp_
         "growth_over_formula": {"allocator": 1.05, "resident": 1.0},
         "over_leafbeam": {"paged_attention": ratios},
     }
-    at = {"model": "Qwen3", "items": 125, "prompt_tokens": 501, "beams": 128, "transport": "HTTP"}
+    at = {"model": "Qwen3", "items": 125, "prompt_tokens": 501, "beams": 128, "transport": "HTTP", "slo_ms": 200.0}
     numbers = {"unanswered": 0, "batch_size_mean": 1.0}
     latency = [
         {
