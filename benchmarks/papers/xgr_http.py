@@ -160,7 +160,8 @@ def _panel(row: Row) -> tuple[str, int, int]:
 
 
 def _points_of(rows: list[Row], panel: tuple[str, int, int]) -> list[Row]:
-    return [row for row in rows if _panel(row) == panel and row["parameters"]["what"] == "rate"]
+    found = [row for row in rows if _panel(row) == panel and row["parameters"]["what"] == "rate"]
+    return sorted(found, key=lambda row: row["parameters"]["rate"])
 
 
 def _highest(rows: list[Row], panel: tuple[str, int, int]) -> dict[str, float]:

@@ -15,12 +15,13 @@ from leafbeam.catalog.items_table import ItemsTable
 from leafbeam.catalog.row_map import RowMap
 from leafbeam.catalog.rule_config import LISTED, Rule
 from leafbeam.catalog.rule_set import SegmentFilters
-from leafbeam.catalog.sessions import ReadSession, RowMatches
+from leafbeam.catalog.sessions import ReadSession, RowMatches, WriteSession
 from leafbeam.errors import RuleError
 from leafbeam.index import Version
 from leafbeam.index.items import decode_ids, ids_from_arrow
 
 _NO_IDS = np.empty(0, np.int64)
+_SPARE_ROWS = 20_000  # numbers of removed rows that any table may have
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +56,7 @@ class Evaluator:
         self.table = table
         self._lock = threading.Lock()  # guards the assignment of `_map`
         self._map: RowMap | None = None
+        self._num_moved = _SPARE_ROWS  # removed or changed rows since gaps were looked for; at first, who knows
         self._rows_may_move = False  # DuckDB may close the gap of a removed row at any later checkpoint
 
     def evaluate(self, rules: Sequence[Rule], version: Version, *, count: bool = False) -> Evaluation:
@@ -100,14 +102,15 @@ class Evaluator:
         position = {key: i for i, key in enumerate(ids_n.tolist())}
         with self.table.writing() as session:
             counter = session.change_counter
+            closed = self._close_gaps(session)
+            row_map = None if closed else self._map_before(counter)
             removed_n = session.rows_of(removed_ids)
-            if (removed_n >= 0).any():
-                session.remove(removed_n[removed_n >= 0])
-                self._rows_may_move = True
-            rows_n, row_map = self._rows(session, ids_n, None if counter is None else counter - 1)
+            self._remove(session, removed_n[removed_n >= 0])
+            rows_n = self._rows(session, ids_n, row_map)
             existing_n = rows_n >= 0
-            begin = 0  # an updated row may get another number
-            if not existing_n.any():
+            self._num_moved += np.count_nonzero(existing_n)
+            begin = 0  # an updated row may get another number, as all do in a table written anew
+            if not existing_n.any() and not closed:
                 begin = session.end() if row_map is None else row_map.end
             has_row_n = existing_n.copy()
             for table in tables:
@@ -140,10 +143,22 @@ class Evaluator:
         with self.table.writing() as session:
             rows, ids = session.ids()
             unindexed = rows[~version.knows(ids)] if len(rows) else rows
-            if len(unindexed):
-                session.remove(unindexed)
-                session.connection.commit()
+            self._remove(session, unindexed)
+            session.connection.commit()
         return len(unindexed)
+
+    def _remove(self, session: WriteSession, rows_n: NDArray[np.int64]) -> None:
+        if len(rows_n):
+            session.remove(rows_n)
+            self._rows_may_move = True
+            self._num_moved += len(rows_n)
+
+    def _close_gaps(self, session: WriteSession) -> bool:
+        """Look for gaps once enough rows have left one, by removal or by a change of a list column."""
+        if self._num_moved < _SPARE_ROWS:
+            return False
+        self._num_moved = 0
+        return session.close_gaps(_SPARE_ROWS)
 
     def _row_map(self, session: ReadSession, version: Version) -> RowMap:
         """The map of what this session sees."""
@@ -157,15 +172,15 @@ class Evaluator:
                 self._map = row_map
         return row_map
 
-    def _rows(
-        self, session: ReadSession, ids_n: NDArray[np.generic], counter: int | None
-    ) -> tuple[NDArray[np.int64], RowMap | None]:
-        """(row numbers, -1 for an item without a row; the row map, None unless it is exact at this change counter)."""
+    def _map_before(self, counter: int | None) -> RowMap | None:
+        """The map, if it is exact for the table before the change with this counter."""
         row_map = self._map
-        if row_map is not None and (counter is None or row_map.change_counter != counter):
-            row_map = None
+        return row_map if row_map is not None and counter is not None and row_map.change_counter == counter - 1 else None
+
+    def _rows(self, session: ReadSession, ids_n: NDArray[np.generic], row_map: RowMap | None) -> NDArray[np.int64]:
+        """Row numbers, -1 for an item without a row. row_map: of what the session sees, if there is one."""
         may_exist_n = np.ones(len(ids_n), np.bool_) if row_map is None else row_map.has_row(ids_n)
         rows_n = np.full(len(ids_n), -1, np.int64)
         if may_exist_n.any():
             rows_n[may_exist_n] = session.rows_of(ids_n[may_exist_n])
-        return rows_n, row_map
+        return rows_n
