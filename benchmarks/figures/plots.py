@@ -209,13 +209,13 @@ def _learning(name: str, where: dict[str, Any]) -> Plot:
     return Plot(file=f"{name}.png", rows=rows, draw=draw)
 
 
-def _serving(name: str) -> Plot:
+def _serving(name: str, *keys: str) -> Plot:
     def draw(rows: list[Row]) -> Figure:
         figure = serving_figure(name)
         assert figure is not None
         return figure.draw(rows)
 
-    rows = _newest_points("reproduce_xgr", {"experiment": name, "quick": False}, ("variant", "rate"))
+    rows = _newest_points("reproduce_xgr", {"experiment": name, "quick": False}, keys)
     return Plot(file=f"{name}.png", rows=rows, draw=draw)
 
 
@@ -235,5 +235,6 @@ PLOTS = (
     _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
     _learning("static-table-3", {"budget": "8 epochs", "sids": "kmeans", "teacher": "text"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
-    _serving("xgr-figure-18"),
+    _serving("xgr-figure-13", "prompt_tokens", "beams", "what", "system", "rate"),
+    _serving("xgr-figure-18", "variant", "rate"),
 )
