@@ -51,18 +51,18 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
     """Every part; those that learn once for each of these data sets. The others take prompts from the first, or a made shop."""
     shop = ("--data", str(data[0])) if data else ()
     parts: list[tuple[float, Sequence[str]]] = [
-        (35, ("production", "--part", "small")),
+        (10, ("production", "--part", "small")),
         (10, ("production", "--part", "http")),
         (20, ("serve", *shop)),
         (9, ("overload", *shop)),
         (3, ("memory",)),
         (25, ("static-table-1",)),
-        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 45), (14, 40), (18, 25))),
+        *((minutes, (f"xgr-figure-{number}", *shop)) for number, minutes in ((13, 28), (14, 25), (18, 18))),
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
-        (50, ("production", "--part", "large")),
+        (26, ("production", "--part", "large")),
         (12, ("static-figure-4",)),
-        *((38, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
+        *((21, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),
         (10, ("static-memory",)),
         *((45, ("tiger-table-1", "--data", str(one), "--epochs", "30")) for one in data),

@@ -42,8 +42,7 @@ _GIVE_UP_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Load:
-    """What is sent. items: of each history. rates: requests a second, rising. requests: at each rate, at least. slo_ms: of
-    the p99."""
+    """What is sent, and the p99 asked for. items: of each history. rates: a second, rising. requests: at each, at least."""
 
     items: tuple[int, ...]
     beams: tuple[int, ...]

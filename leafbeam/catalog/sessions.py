@@ -314,8 +314,8 @@ class WriteSession(ReadSession):
         A table with constraints, indexes, defaults or comments, which a copy would lose, stays as it is. Cost: a pass over the
         row numbers; a copy of the table after more rows than it has were removed, or changed in a list column.
         """
-        num_rows, end = self.connection.execute("SELECT count(*), coalesce(max(rowid) + 1, 0) FROM items").fetchall()[0]
-        if end <= 2 * num_rows + spare or self.connection.execute(_NOT_COPIED).fetchall()[0][0]:
+        num_rows = self.connection.execute("SELECT count(*) FROM items").fetchall()[0][0]
+        if self.end() <= 2 * num_rows + spare or self.connection.execute(_NOT_COPIED).fetchall()[0][0]:
             return False
         self.connection.execute('CREATE TABLE "leafbeam: without gaps" AS SELECT * FROM items ORDER BY rowid')
         self.connection.execute("DROP TABLE items")

@@ -63,8 +63,9 @@ OPENED = pytest.mark.parametrize("opened", [in_memory, exclusive, held, opened_e
 
 @OPENED
 @pytest.mark.parametrize("reload", [False, True])
+@pytest.mark.parametrize("purge", [False, True])
 def test_row_numbers_stay_near_the_rows_while_items_come_and_go(
-    opened: Callable[[Path], Catalog], reload: bool, tmp_path: Path
+    opened: Callable[[Path], Catalog], reload: bool, purge: bool, tmp_path: Path
 ) -> None:
     with opened(tmp_path) as catalog:
         live = np.arange(NUM_ITEMS)
@@ -73,8 +74,9 @@ def test_row_numbers_stay_near_the_rows_while_items_come_and_go(
             live = np.concatenate([live[20:], new])
             with catalog.transaction() as change:
                 change.insert(np.stack([new % 8, new // 8 % 8], axis=1), new, rows_of(new))
-                change.delete(gone)
-            catalog.purge()
+                change.delete(gone, with_attributes=not purge)
+            if purge:
+                catalog.purge()
             if reload:
                 assert catalog.reload().ok
             assert obeys_rules(catalog, live)
