@@ -2,9 +2,12 @@
 
 import ast
 import hashlib
+import logging
 import os
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("shared-machine", deadline=None, derandomize=True)
@@ -30,3 +33,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Triton's kernels run under its interpreter here, GPU or not (read when a kernel's file is first imported).
 os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def root_log_as_before() -> Generator[None]:
+    """A command sets up the log of its process: one that runs in this process does so for its own test alone."""
+    root = logging.getLogger()
+    level, before = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in root.handlers[:]:
+        if handler not in before:
+            root.removeHandler(handler)

@@ -70,12 +70,14 @@ class KafkaFeed:
         """See Feed."""
         if self._again:
             return self._again.popleft()
-        if not self._waiting:
-            for message in self._poll(wait_s):
+        give_up = time.monotonic() + wait_s
+        while not self._waiting:  # the end of one partition may come before a message of another
+            left = give_up - time.monotonic()
+            for message in self._poll(max(left, 0.0)):
                 self._waiting.setdefault(_partition(message), []).append(message)
-        if not self._waiting:
-            self._add_partitions()
-            return None
+            if not self._waiting and (left <= 0 or self.is_at_end):
+                self._add_partitions()
+                return None
         partition = next(iter(self._waiting))
         messages = self._waiting.pop(partition)
         batch = self._batch(partition, messages, uuid4().hex)
