@@ -43,7 +43,7 @@ async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
         connection: Connection | None = None
         try:
             async with asyncio.timeout(_GIVE_UP_S):
-                connection = idle.pop() if idle else await asyncio.open_connection(host, port)
+                connection = _take(idle) or await asyncio.open_connection(host, port)
                 connection[1].write(raw)
                 status, body, stays = await _answer(connection[0])
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
@@ -70,6 +70,16 @@ async def send_all(url: str, planned: Sequence[Planned]) -> list[Answered]:
         await asyncio.gather(*running)
     await asyncio.gather(*(_close(writer) for _, writer in idle))
     return answers
+
+
+def _take(idle: list[Connection]) -> Connection | None:
+    """The connection used last; those that the server has closed since, as it does with idle ones, are thrown away."""
+    while idle:
+        connection = idle.pop()
+        if not connection[0].at_eof():
+            return connection
+        connection[1].close()
+    return None
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
