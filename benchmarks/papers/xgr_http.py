@@ -118,7 +118,8 @@ def _rates(run: LoadRun, server: Served, items: int, sent: _Load) -> Iterator[tu
         late = found["errors"] + found["refused"]
         latency = found.get("latency_ms", {"avg": float("inf"), "p99": float("inf")})
         measured = {"avg_ms": latency["avg"], "p99_ms": latency["p99"], "unanswered": late}
-        measured |= {name: found[name] for name in ("sent", "statuses", "answered_per_s", "goodput_per_s", "client_late_ms_p99")}
+        kept = ("sent", "statuses", "answered_per_s", "goodput_per_s", "client_late_ms_p99")
+        measured |= {name: found[name] for name in kept}
         yield rate, measured | {"batch_size_mean": found.get("batch_size_mean")}
         if late or latency["p99"] > _TOO_SLOW * sent.slo_ms:
             break
