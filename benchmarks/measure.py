@@ -182,11 +182,16 @@ def _overload(as_json: AsJson = False, quick: Quick = False, data: Data = None) 
 def _production(
     as_json: AsJson = False,
     quick: Quick = False,
-    part: Annotated[Literal["small", "http", "large"] | None, typer.Option("--part", help="One part instead of all.")] = None,
+    part: Annotated[
+        Literal["small", "http", "large", "prefill"] | None, typer.Option("--part", help="One part instead of all.")
+    ] = None,
 ) -> None:
-    from benchmarks.serving import production
+    from benchmarks.serving import prefill, production
 
-    _keep("production", production.runs(quick, part), as_json, quick)
+    if part != "prefill":
+        _keep("production", production.runs(quick, part), as_json, quick)
+    if part == "prefill" or (part is None and not quick):
+        _keep("production", prefill.runs(quick), as_json, quick)
 
 
 def _gpu(as_json: AsJson = False) -> None:

@@ -61,6 +61,7 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((minutes, (f"xgr-figure-{number}",)) for number, minutes in ((3, 2), (4, 1), (5, 4), (15, 2), (16, 3), (17, 1))),
         (15, ("xgr-figure-19",)),
         (26, ("production", "--part", "large")),
+        (4, ("production", "--part", "prefill")),
         (12, ("static-figure-4",)),
         *((21, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),

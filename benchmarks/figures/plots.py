@@ -236,5 +236,6 @@ PLOTS = (
     _learning("static-table-3", {"budget": "8 epochs", "sids": "kmeans", "teacher": "text"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
     _serving("xgr-figure-13", "prompt_tokens", "beams", "what", "system", "rate"),
+    _serving("xgr-figure-14", "prompt_tokens", "beams", "what", "system", "rate"),
     _serving("xgr-figure-18", "variant", "rate"),
 )

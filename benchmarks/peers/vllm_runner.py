@@ -81,7 +81,8 @@ def main(settings):
                 for one, tokens in zip(found, job["prompts"], strict=True)
             ]
         allowed = job.get("allowed_tokens")
-        params = SamplingParams(n=job["num_beams"], temperature=1.0, allowed_token_ids=allowed, detokenize=False, **options)
+        options |= {"n": job["num_beams"], "temperature": job.get("temperature", 1.0)}
+        params = SamplingParams(allowed_token_ids=allowed, detokenize=False, **options)
         return [[list(one.token_ids) for one in each.outputs] for each in llm.generate(prompts, params, use_tqdm=False)]
 
     print(json.dumps({"version": __version__}), file=answers, flush=True)

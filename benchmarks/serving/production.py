@@ -1,7 +1,7 @@
 """Engines that people run, on one model: beam search of vLLM on a CPU and of transformers, beside leafbeam.
 
     small    the demo's model, trained on the synthetic shop for two minutes; offline, and over HTTP
-    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline
+    large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone)
 
 All get the same checkpoint, prompts, beams, float32 and two threads, of which leafbeam takes one where it measures that as
 faster, as its engine does. Each turn has prompts of its own, so that no engine finds yesterday's keys and values. vLLM's ways:
@@ -55,9 +55,11 @@ __all__ = [
     "LIMIT_S",
     "MAX_TOKENS",
     "THREADS",
+    "Answers",
     "Case",
     "Part",
     "Prompts",
+    "Runs",
     "Way",
     "compare",
     "large_run",
@@ -88,6 +90,9 @@ class Case:
     items: int
     beams: int
     batch: int
+
+
+Judge = Callable[[LoadRun, Case, Sequence[Answers], Sequence[Answers]], dict[str, float]]
 
 
 def _cases(*sizes: tuple[int, int, int]) -> tuple[Case, ...]:
@@ -192,21 +197,32 @@ def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: P
 
 
 def compare(
-    named: dict[str, Any], run: LoadRun, cases: Sequence[Case], ways_of: Callable[[Case], dict[str, Way]], repeats: int
+    named: dict[str, Any],
+    run: LoadRun,
+    cases: Sequence[Case],
+    ways_of: Callable[[Case], dict[str, Way]],
+    repeats: int,
+    judge: Judge | None = None,
 ) -> Runs:
     """A row for each case, smallest first, all ways in turns; a way that was slow on a case is left out of larger ones."""
     slow: dict[str, list[Case]] = {}
     for case in cases:
-        engines = timed_case(run, case, ways_of(case), repeats, slow)
+        engines = timed_case(run, case, ways_of(case), repeats, slow, judge)
         yield parameters_of(run, case) | named, _ratios(engines)
 
 
 def timed_case(
-    run: LoadRun, case: Case, ways: Mapping[str, Way], repeats: int, slow: dict[str, list[Case]]
+    run: LoadRun,
+    case: Case,
+    ways: Mapping[str, Way],
+    repeats: int,
+    slow: dict[str, list[Case]],
+    judge: Judge | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Milliseconds and answers of each way, or its status; a way that takes more than ONCE_S seconds runs once.
+    """Milliseconds of each way and what `judge` (`shares_of`) says of its answers, or its status.
 
-    A way that takes less than REPEAT_S answers other prompts just before: the ways before it emptied the machine's caches.
+    A way that takes more than ONCE_S seconds runs once. One that takes less than REPEAT_S answers other prompts just before:
+    the ways before it emptied the machine's caches.
     """
     engines: dict[str, dict[str, Any]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -244,7 +260,7 @@ def timed_case(
                 engines[name] = {}
     for name in ways:
         if seconds[name]:
-            found = shares_of(run, case, answers[name], answers.get("leafbeam", []))
+            found = (judge or shares_of)(run, case, answers[name], answers.get("leafbeam", []))
             engines[name] = {"status": "ok", "ms": spread(seconds[name], 1e-3), "repeats": len(seconds[name])} | found
     return {name: engines[name] for name in ways}
 

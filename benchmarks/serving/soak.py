@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.resident import growth_bytes
+from benchmarks.resident import growth_bytes, malloc_bytes
 from benchmarks.serving.soak_shop import NUM_ITEMS, RULES, draw_codes, index_of, rows_of, small_model
 from leafbeam.catalog import Catalog
 from leafbeam.engine import COUNTERS, Engine, Request, Result, Settings
@@ -54,7 +54,8 @@ def runs(quick: bool, seconds: float = 60.0) -> Iterator[tuple[dict[str, Any], d
 class Outcome:
     """What a soak found. wrong: answers that broke a rule or held what was gone. lost: requests that got no answer at all.
 
-    samples: (second, resident bytes, bytes that Python has allocated since the start), taken all the time.
+    samples: (second, resident bytes, bytes that Python has allocated since the start, bytes that malloc has given out), taken
+    all the time.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Outcome:
     changes: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
-    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    samples: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     @property
     def ended(self) -> int:
@@ -70,11 +71,12 @@ class Outcome:
         return sum(sum(self.counts[kind].values()) for kind in ENDS)
 
     def growth(self, column: int) -> float:
-        """Growth in bytes (1: resident, 2: allocated by Python)."""
+        """Growth in bytes (1: resident, 2: allocated by Python, 3: given out by malloc)."""
         return growth_bytes([sample[column] for sample in self.samples])
 
     def row(self) -> dict[str, Any]:
         first, last = self.samples[len(self.samples) // 5], self.samples[-1]
+        resident = [sample[1] for sample in self.samples]
         return {
             "asked": self.asked,
             "ended": self.ended,
@@ -84,7 +86,13 @@ class Outcome:
             "counts": {kind: {why: n for why, n in found.items() if n} for kind, found in self.counts.items()},
             "resident_mb": {"first": round(first[1] / 1e6, 1), "last": round(last[1] / 1e6, 1)},
             "python_mb": {"first": round(first[2] / 1e6, 2), "last": round(last[2] / 1e6, 2)},
-            "growth_mb": {"resident": round(self.growth(1) / 1e6, 2), "python": round(self.growth(2) / 1e6, 3)},
+            "malloc_mb": {"first": round(first[3] / 1e6, 1), "last": round(last[3] / 1e6, 1)},
+            "resident_mb_by_tenth": [round(float(np.median(part)) / 1e6, 1) for part in np.array_split(resident, 10)],
+            "growth_mb": {
+                "resident": round(self.growth(1) / 1e6, 2),
+                "python": round(self.growth(2) / 1e6, 3),
+                "malloc": round(self.growth(3) / 1e6, 2),
+            },
         }
 
 
@@ -252,12 +260,12 @@ class _Soak:
             self._outcome.changes += 1
 
 
-def _held() -> tuple[int, int]:
-    """(resident bytes, bytes that Python allocated)."""
+def _held() -> tuple[int, int, int]:
+    """(resident bytes, bytes that Python allocated, bytes that malloc gave out)."""
     gc.collect()
     statm = Path("/proc/self/statm")
     resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-    return resident, tracemalloc.get_traced_memory()[0]
+    return resident, tracemalloc.get_traced_memory()[0], malloc_bytes()
 
 
 def _shop(seed: int) -> tuple[Catalog, Transformer]:

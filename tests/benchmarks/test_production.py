@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.peers import vllm_cpu
 from benchmarks.peers.vllm_cpu import ENVIRONMENT, PeerFailure, vllm_engine, write_tokenizer
-from benchmarks.serving import production, vllm
+from benchmarks.serving import prefill, production, vllm
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.production import Case
 from leafbeam.index import Trie
@@ -123,6 +124,21 @@ def test_answers_that_are_no_items_and_answers_that_are_missing_are_counted(run:
     assert production.shares_of(run, case, turns, [[[first, third]], [[second]]])["exact"] == 0.5
 
 
+def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_path: Path):
+    case = Case(items=3, beams=1, batch=2)
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=60, environment=tmp_path) as engine:
+        ways = prefill.prefill_ways(run, engine)(case)
+        prompts = [np.arange(3), np.arange(3, 6)]
+        found = ways["leafbeam"](prompts)
+        with pytest.raises(PeerFailure, match="make peers"):
+            ways["vllm"](prompts)
+    session = run.model.start(*map(torch.from_numpy, run.model.vocabulary.prompts([run.trie.codes_at(one) for one in prompts])))
+    best_B = session.step_fn(None, None).argmax(-1).flatten()
+    assert found == [[[token]] for token in run.model.vocabulary.level_tokens(0)[best_B.numpy()].tolist()]
+    assert prefill.equal_tokens(run, case, [found, found], [found]) == {"exact": 1.0}
+    assert prefill.equal_tokens(run, case, [[[[0]], found[1]]], [found]) == {"exact": 0.5}
+
+
 def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
     words = json.loads((run.path / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(words.values()) == list(range(run.model.config.vocab_size))
@@ -138,6 +154,10 @@ def test_vllm_answers_on_our_checkpoint_and_under_a_grammar_with_items_alone(run
     engines = measured["engines"]
     assert {name: one["status"] for name, one in engines.items()} == dict.fromkeys(engines, "ok")
     assert engines["vllm_grammar_beams"]["no_item"] == 0
+    with vllm_engine(run.path / "model", threads=1, max_tokens=64, limit_s=600) as engine:
+        ways_of = prefill.prefill_ways(run, engine)
+        ((_, measured),) = production.compare({}, run, [case], ways_of, 2, prefill.equal_tokens)
+    assert measured["engines"]["vllm"]["exact"] == 1
     assert engines["vllm_grammar_beams"]["exact"] == 1
 
 

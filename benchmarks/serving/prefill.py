@@ -1,0 +1,75 @@
+"""The prompt alone: until the logits of the first code, vLLM's offline engine beside leafbeam, at Qwen3-0.6B's shape.
+
+    leafbeam   the model's session, and the logits of the first level
+    vLLM       one token, the likeliest of the first level's
+
+Both compute the same number from the same prompts; the share of equal first tokens is in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.vllm_cpu import ENVIRONMENT, VllmEngine, vllm_engine, write_tokenizer
+from benchmarks.serving.load_run import LoadRun
+from benchmarks.serving.production import (
+    LIMIT_S,
+    MAX_TOKENS,
+    THREADS,
+    Answers,
+    Case,
+    Prompts,
+    Runs,
+    Way,
+    compare,
+    large_run,
+    tokens_of,
+)
+from leafbeam.model import Workspace
+from leafbeam.model.threads import torch_threads
+
+__all__ = ["equal_tokens", "prefill_ways", "runs"]
+
+# Prompts of 29, 129, 509 and 997 tokens.
+_CASES = tuple(Case(items=items, beams=1, batch=batch) for items, batch in ((7, 1), (32, 1), (32, 4), (127, 1), (249, 1)))
+
+
+def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
+    """One row for each length and batch; quick: one, of the demo's model."""
+    run = LoadRun.demo(quick)
+    write_tokenizer(run.path / "model")
+    name, run = ("small", run) if quick else ("large", large_run(run))
+    cases, repeats = (_CASES[:1], 2) if quick else (_CASES, 7)
+    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+    with torch_threads(THREADS), vllm(limit_s=LIMIT_S, environment=environment) as engine:
+        ways_of = prefill_ways(run, engine)
+        for parameters, measured in compare({"what": "prefill", "model": name}, run, cases, ways_of, repeats, equal_tokens):
+            yield parameters, measured | {"vllm": engine.version}
+
+
+def prefill_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str, Way]]:
+    """Both engines, for a case: leaves of histories to the first token of each."""
+    vocabulary, workspace = run.model.vocabulary, Workspace()
+    first_V = vocabulary.level_tokens(0)
+
+    def leafbeam(prompts: Prompts) -> Answers:
+        tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
+        session = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+        best_B = session.step_fn(None, None).argmax(-1).reshape(-1)
+        return [[[int(first_V[code])]] for code in best_B.tolist()]
+
+    def vllm(prompts: Prompts) -> Answers:
+        job = {"way": "sample", "temperature": 0.0, "allowed_tokens": first_V.tolist(), "num_beams": 1, "num_tokens": 1}
+        return engine.run(job | {"prompts": tokens_of(run, prompts)})["sequences"]
+
+    return lambda case: {"leafbeam": leafbeam, "vllm": vllm}
+
+
+def equal_tokens(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
+    """exact: the share of leafbeam's first tokens that this engine found too."""
+    pairs = [one == other for turn, mine in zip(turns, exact, strict=False) for one, other in zip(turn, mine, strict=True)]
+    return {"exact": round(sum(pairs) / max(1, len(pairs)), 4)}
