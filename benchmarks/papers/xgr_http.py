@@ -223,7 +223,7 @@ def _draw_13(rows: list[Row]) -> Figure:
 
 
 def _draw_14(rows: list[Row]) -> Figure:
-    return _draw(rows, "xGR, figure 14: the same for OneRec")
+    return _draw(rows, "xGR, figure 14: latency of OneRec as requests come faster")
 
 
 FIGURE_13 = ServingFigure(name="xgr-figure-13", points=_points_13, show=_show_13, draw=_draw_13)

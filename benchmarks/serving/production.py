@@ -196,13 +196,30 @@ def _over_http(run: LoadRun, cases: Sequence[Case], repeats: int, environment: P
             yield parameters_of(run, case) | {"what": "http", "model": "small"}, _ratios(one | {"vllm_beams": failure.row})
 
 
+def shares_of(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
+    """Of the K answers of each request: no item; missing (fewer than K different items, or than the catalog has); and exact,
+    the share of leafbeam's answers to the same turns that are among them, where there are any.
+    """
+    items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
+    answers = [list(map(tuple, one)) for turn in turns for one in turn]
+    expected = min(case.beams, len(items)) * len(answers)
+    wrong = sum(sid not in items for one in answers for sid in one)
+    found = sum(len(set(one) & items) for one in answers)
+    shares = {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
+    ours = [set(map(tuple, one)) for turn in exact[: len(turns)] for one in turn]
+    if ours:
+        common = sum(len(one & set(other)) for one, other in zip(ours, answers, strict=True))
+        shares["exact"] = round(common / max(1, sum(map(len, ours))), 4)
+    return shares
+
+
 def compare(
     named: dict[str, Any],
     run: LoadRun,
     cases: Sequence[Case],
     ways_of: Callable[[Case], dict[str, Way]],
     repeats: int,
-    judge: Judge | None = None,
+    judge: Judge = shares_of,
 ) -> Runs:
     """A row for each case, smallest first, all ways in turns; a way that was slow on a case is left out of larger ones."""
     slow: dict[str, list[Case]] = {}
@@ -217,9 +234,9 @@ def timed_case(
     ways: Mapping[str, Way],
     repeats: int,
     slow: dict[str, list[Case]],
-    judge: Judge | None = None,
+    judge: Judge = shares_of,
 ) -> dict[str, dict[str, Any]]:
-    """Milliseconds of each way and what `judge` (`shares_of`) says of its answers, or its status.
+    """Milliseconds of each way and what `judge` says of its answers, or its status.
 
     A way that takes more than ONCE_S seconds runs once. One that takes less than REPEAT_S answers other prompts just before:
     the ways before it emptied the machine's caches.
@@ -260,30 +277,13 @@ def timed_case(
                 engines[name] = {}
     for name in ways:
         if seconds[name]:
-            found = (judge or shares_of)(run, case, answers[name], answers.get("leafbeam", []))
+            found = judge(run, case, answers[name], answers.get("leafbeam", []))
             engines[name] = {"status": "ok", "ms": spread(seconds[name], 1e-3), "repeats": len(seconds[name])} | found
     return {name: engines[name] for name in ways}
 
 
 def _is_within(smaller: Case, case: Case) -> bool:
     return smaller.items <= case.items and smaller.beams <= case.beams and smaller.batch <= case.batch
-
-
-def shares_of(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:
-    """Of the K answers of each request: no item; missing (fewer than K different items, or than the catalog has); and exact,
-    the share of leafbeam's answers to the same turns that are among them, where there are any.
-    """
-    items = set(map(tuple, run.model.vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves))).tolist()))
-    answers = [list(map(tuple, one)) for turn in turns for one in turn]
-    expected = min(case.beams, len(items)) * len(answers)
-    wrong = sum(sid not in items for one in answers for sid in one)
-    found = sum(len(set(one) & items) for one in answers)
-    shares = {"no_item": round(wrong / max(1, sum(map(len, answers))), 4), "missing": round(1 - found / expected, 4)}
-    ours = [set(map(tuple, one)) for turn in exact[: len(turns)] for one in turn]
-    if ours:
-        common = sum(len(one & set(other)) for one, other in zip(ours, answers, strict=True))
-        shares["exact"] = round(common / max(1, sum(map(len, ours))), 4)
-    return shares
 
 
 def _ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

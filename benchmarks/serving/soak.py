@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,12 +50,19 @@ def runs(quick: bool, seconds: float = 60.0) -> Iterator[tuple[dict[str, Any], d
     yield parameters, found.row()
 
 
+class Sample(NamedTuple):
+    """Bytes at one moment: of the process, allocated by Python since the start, and given out by malloc."""
+
+    resident: int
+    python: int
+    malloc: int
+
+
 @dataclass(kw_only=True)
 class Outcome:
     """What a soak found. wrong: answers that broke a rule or held what was gone. lost: requests that got no answer at all.
 
-    samples: (second, resident bytes, bytes that Python has allocated since the start, bytes that malloc has given out), taken
-    all the time.
+    samples: of memory, taken all the time.
     """
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -63,20 +70,20 @@ class Outcome:
     changes: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
-    samples: list[tuple[float, int, int, int]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list[Sample])
 
     @property
     def ended(self) -> int:
         """Requests that the engine knows how they ended."""
         return sum(sum(self.counts[kind].values()) for kind in ENDS)
 
-    def growth(self, column: int) -> float:
-        """Growth in bytes (1: resident, 2: allocated by Python, 3: given out by malloc)."""
-        return growth_bytes([sample[column] for sample in self.samples])
+    def growth(self, name: str) -> float:
+        """Growth in bytes of a field of the samples."""
+        return growth_bytes([getattr(sample, name) for sample in self.samples])
 
     def row(self) -> dict[str, Any]:
         first, last = self.samples[len(self.samples) // 5], self.samples[-1]
-        resident = [sample[1] for sample in self.samples]
+        tenths = np.array_split([sample.resident for sample in self.samples], min(10, len(self.samples)))
         return {
             "asked": self.asked,
             "ended": self.ended,
@@ -84,14 +91,14 @@ class Outcome:
             "wrong": len(self.wrong),
             "changes": self.changes,
             "counts": {kind: {why: n for why, n in found.items() if n} for kind, found in self.counts.items()},
-            "resident_mb": {"first": round(first[1] / 1e6, 1), "last": round(last[1] / 1e6, 1)},
-            "python_mb": {"first": round(first[2] / 1e6, 2), "last": round(last[2] / 1e6, 2)},
-            "malloc_mb": {"first": round(first[3] / 1e6, 1), "last": round(last[3] / 1e6, 1)},
-            "resident_mb_by_tenth": [round(float(np.median(part)) / 1e6, 1) for part in np.array_split(resident, 10)],
+            "resident_mb": {"first": round(first.resident / 1e6, 1), "last": round(last.resident / 1e6, 1)},
+            "python_mb": {"first": round(first.python / 1e6, 2), "last": round(last.python / 1e6, 2)},
+            "malloc_mb": {"first": round(first.malloc / 1e6, 1), "last": round(last.malloc / 1e6, 1)},
+            "resident_mb_by_tenth": [round(float(np.median(part)) / 1e6, 1) for part in tenths],
             "growth_mb": {
-                "resident": round(self.growth(1) / 1e6, 2),
-                "python": round(self.growth(2) / 1e6, 3),
-                "malloc": round(self.growth(3) / 1e6, 2),
+                "resident": round(self.growth("resident") / 1e6, 2),
+                "python": round(self.growth("python") / 1e6, 3),
+                "malloc": round(self.growth("malloc") / 1e6, 2),
             },
         }
 
@@ -166,8 +173,8 @@ class _Soak:
             for thread in threads:
                 thread.start()
             began = time.monotonic()
-            while (elapsed := time.monotonic() - began) < seconds and not self._over.is_set():
-                self._outcome.samples.append((elapsed, *_held()))
+            while time.monotonic() - began < seconds and not self._over.is_set():
+                self._outcome.samples.append(_held())
                 self._over.wait(max(0.5, seconds / 200))
             self._over.set()
             for thread in threads:
@@ -260,12 +267,11 @@ class _Soak:
             self._outcome.changes += 1
 
 
-def _held() -> tuple[int, int, int]:
-    """(resident bytes, bytes that Python allocated, bytes that malloc gave out)."""
+def _held() -> Sample:
     gc.collect()
     statm = Path("/proc/self/statm")
     resident = int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
-    return resident, tracemalloc.get_traced_memory()[0], malloc_bytes()
+    return Sample(resident, tracemalloc.get_traced_memory()[0], malloc_bytes())
 
 
 def _shop(seed: int) -> tuple[Catalog, Transformer]:
