@@ -348,8 +348,8 @@ class CpuRunner:
 
     def _multiply(self, rows_ND: Tensor, weight_DV: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
         """Write a product, or add it. A matrix of bfloat16 is read as it is for few rows, else widened first."""
-        if linear.is_faster(len(rows_ND), weight_DV):
-            threads = torch.get_num_threads()
+        threads = torch.get_num_threads()
+        if linear.is_faster(len(rows_ND), weight_DV.t(), threads):
             executor = None if threads == 1 else self._space.executor(threads - 1)
             linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, executor=executor, threads=threads)
             return

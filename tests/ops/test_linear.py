@@ -1,6 +1,8 @@
 """Products of a few rows: the kernel equals the reference for any number of rows, outputs, inputs and threads."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -42,3 +44,36 @@ def test_threads_share_a_large_matrix(rows: int) -> None:
         cpu.linear(rows_ND, weight_VD, shared, executor=executor, threads=3)
     assert torch.equal(alone, shared)
     torch.testing.assert_close(alone, reference.linear(rows_ND, weight_VD), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_each_number_of_rows_takes_the_faster_product(dtype: torch.dtype) -> None:
+    own_and_library = (1, 2), (2, 1), (1, 2), (2, 1), (1, 1), (1, 2), (1, 2), (2, 1)  # for 1 row, for 2, 3, 4, 8, 16, 32, 64
+    answers = (float(second) for pair in own_and_library for second in pair)
+    timed: list[tuple[int, ...]] = []
+
+    def seconds(multiply: Any, weights: Sequence[torch.Tensor]) -> float:
+        assert all(weight_VD.dtype == dtype for weight_VD in weights)
+        for weight_VD in weights:
+            multiply(weight_VD)
+        timed.append(tuple(weights[0].shape))
+        return next(answers)
+
+    assert cpu.rows_faster(24, 40, dtype, 2, seconds) == {1, 3, 16, 32}  # those from 128 on follow from 64
+    assert timed == [(24, 40)] * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_choice_is_the_measured_one(dtype: torch.dtype) -> None:
+    weight_VD = torch.ones(512, 512, dtype=dtype)
+    found = cpu.rows_faster(512, 512, dtype, 1, cpu.fastest_run)
+    assert [rows for rows in cpu.MEASURED_ROWS if cpu.is_faster(rows, weight_VD, 1)] == sorted(found)
+    assert [cpu.is_faster(rows, weight_VD, 1) for rows in (5, 6, 7, 8)] == [8 in found] * 4
+    assert not cpu.is_faster(257, weight_VD, 1)
+
+
+def test_small_matrices_are_not_measured() -> None:
+    measured = cpu.rows_faster.cache_info().misses
+    assert not cpu.is_faster(8, torch.ones(511, 512), 1)
+    assert cpu.is_faster(256, torch.ones(511, 512, dtype=torch.bfloat16), 1)
+    assert cpu.rows_faster.cache_info().misses == measured

@@ -1,34 +1,85 @@
 """Products of a few float32 rows with a large matrix on a CPU, of float32 or of bfloat16, which is half as many bytes.
 
 What few rows take is the reading of the matrix. A library reads it several times, or slowly; `linear` reads it once for up to
-four rows. More rows are multiplied four at a time by four outputs, whose sums stay in registers.
+four rows. More rows are multiplied four at a time by four outputs, whose sums stay in registers. Which of them is faster
+depends on the processor: `is_faster` measures it once for each shape of a matrix.
 
 Shapes: N rows, V outputs, D inputs.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-from concurrent.futures import Executor
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from leafbeam.index.bit_kernels import widened
 from leafbeam.jit import njit
 
-_MOST_ROWS = 256  # of more, a library's product is as fast, with the matrix widened first
-_ROWS_FLOAT32 = range(2, 65)  # of other numbers, a library's product of float32 is as fast
-_LARGE = 1 << 18  # weights of float32 below which a library takes microseconds too
+MEASURED_ROWS = 1, 2, 3, 4, 8, 16, 32, 64, 128, 256  # of more, a library's product is as fast
+_MANY = 32  # rows from which on, once a library is faster, it stays so
+_MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
+_RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
+_LARGE = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
 _FEW = 4  # rows that are multiplied by one output at a time
 _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
 
 
-def is_faster(num_rows: int, weight: Tensor) -> bool:
-    """Whether `linear` is faster than a library's product."""
-    if weight.dtype == torch.float32:
-        return num_rows in _ROWS_FLOAT32 and weight.numel() >= _LARGE
-    return num_rows <= _MOST_ROWS
+def is_faster(num_rows: int, weight_VD: Tensor, threads: int) -> bool:
+    """Whether `linear` is faster than torch's product, for which a matrix of bfloat16 is widened first.
+
+    Cost: for a shape and a number of threads that are new to the process, some 0.1 s of measurement.
+    """
+    if num_rows > MEASURED_ROWS[-1]:
+        return False
+    if weight_VD.numel() < _LARGE:
+        return weight_VD.dtype == torch.bfloat16
+    outputs, inputs = weight_VD.shape
+    outputs = min(outputs, max(1, _MEASURED_WEIGHTS // inputs))
+    faster = rows_faster(outputs, inputs, weight_VD.dtype, threads, fastest_run)
+    return next(rows for rows in MEASURED_ROWS if rows >= num_rows) in faster
+
+
+def fastest_run(multiply: Callable[[Tensor], object], weights: Sequence[Tensor]) -> float:
+    """The fastest of the products with these matrices, each of which the caches have lost; the first may compile."""
+    found: list[float] = []
+    for weight_VD in weights:
+        started = time.perf_counter()
+        multiply(weight_VD)
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+@lru_cache(maxsize=256)
+def rows_faster(
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+    threads: int,
+    seconds: Callable[[Callable[[Tensor], object], Sequence[Tensor]], float],
+) -> frozenset[int]:
+    """The numbers of rows, of those that are measured, at which `linear` is faster with matrices like this."""
+    weights, widened_VD = torch.ones(_RUNS, outputs, inputs, dtype=dtype).unbind(), torch.ones(outputs, inputs)
+
+    def library(weight_VD: Tensor, rows_ND: Tensor) -> Tensor:
+        return functional.linear(rows_ND, weight_VD if dtype == torch.float32 else widened_VD.copy_(weight_VD))
+
+    found: set[int] = set()
+    with ThreadPoolExecutor(threads) as executor:
+        for rows in MEASURED_ROWS:
+            rows_ND, out_NV = torch.ones(rows, inputs), torch.empty(rows, outputs)
+            own = partial(linear, rows_ND, out_NV=out_NV, executor=executor, threads=threads)
+            if seconds(own, weights) < seconds(partial(library, rows_ND=rows_ND), weights):
+                found.add(rows)
+            elif rows >= _MANY:
+                break
+    return frozenset(found)
 
 
 def linear(
