@@ -20,13 +20,14 @@ from leafbeam.engine.channels import MemoryChannel
 from leafbeam.engine.counts import Counts
 from leafbeam.engine.decoder import Decoder, Model
 from leafbeam.engine.graphs.graph import Graphs, graphs_for
+from leafbeam.engine.precision import PrecisionReport
 from leafbeam.engine.prepare import RequestPreparer
 from leafbeam.engine.request import Limits, PendingRequest, Request, Result
 from leafbeam.engine.results import ResultWriter
 from leafbeam.engine.scheduler import Scheduler
-from leafbeam.engine.settings import Settings
+from leafbeam.engine.settings import Precision, Settings
 from leafbeam.engine.slow_batches import SlowBatch, SlowBatches
-from leafbeam.engine.warm_up import calibrate, choose_threads, run_filtered, warm_up_requests
+from leafbeam.engine.warm_up import calibrate, choose_threads, measure_precision, run_filtered, warm_up_requests
 from leafbeam.engine.worker import Worker, worker_stream
 from leafbeam.errors import (
     ArgumentError,
@@ -121,7 +122,8 @@ class Engine:
 
     catalog: a Catalog, or a Trie to serve without rules. memory: ranks items too, alone or fused (`Request.channel`). limits:
     bounds of one request. settings: how the engine runs. clock: seconds, monotonic. new_graphs: captures graphs on another
-    device than a GPU, with the arguments of `graphs_for`. threads: of each worker's matrix products, once the engine is warm.
+    device than a GPU, with the arguments of `graphs_for`. threads, precision: of each worker's matrix products, once the engine
+    is warm. precision_report: what bfloat16 does here, if the settings asked for it.
 
     Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
     or the model.
@@ -164,6 +166,8 @@ class Engine:
         self._opened = ExitStack()
         self._is_warm = False
         self.threads: int | None = None
+        self.precision: Precision = "float32"
+        self.precision_report: PrecisionReport | None = None
 
     def _check(self, *, can_capture: bool) -> None:
         sizes, settings, limits = tuple(self.model.vocabulary.codebook_sizes), self.settings, self.limits
@@ -187,6 +191,11 @@ class Engine:
                     f"{type(self.model).__name__} on {self.model.device}: load it with device='cuda', or set graphs to False"
                 )
             check_static(self.model)
+        if settings.precision != "float32" and not (isinstance(self.model, Transformer) and self.model.takes_workspace):
+            raise ArgumentError(
+                f"precision={settings.precision!r} is of a Transformer in float32 on a CPU, and this is a "
+                f"{type(self.model).__name__} on {self.model.device}: set precision to 'float32'"
+            )
         costs, device = settings.attention_costs, self.model.device
         if costs is not None and device.type == "cuda" and costs.device not in (None, torch.cuda.get_device_name(device)):
             raise ArgumentError(
@@ -260,6 +269,7 @@ class Engine:
         """
         if self._is_warm:
             return
+        self._choose_precision()
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
         self.threads = self._choose_threads()
@@ -268,8 +278,28 @@ class Engine:
                 calibrate(self._preparer, self.settings, self._offline_decoder, self.scheduler.observe, self.clock)
         self._is_warm = True
 
+    def _choose_precision(self) -> None:
+        """Take products in bfloat16 where the settings ask for them and they are faster."""
+        if self.settings.precision == "float32" or not isinstance(self.model, Transformer):
+            return
+        rounded = self.model.with_bfloat16_products()
+        decoders = Decoder(self.model, self.clock), Decoder(rounded, self.clock)
+        with torch_threads(self.settings.threads or self._most_threads):
+            report = measure_precision(self._preparer, self.settings, *decoders, self.clock)
+        self.precision_report = report
+        if report.is_faster:
+            self.model, self.precision = rounded, "bfloat16"
+            self._offline_decoder = Decoder(rounded, self.clock, self.prompt_store)
+            log.info("matrix products in bfloat16: %s", report)
+        else:
+            log.warning("matrix products stay in float32, because bfloat16 is no faster here: %s", report)
+
+    @property
+    def _most_threads(self) -> int:
+        return max(1, torch.get_num_threads() // self.settings.workers)
+
     def _choose_threads(self) -> int:
-        most = max(1, torch.get_num_threads() // self.settings.workers)
+        most = self._most_threads
         if self.settings.threads is not None or most == 1 or self.model.device.type != "cpu":
             return self.settings.threads or most
         times = choose_threads(self._preparer, self.settings, self._offline_decoder, most, self.clock)

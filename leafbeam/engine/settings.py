@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from leafbeam.engine.capacity import Capacity
 from leafbeam.errors import ArgumentError
 from leafbeam.ops.attention.costs import AttentionCosts
+
+Precision = Literal["float32", "bfloat16"]
 
 _MAY_BE_0 = ("wait_s", "prompt_store_mb", "exhaustive_beams")
 _BATCH_SHARE = 0.5  # of slo_s: a request that arrives while such a batch runs can still be answered by the next
@@ -20,6 +23,8 @@ class Settings:
         so that its answer is the true best of the allowed items (see Result.exhaustive). 0: searches are never widened.
     workers: threads that run batches, over one copy of the weights.
     threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
+    precision: of the layers' matrix products, of a float32 model on a CPU. "bfloat16" (`Transformer.with_bfloat16_products`) is
+        measured at the start beside float32, which stays where it is as fast; `Engine.precision` says how far answers differ.
     max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
     max_queue: requests that may wait; further ones are rejected.
     slo_s: the latency objective, from submission to answer. It is the deadline of requests without one, and half of it bounds
@@ -43,6 +48,7 @@ class Settings:
     exhaustive_beams: int = 128
     workers: int = 1
     threads: int | None = None
+    precision: Precision = "float32"
     max_batch: int = 16
     max_batch_tokens: int = 32_768
     max_beam_rows: int = 8_192
@@ -77,6 +83,8 @@ class Settings:
                 raise ArgumentError(f"attention_costs must be AttentionCosts.load(path), not {self.attention_costs!r}")
             if not self.graphs:
                 raise ArgumentError("attention_costs are of captured graphs: set graphs to True, or leave the costs out")
+        if self.precision not in get_args(Precision):
+            raise ArgumentError(f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}")
         if self.wait_s >= self.deadline_s:
             raise ArgumentError(f"wait_s={self.wait_s:g} must be below the deadline of {self.deadline_s:g} s")
 

@@ -1,19 +1,24 @@
 """What an engine runs before its first request: every kind of search once, and batches that the latency model learns from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import get_args
 
+import numpy as np
+
+from leafbeam.decode import SearchResult
 from leafbeam.engine.capacity import BatchSize
 from leafbeam.engine.decoder import Decoder
+from leafbeam.engine.precision import PrecisionReport, compare_precisions
 from leafbeam.engine.prepare import RequestPreparer
-from leafbeam.engine.request import ItemId, Request, Scoring
+from leafbeam.engine.request import ItemId, PendingRequest, Request, Scoring
 from leafbeam.engine.settings import Settings
 from leafbeam.engine.threads import ThreadTimes, measure_threads
 from leafbeam.index import Version
 
 _MAX_CALIBRATION_S = 1.0
+_COMPARED_ITEMS = 20  # of each history that precisions are compared on
 
 
 def warm_up_requests(version: Version, num_beams: int) -> Iterator[Request]:
@@ -39,6 +44,29 @@ def choose_threads(
     pending = preparer.prepare(request, clock())
     full = settings.capacity.max_requests(pending.size.tokens, settings.num_beams)
     return measure_threads(most, [partial(decoder.run, [pending] * requests) for requests in sorted({1, full})], clock)
+
+
+def measure_precision(
+    preparer: RequestPreparer, settings: Settings, float32: Decoder, bfloat16: Decoder, clock: Callable[[], float]
+) -> PrecisionReport:
+    """Both precisions, on a batch of one request and on a full one, of histories drawn from the index."""
+    rng = np.random.default_rng(0)
+    items = max(preparer.version.segments, key=lambda segment: segment.num_items).trie.items
+    length = min(preparer.max_history, _COMPARED_ITEMS) if items.num_items else 0
+
+    def pending() -> PendingRequest:
+        history = items.ids_of(rng.integers(items.num_items, size=length)).tolist() if length else []
+        request = Request(history=tuple(history), num_items=1, num_beams=settings.num_beams, keep_history=True)
+        return preparer.prepare(request, clock())
+
+    first = pending()
+    full = settings.capacity.max_requests(first.size.tokens, settings.num_beams)
+    batches = [[first], [first, *(pending() for _ in range(full - 1))]]
+    return compare_precisions([(partial(_search, float32, one), partial(_search, bfloat16, one)) for one in batches], clock)
+
+
+def _search(decoder: Decoder, batch: Sequence[PendingRequest]) -> SearchResult:
+    return decoder.run(batch).search
 
 
 def calibrate(

@@ -1,4 +1,4 @@
-"""Running Qwen3's layers on a CPU in float32: packed rows, in chunks, in reused memory.
+"""Running Qwen3's layers on a CPU: packed rows, in chunks, in reused memory.
 
     prompts   the tokens of all prompts, without padding; their keys and values are kept once per request
     codes     rows of B x K beams; their keys and values stay where they were written, and a table of ancestors finds them;
@@ -121,6 +121,7 @@ class _CacheSize:
 class CpuRunner:
     """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits.
 
+    products: float32, or bfloat16 to round rows, matrices and their products to it; the matrices are of bfloat16 then.
     workspace: None for buffers of its own. store: None to run every prompt from its first token. beams: the expected number,
     to allocate the codes' slots once; 0 if unknown. Logits stay valid until the next call in a workspace that was passed in,
     without one for good.
@@ -133,11 +134,13 @@ class CpuRunner:
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
         lengths_B: Tensor,
+        products: torch.dtype = torch.float32,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
         beams: int = 0,
     ) -> None:
         self._config: ModelConfig = body.config
+        self._products = products
         self._embedding = body.embed_tokens.weight.detach()
         self._layers = [_Weights.of(cast(Layer, layer)) for layer in body.layers]
         self._norm = _array(body.norm)
@@ -347,7 +350,12 @@ class CpuRunner:
         self._multiply(chunk.gate, weights.down, chunk.hidden, add=True)
 
     def _multiply(self, rows_ND: Tensor, weight_DV: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
-        """Write a product, or add it. A matrix of bfloat16 is read as it is for few rows, else widened first."""
+        """Write a product, or add it. In float32, a matrix of bfloat16 is read as it is for few rows, else widened first."""
+        if self._products == torch.bfloat16:
+            product_NV = self._space.rounded("product", *out_NV.shape)
+            torch.mm(self._space.rounded("rows", *rows_ND.shape).copy_(rows_ND), weight_DV, out=product_NV)
+            _ = out_NV.add_(product_NV) if add else out_NV.copy_(product_NV)
+            return
         threads = torch.get_num_threads()
         if linear.is_faster(len(rows_ND), weight_DV.t(), threads):
             executor = None if threads == 1 else self._space.executor(threads - 1)

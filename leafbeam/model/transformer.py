@@ -6,6 +6,7 @@ Shapes: B requests, T tokens of each, K beams, C new codes of each beam, N = K x
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,7 @@ class Transformer(SidModel[ModelConfig]):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(config, vocabulary)
+        self._products = torch.float32  # what `CpuRunner` multiplies the layers' matrices in
         self.model = Qwen3(config)
         self._finish(generator, device)
 
@@ -99,6 +101,25 @@ class Transformer(SidModel[ModelConfig]):
                     module.weight = nn.Parameter(stored, requires_grad=False)
         return self
 
+    @torch.no_grad()
+    def with_bfloat16_products(self) -> Transformer:
+        """A copy for decoding on a CPU that multiplies the layers' matrices in bfloat16; the head's stay in float32.
+
+        Matrices, the rows that they multiply and the products are rounded to 8 bits of precision; attention, norms and sums of
+        layers are not. A large model is several times as fast where the processor has such products (AMX, AVX-512 BF16), and
+        slower elsewhere: `Settings.precision` measures. Cost: one pass over the matrices, and half their memory; the rest is
+        shared with this model. Raises ArgumentError for a model that is not in float32 on a CPU.
+        """
+        if not self.takes_workspace:
+            place = f"{self.head_weight.dtype} on {self.device}"
+            raise ArgumentError(f"products in bfloat16 are of a model in float32 on a CPU, and this one is in {place}")
+        other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
+        for module in other.model.layers.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
+        other._products = torch.bfloat16
+        return other
+
     def level_heads(self) -> list[Tensor]:
         """For each level the head's rows of its codes (V, D), without gradients: what `BeamSearch.run` takes as `head`.
 
@@ -134,7 +155,8 @@ class Transformer(SidModel[ModelConfig]):
         weight = self.head_weight
         if self.takes_workspace:
             head = None if hidden else weight
-            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, workspace, store, beams)
+            prompts = tokens_BT, lengths_B, self._products
+            runner: Runner = CpuRunner(self.model, head, vocabulary, *prompts, workspace, store, beams)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"workspace and store need a model in float32 on a CPU; this model is {weight.dtype} on {weight.device}: "
@@ -159,7 +181,8 @@ class Transformer(SidModel[ModelConfig]):
         vocabulary = TextTokens(size=self.config.vocab_size, num_tokens=max_tokens + 1)  # the last is never run
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         if self.takes_workspace:
-            runner: TextRunner = CpuRunner(self.model, None, vocabulary, tokens_BT, lengths_B, beams=num_texts)
+            prompts = tokens_BT, lengths_B, self._products
+            runner: TextRunner = CpuRunner(self.model, None, vocabulary, *prompts, beams=num_texts)
         else:
             runner = TorchRunner(self.model, lambda hidden_D, _: hidden_D, tokens_BT, lengths_B)
         return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)

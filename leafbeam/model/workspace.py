@@ -76,6 +76,10 @@ class Workspace:
         self._views[name] = shape, view, view.numpy()
         return view, self._views[name][2]
 
+    def rounded(self, name: str, *shape: int) -> Tensor:
+        """A buffer of bfloat16, which numpy lacks."""
+        return self.buffer(f"{name} in bfloat16", *shape, dtype=torch.int16)[0].view(torch.bfloat16)
+
     def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> Array:
         """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
         flat = self._flat.get(name)

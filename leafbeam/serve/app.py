@@ -152,6 +152,11 @@ def create_app(
     return app
 
 
+def _precision(engine: Engine) -> str:
+    report = engine.precision_report
+    return engine.precision if report is None else f"{engine.precision}; bfloat16 is {report}"
+
+
 def _readiness(engine: Engine | None, text: TextService | None, http_workers: int) -> Readiness:
     reason = None if engine is None else engine.unhealthy_reason
     if reason is None and text is not None and not text.worker.is_alive:
@@ -164,6 +169,7 @@ def _readiness(engine: Engine | None, text: TextService | None, http_workers: in
         num_items=0 if engine is None else len(engine.version),
         rules={name: len(allowed) for name, allowed in filters.items()},
         threads=None if engine is None else engine.threads,
+        precision=None if engine is None else _precision(engine),
         text_model=None if text is None else text.name,
         http_workers=http_workers,
     )

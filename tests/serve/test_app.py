@@ -123,6 +123,7 @@ def test_health_readiness_and_the_end(first_shop):
             "num_items": 100,
             "rules": {"cheap": 60, "in_stock": 67, "none": 0},
             "threads": engine.threads,
+            "precision": "float32",
             "text_model": None,
             "http_workers": 0,
         }

@@ -416,6 +416,7 @@ def test_a_server_of_texts_alone_has_no_items(text_dir: Path):
             "num_items": 0,
             "rules": {},
             "threads": None,
+            "precision": None,
             "text_model": MODEL,
             "http_workers": 0,
         }

@@ -1,0 +1,61 @@
+"""What matrix products in bfloat16 do on this machine: measured when an engine starts, because few processors have them."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leafbeam.decode import SearchResult
+from leafbeam.engine.threads import batch_seconds
+
+__all__ = ["PrecisionReport", "compare_precisions"]
+
+_GAIN = 1.1  # a smaller one is not worth different answers
+_Search = Callable[[], SearchResult]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrecisionReport:
+    """Products in bfloat16 beside those in float32, on the same requests.
+
+    speedups: with one request and with a full batch. same_items: the share of float32's answers that bfloat16 gives too.
+    score_difference: the largest of one item's log-probability, among those.
+    """
+
+    speedups: tuple[float, ...]
+    same_items: float
+    score_difference: float
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether bfloat16 is faster by a tenth or more, by the geometric mean of the batches."""
+        return statistics.geometric_mean(self.speedups) >= _GAIN
+
+    def __str__(self) -> str:
+        speedups = " and ".join(f"{speedup:.2f}" for speedup in self.speedups)
+        batches, same = "with one request and with a full batch", f"{self.same_items:.1%} of the items the same"
+        return f"{speedups} times as fast as float32 {batches}, {same}, log-probabilities within {self.score_difference:.2g}"
+
+
+def compare_precisions(batches: Sequence[tuple[_Search, _Search]], clock: Callable[[], float]) -> PrecisionReport:
+    """Time each batch in float32 and in bfloat16, and compare the answers of all. Cost: some runs of each, a second or more."""
+    speedups: list[float] = []
+    answers: list[tuple[SearchResult, SearchResult]] = []
+    for float32, bfloat16 in batches:
+        answers.append((float32(), bfloat16()))  # the first run of a batch compiles and allocates
+        speedups.append(batch_seconds(float32, clock) / batch_seconds(bfloat16, clock))
+    pairs = [pair for one, other in answers for pair in zip(_scores(one), _scores(other), strict=True)]
+    shared = [(item, one, other) for one, other in pairs for item in one.keys() & other.keys()]
+    return PrecisionReport(
+        speedups=tuple(speedups),
+        same_items=len(shared) / max(1, sum(len(one) for one, _ in pairs)),
+        score_difference=max((abs(one[item] - other[item]) for item, one, other in shared), default=0.0),
+    )
+
+
+def _scores(answer: SearchResult) -> list[dict[object, float]]:
+    """For each request the score of each item."""
+    scores: Sequence[NDArray[np.float32]] = list(answer.scores)
+    return [dict(zip(ids.tolist(), row.tolist(), strict=False)) for ids, row in zip(answer.item_ids, scores, strict=True)]
