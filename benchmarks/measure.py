@@ -185,13 +185,16 @@ def _production(
     part: Annotated[
         Literal["small", "http", "large", "prefill"] | None, typer.Option("--part", help="One part instead of all.")
     ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option("--dtype", help="Of the parts large and prefill.")
+    ] = "float32",
 ) -> None:
     from benchmarks.serving import prefill, production
 
     if part != "prefill":
-        _keep("production", production.runs(quick, part), as_json, quick)
+        _keep("production", production.runs(quick, part, dtype=dtype), as_json, quick)
     if part == "prefill" or (part is None and not quick):
-        _keep("production", prefill.runs(quick), as_json, quick)
+        _keep("production", prefill.runs(quick, dtype=dtype), as_json, quick)
 
 
 def _gpu(as_json: AsJson = False) -> None:

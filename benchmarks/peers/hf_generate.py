@@ -35,10 +35,12 @@ class HfGenerate:
     item_of_sid: dict[tuple[int, ...], int]
 
     @classmethod
-    def of(cls, directory: str | PathLike[str], trie: Trie, vocabulary: AnyVocabulary) -> HfGenerate:
-        """Load a checkpoint in float32 and put every item's tokens into a dict of dicts."""
+    def of(
+        cls, directory: str | PathLike[str], trie: Trie, vocabulary: AnyVocabulary, dtype: torch.dtype = torch.float32
+    ) -> HfGenerate:
+        """Load a checkpoint and put every item's tokens into a dict of dicts."""
         codes_NL = trie.codes_at(np.arange(trie.num_leaves))
-        model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        model = Qwen3ForCausalLM.from_pretrained(directory, dtype=dtype).eval()
         # Sequences have a fixed length; an end token would only give beam search something to look out for.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = vocabulary.pad

@@ -1,9 +1,10 @@
 """The prompt alone: until the logits of the first code, vLLM's offline engine beside leafbeam, at Qwen3-0.6B's shape.
 
     leafbeam   the model's session, and the logits of the first level
+    float32    in bfloat16, leafbeam's session in float32 too
     vLLM       one token, the likeliest of the first level's
 
-Both compute the same number from the same prompts; the share of equal first tokens is in the row.
+All compute the same number from the same prompts; the share of equal first tokens is in the row.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from benchmarks.serving.production import (
     THREADS,
     Answers,
     Case,
+    Dtype,
     Prompts,
     Runs,
     Way,
     compare,
+    in_dtype,
     large_run,
     tokens_of,
 )
-from leafbeam.model import Workspace
+from leafbeam.model import Transformer, Workspace
 from leafbeam.model.threads import torch_threads
 
 __all__ = ["equal_tokens", "prefill_ways", "runs"]
@@ -38,27 +41,28 @@ __all__ = ["equal_tokens", "prefill_ways", "runs"]
 _CASES = tuple(Case(items=items, beams=1, batch=batch) for items, batch in ((7, 1), (32, 1), (32, 4), (127, 1), (249, 1)))
 
 
-def runs(quick: bool, environment: Path = ENVIRONMENT) -> Runs:
+def runs(quick: bool, environment: Path = ENVIRONMENT, dtype: Dtype = "float32") -> Runs:
     """One row for each length and batch; quick: one, of the demo's model."""
     run = LoadRun.demo(quick)
     write_tokenizer(run.path / "model")
     name, run = ("small", run) if quick else ("large", large_run(run))
     cases, repeats = (_CASES[:1], 2) if quick else (_CASES, 7)
-    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS, dtype=dtype)
+    named = {"what": "prefill", "model": name, "dtype": dtype}
     with torch_threads(THREADS), vllm(limit_s=LIMIT_S, environment=environment) as engine:
-        ways_of = prefill_ways(run, engine)
-        for parameters, measured in compare({"what": "prefill", "model": name}, run, cases, ways_of, repeats, equal_tokens):
+        ways_of = prefill_ways(run, engine, dtype)
+        for parameters, measured in compare(named, run, cases, ways_of, repeats, equal_tokens):
             yield parameters, measured | {"vllm": engine.version}
 
 
-def prefill_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str, Way]]:
-    """Both engines, for a case: leaves of histories to the first token of each."""
+def prefill_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> Callable[[Case], dict[str, Way]]:
+    """All engines, for a case: leaves of histories to the first token of each."""
     vocabulary, workspace = run.model.vocabulary, Workspace()
     first_V = vocabulary.level_tokens(0)
 
-    def leafbeam(prompts: Prompts) -> Answers:
+    def leafbeam(model: Transformer, prompts: Prompts) -> Answers:
         tokens_BT, lengths_B = vocabulary.prompts([run.trie.codes_at(one) for one in prompts])
-        session = run.model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
+        session = model.start(torch.from_numpy(tokens_BT), torch.from_numpy(lengths_B), workspace=workspace)
         best_B = session.step_fn(None, None).argmax(-1).reshape(-1)
         return [[[int(first_V[code])]] for code in best_B.tolist()]
 
@@ -66,7 +70,10 @@ def prefill_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str,
         job = {"way": "sample", "temperature": 0.0, "allowed_tokens": first_V.tolist(), "num_beams": 1, "num_tokens": 1}
         return engine.run(job | {"prompts": tokens_of(run, prompts)})["sequences"]
 
-    return lambda case: {"leafbeam": leafbeam, "vllm": vllm}
+    ways: dict[str, Way] = {"leafbeam": partial(leafbeam, in_dtype(run, dtype).model)}
+    if dtype != "float32":
+        ways["float32"] = partial(leafbeam, run.model)
+    return lambda case: ways | {"vllm": vllm}
 
 
 def equal_tokens(run: LoadRun, case: Case, turns: Sequence[Answers], exact: Sequence[Answers]) -> dict[str, float]:

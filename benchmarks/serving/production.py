@@ -3,10 +3,10 @@
     small    the demo's model, trained on the synthetic shop for two minutes; offline, and over HTTP
     large    the shape of Qwen3-0.6B over Semantic IDs, random weights; offline (`prefill`: its prompts alone)
 
-All get the same checkpoint, prompts, beams, float32 and two threads, of which leafbeam takes one where it measures that as
-faster, as its engine does. Each turn has prompts of its own, so that no engine finds yesterday's keys and values. vLLM's ways:
-beams without a constraint; beams under a grammar of all items; sampling from the tokens of items, which is no search. An engine
-that is missing, fails, crashes or takes too long has its status in the row.
+All get the same checkpoint, prompts, beams, dtype (float32; `large` and `prefill` in bfloat16 too) and two threads, of which
+leafbeam takes one where it measures that as faster, as its engine does. Each turn has prompts of its own, so that no engine
+finds yesterday's keys and values. vLLM's ways: beams without a constraint; beams under a grammar of all items; sampling from
+the tokens of items, which is no search. An engine that is missing, fails, crashes or takes too long has its status in the row.
 
 Shapes: B requests, K beams, T tokens of a prompt, L levels.
 """
@@ -47,6 +47,7 @@ from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
 from leafbeam.engine import Limits
 from leafbeam.engine.threads import measure_threads
+from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, Transformer, Workspace, search_bytes
 from leafbeam.model.threads import torch_threads
 from leafbeam.ops.backend import IndexBindings
@@ -57,11 +58,13 @@ __all__ = [
     "THREADS",
     "Answers",
     "Case",
+    "Dtype",
     "Part",
     "Prompts",
     "Runs",
     "Way",
     "compare",
+    "in_dtype",
     "large_run",
     "offline_ways",
     "parameters_of",
@@ -76,6 +79,7 @@ Prompts = Sequence[NDArray[np.int64]]
 Answers = Sequence[Sequence[Sequence[int]]]  # tokens of each answer of each request
 Way = Callable[[Prompts], Answers]
 Part = Literal["small", "http", "large"]
+Dtype = Literal["float32", "bfloat16"]
 
 THREADS, MAX_TOKENS = 2, 1024
 REPEAT_S, ONCE_S, SLOW_S, LIMIT_S = 2.0, 8.0, 150.0, 600.0
@@ -104,8 +108,10 @@ _SMALL = _cases((7, 20, 1), (7, 50, 4), (7, 50, 16), (127, 50, 1), (127, 128, 1)
 _LARGE = _cases((7, 20, 1), (32, 50, 4), (127, 128, 1), (249, 128, 1), (249, 512, 1))
 
 
-def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT) -> Runs:
-    """One row for each case: of one part, or of all."""
+def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT, dtype: Dtype = "float32") -> Runs:
+    """One row for each case: of one part, or of all. Raises ArgumentError for bfloat16 except with the part "large"."""
+    if dtype == "bfloat16" and part != "large":
+        raise ArgumentError("--dtype bfloat16 goes with --part large or --part prefill")
     run = LoadRun.demo(quick)
     write_tokenizer(run.path / "model")
     small, repeats = (_SMALL[:1], 2) if quick else (_SMALL, 7)
@@ -115,22 +121,29 @@ def runs(quick: bool, part: Part | None = None, environment: Path = ENVIRONMENT)
         if part in ("http", None):
             yield from _over_http(run, small, repeats, environment)
         if part == "large" or (part is None and not quick):
-            yield from _offline("large", large_run(run), _LARGE, 3, environment)
+            yield from _offline("large", in_dtype(large_run(run), dtype), _LARGE, 3, environment, dtype)
 
 
-def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path) -> Runs:
-    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS)
+def in_dtype(run: LoadRun, dtype: Dtype) -> LoadRun:
+    """The run with a model that multiplies in this dtype."""
+    return replace(run, model=run.model.with_bfloat16_products()) if dtype == "bfloat16" else run
+
+
+def _offline(name: str, run: LoadRun, cases: Sequence[Case], repeats: int, environment: Path, dtype: Dtype = "float32") -> Runs:
+    vllm = partial(vllm_engine, run.path / "model", threads=THREADS, max_tokens=MAX_TOKENS, dtype=dtype)
     with vllm(limit_s=LIMIT_S, environment=environment) as engine:
-        ways_of = offline_ways(run, engine)
-        for parameters, measured in compare({"what": "offline", "model": name}, run, cases, ways_of, repeats):
+        ways_of = offline_ways(run, engine, dtype)
+        named = {"what": "offline", "model": name, "dtype": dtype}
+        for parameters, measured in compare(named, run, cases, ways_of, repeats):
             yield parameters, measured | {"vllm": engine.version}
 
 
-def offline_ways(run: LoadRun, engine: VllmEngine) -> Callable[[Case], dict[str, Way]]:
+def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> Callable[[Case], dict[str, Way]]:
     """Every engine in this process or a child of it, for a case: leaves of histories to the tokens of answers."""
     vocabulary, levels = run.model.vocabulary, run.trie.num_levels
     items_NL = vocabulary.tokens(run.trie.codes_at(np.arange(run.trie.num_leaves)))
-    peer, workspace = HfGenerate.of(run.path / "model", run.trie, vocabulary), Workspace()
+    peer = HfGenerate.of(run.path / "model", run.trie, vocabulary, getattr(torch, dtype))
+    workspace = Workspace()
     threads: dict[Case, int] = {}
     index = IndexBindings(run.trie)
     jobs: dict[str, dict[str, Any]] = {

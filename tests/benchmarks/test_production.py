@@ -13,6 +13,7 @@ from benchmarks.peers.vllm_cpu import ENVIRONMENT, PeerFailure, vllm_engine, wri
 from benchmarks.serving import prefill, production, vllm
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.production import Case
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, Transformer, Vocabulary
 
@@ -130,6 +131,10 @@ def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_p
         ways = prefill.prefill_ways(run, engine)(case)
         prompts = [np.arange(3), np.arange(3, 6)]
         found = ways["leafbeam"](prompts)
+        both = prefill.prefill_ways(run, engine, "bfloat16")(case)
+        assert both["float32"](prompts) == found
+        assert len(both["leafbeam"](prompts)) == 2
+        assert list(both) == ["leafbeam", "float32", "vllm"]
         with pytest.raises(PeerFailure, match="make peers"):
             ways["vllm"](prompts)
     session = run.model.start(*map(torch.from_numpy, run.model.vocabulary.prompts([run.trie.codes_at(one) for one in prompts])))
@@ -137,6 +142,12 @@ def test_a_prompt_alone_is_the_likeliest_first_token_of_both(run: LoadRun, tmp_p
     assert found == [[[token]] for token in run.model.vocabulary.level_tokens(0)[best_B.numpy()].tolist()]
     assert prefill.equal_tokens(run, case, [found, found], [found]) == {"exact": 1.0}
     assert prefill.equal_tokens(run, case, [[[[0]], found[1]]], [found]) == {"exact": 0.5}
+
+
+def test_bfloat16_is_of_the_large_model():
+    for part in (None, "small", "http"):
+        with pytest.raises(ArgumentError, match="goes with --part large"):
+            next(production.runs(True, part, dtype="bfloat16"))
 
 
 def test_the_tokenizer_has_a_word_for_every_token(run: LoadRun):
