@@ -224,7 +224,7 @@ PLOTS = (
     Plot(file="head.png", rows=_newest_points("head", {"what": "curve"}, ("distribution",)), draw=_draw_head),
     Plot(
         file="peers.png",
-        rows=_newest_points("production", {"what": "offline"}, ("model", "prompt_tokens", "K", "B")),
+        rows=_newest_points("production", {"what": "offline", "dtype": "float32"}, ("model", "prompt_tokens", "K", "B")),
         draw=_draw_peers,
     ),
     _static("static-table-1"),

@@ -155,7 +155,7 @@ def serve(
     threads: Annotated[int | None, option("--threads", "Of each worker.", BATCHES, default="measured at the start")] = None,
     precision: Annotated[
         Literal["float32", "bfloat16"],
-        option("--precision", "On a CPU: bfloat16 rounds the layers' products, where that is faster.", BATCHES, metavar="NAME"),
+        option("--precision", "Or bfloat16, on a CPU, where faster.", BATCHES, metavar="NAME"),
     ] = "float32",
     max_batch: Annotated[int, option("--max-batch", "Maximum requests in one batch.", BATCHES)] = 16,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", "Its maximum prompt tokens.", BATCHES)] = 32_768,
@@ -213,6 +213,8 @@ def serve(
     paths = None if run is None and text_model is not None else RunDirectory(run or DEFAULT_RUN)
     if paths is not None:
         paths.check(*ENGINE_FILES)
+    elif precision != "float32":
+        raise ArgumentError(f"--precision {precision} goes with --run: texts are computed in float32")
     if text_model is not None:
         require("`leafbeam serve --text-model`", "tokenizers", "outlines_core")
     require(

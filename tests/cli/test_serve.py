@@ -59,6 +59,15 @@ def test_ablation_switches_are_settings_and_no_options():
     assert {"batching", "overlap", "predict"} <= {field.name for field in fields(Settings)}
 
 
+def test_products_are_in_float32_unless_told_otherwise(serve_with: Any, tmp_path: Path):
+    assert serve_with()["settings"].precision == "float32"
+    assert serve_with("--precision", "bfloat16")["settings"].precision == "bfloat16"
+    for words, message in (("--precision", "half"), "is not one of"), (("--precision", "bfloat16"), "goes with --run"):
+        result = CliRunner().invoke(app, ["serve", "--text-model", str(tmp_path), *words], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
 def test_options_reach_the_engine_in_its_own_units(serve_with: Any):
     received = serve_with("--slo-ms", "200", "--wait-ms", "5", "--max-body-kb", "2", "--max-beams", "64")
     settings = received["settings"]
