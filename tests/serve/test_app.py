@@ -136,6 +136,18 @@ def test_health_readiness_and_the_end(first_shop):
     assert not engine.is_running
 
 
+def test_readiness_says_what_products_in_bfloat16_do(first_shop):
+    with TestClient(create_app(first_shop.engine(settings=Settings(precision="bfloat16")))) as client:
+        said = client.get("/readyz").json()["precision"]
+        answer = client.post(URL, json={"num_items": 5}).json()
+    found = re.fullmatch(
+        r"(float32|bfloat16); bfloat16 is ([\d.]+) and ([\d.]+) times as fast as float32 .*, ([\d.]+)% of .*", said
+    )
+    assert found, said
+    assert 0 < float(found[4]) <= 100
+    assert answer["num_valid"] == 5
+
+
 def test_metrics_count_what_happened(first_shop):
     engine = first_shop.engine()
     with TestClient(create_app(engine)) as client:
