@@ -121,10 +121,10 @@ class _CacheSize:
 class CpuRunner:
     """The `Runner` of float32 models on a CPU. head_weight: None returns hidden states (rows of D) in the place of logits.
 
-    products: float32, or bfloat16 to round rows, matrices and their products to it; the matrices are of bfloat16 then.
     workspace: None for buffers of its own. store: None to run every prompt from its first token. beams: the expected number,
-    to allocate the codes' slots once; 0 if unknown. Logits stay valid until the next call in a workspace that was passed in,
-    without one for good.
+    to allocate the codes' slots once; 0 if unknown. products: float32, or bfloat16 to round rows, matrices and their products
+    to it; the matrices are of bfloat16 then. Logits stay valid until the next call in a workspace that was passed in, without
+    one for good.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class CpuRunner:
         vocabulary: AnyVocabulary,
         tokens_BT: Tensor,
         lengths_B: Tensor,
-        products: torch.dtype = torch.float32,
         workspace: Workspace | None = None,
         store: PromptStore | None = None,
         beams: int = 0,
+        products: torch.dtype = torch.float32,
     ) -> None:
         self._config: ModelConfig = body.config
         self._products = products

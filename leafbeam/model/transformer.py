@@ -155,8 +155,8 @@ class Transformer(SidModel[ModelConfig]):
         weight = self.head_weight
         if self.takes_workspace:
             head = None if hidden else weight
-            prompts = tokens_BT, lengths_B, self._products
-            runner: Runner = CpuRunner(self.model, head, vocabulary, *prompts, workspace, store, beams)
+            memory = workspace, store, beams, self._products
+            runner: Runner = CpuRunner(self.model, head, vocabulary, tokens_BT, lengths_B, *memory)
         elif workspace is not None or store is not None:
             raise ArgumentError(
                 f"workspace and store need a model in float32 on a CPU; this model is {weight.dtype} on {weight.device}: "
@@ -181,8 +181,8 @@ class Transformer(SidModel[ModelConfig]):
         vocabulary = TextTokens(size=self.config.vocab_size, num_tokens=max_tokens + 1)  # the last is never run
         lengths_B = checked_lengths(tokens_BT, lengths_B, self.config, vocabulary.num_levels)
         if self.takes_workspace:
-            prompts = tokens_BT, lengths_B, self._products
-            runner: TextRunner = CpuRunner(self.model, None, vocabulary, *prompts, beams=num_texts)
+            prompts = tokens_BT, lengths_B
+            runner: TextRunner = CpuRunner(self.model, None, vocabulary, *prompts, beams=num_texts, products=self._products)
         else:
             runner = TorchRunner(self.model, lambda hidden_D, _: hidden_D, tokens_BT, lengths_B)
         return TextSession(runner, len(lengths_B), num_texts, self.config.vocab_size, max_tokens)
