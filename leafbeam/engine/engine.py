@@ -122,8 +122,8 @@ class Engine:
 
     catalog: a Catalog, or a Trie to serve without rules. memory: ranks items too, alone or fused (`Request.channel`). limits:
     bounds of one request. settings: how the engine runs. clock: seconds, monotonic. new_graphs: captures graphs on another
-    device than a GPU, with the arguments of `graphs_for`. threads, precision: of each worker's matrix products, once the engine
-    is warm. precision_report: what bfloat16 does here, if the settings asked for it.
+    device than a GPU, with the arguments of `graphs_for`. threads, precision: of each worker's matrix products, measured before
+    the first batch. precision_report: what bfloat16 does here, if the settings asked for it.
 
     Raises CheckpointError if the model's codebooks are not the index's, ArgumentError for settings that contradict the limits
     or the model.
@@ -269,7 +269,6 @@ class Engine:
         """
         if self._is_warm:
             return
-        self._choose_precision()
         self.recommend(warm_up_requests(self.version, self.settings.num_beams))
         run_filtered(self._preparer, self._offline_decoder, self.settings.num_beams, self.clock)
         self.threads = self._choose_threads()
@@ -279,8 +278,8 @@ class Engine:
         self._is_warm = True
 
     def _choose_precision(self) -> None:
-        """Take products in bfloat16 where the settings ask for them and they are faster."""
-        if self.settings.precision == "float32" or not isinstance(self.model, Transformer):
+        """Take products in bfloat16 where the settings ask for them and they are faster; nothing on a second call."""
+        if self.settings.precision == "float32" or self.precision_report or not isinstance(self.model, Transformer):
             return
         rounded = self.model.with_bfloat16_products()
         decoders = Decoder(self.model, self.clock), Decoder(rounded, self.clock)
@@ -449,6 +448,7 @@ class Engine:
                 batcher.enqueue(waiting, replace(waiting.size, deadline=math.inf))
             while (batch := batcher.next_batch(0.0)[0]) is not None:
                 with self._offline_lock:
+                    self._choose_precision()
                     output = self._offline_decoder.run(batch.requests)
                 for row, answered in enumerate(batch.requests):
                     results[answered] = self._results.result(answered, row, len(batch.requests), output)

@@ -96,6 +96,18 @@ def test_an_engine_takes_the_faster_products_and_says_so(
         assert set(answer.item_ids) <= shop.allowed(deny=(item,))
 
 
+def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(precision_module, "_GAIN", 0.0)
+    engine = Engine(shop.model, shop.trie, settings=Settings(precision="bfloat16"))
+    assert engine.precision == "float32"
+    first = engine.recommend(Request(history=("é3",), num_items=5))
+    report = engine.precision_report
+    assert (engine.precision, report is not None) == ("bfloat16", True)
+    assert engine.recommend(Request(history=("é3",), num_items=5)).scores == first.scores
+    assert engine.precision_report is report
+    assert first.scores != Engine(shop.model, shop.trie).recommend(Request(history=("é3",), num_items=5)).scores
+
+
 def test_a_precision_that_there_is_not():
     with pytest.raises(ArgumentError, match="precision must be one of float32, bfloat16, not 'float16'"):
         Settings(precision="float16")  # type: ignore[arg-type]
