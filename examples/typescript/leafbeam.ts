@@ -425,6 +425,8 @@ export interface Readiness {
   text_model: string | null;
   /** HTTP processes that accept connections; 0: the server is one process. */
   http_workers?: number;
+  /** Of matrix products; bfloat16 with how far it differs. */
+  precision?: string | null;
 }
 
 /** Whether requests are answered now. */

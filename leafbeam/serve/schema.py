@@ -220,9 +220,9 @@ class Readiness(Struct, frozen=True, kw_only=True):
         dict[str, int], Meta(description="Items that each rule allows now; none without a key, where keys are on.")
     ]
     threads: Annotated[int | None, Meta(description="Threads of each worker's matrix products.")]
-    precision: Annotated[str | None, Meta(description="Of these products: float32, or bfloat16 with how far it differs.")]
     text_model: Annotated[str | None, Meta(description="The language model of `/v1/completions`.")]
     http_workers: Annotated[int, Meta(description="HTTP processes that accept connections; 0: the server is one process.")] = 0
+    precision: Annotated[str | None, Meta(description="Of matrix products; bfloat16 with how far it differs.")] = None
 
 
 class SlowBatchAnswer(Struct, frozen=True, kw_only=True):
