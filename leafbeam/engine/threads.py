@@ -37,7 +37,7 @@ def measure_threads(
     for batch in batches:
         for count in counts:
             with torch_threads(count):
-                seconds[count].append(batch_seconds(batch, clock))
+                seconds[count].append(_seconds(batch, clock))
         if clock() >= stops:
             break
     best = counts[0]
@@ -47,7 +47,7 @@ def measure_threads(
     return ThreadTimes(count=best, seconds={count: tuple(times) for count, times in seconds.items()})
 
 
-def batch_seconds(batch: Callable[[], object], clock: Callable[[], float]) -> float:
+def _seconds(batch: Callable[[], object], clock: Callable[[], float]) -> float:
     """The median of some runs; the first, which starts threads, is dropped if there are others."""
     times: list[float] = []
     while len(times) < _RUNS and sum(times) < _RUNS_S:

@@ -18,6 +18,7 @@ from leafbeam.engine.threads import ThreadTimes, measure_threads
 from leafbeam.index import Version
 
 _MAX_CALIBRATION_S = 1.0
+_COMPARED_REQUESTS = 4  # of the larger batch that precisions are compared on
 _COMPARED_ITEMS = 20  # of each history that precisions are compared on
 
 
@@ -49,7 +50,7 @@ def choose_threads(
 def measure_precision(
     preparer: RequestPreparer, settings: Settings, float32: Decoder, bfloat16: Decoder, clock: Callable[[], float]
 ) -> PrecisionReport:
-    """Both precisions, on a batch of one request and on a full one, of histories drawn from the index."""
+    """Both precisions, on a batch of one request and on one of several, of histories drawn from the index."""
     rng = np.random.default_rng(0)
     items = max(preparer.version.segments, key=lambda segment: segment.num_items).trie.items
     length = min(preparer.max_history, _COMPARED_ITEMS) if items.num_items else 0
@@ -60,8 +61,8 @@ def measure_precision(
         return preparer.prepare(request, clock())
 
     first = pending()
-    full = settings.capacity.max_requests(first.size.tokens, settings.num_beams)
-    batches = [[first], [first, *(pending() for _ in range(full - 1))]]
+    several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.num_beams))
+    batches = [[first], [first, *(pending() for _ in range(several - 1))]]
     return compare_precisions([(partial(_search, float32, one), partial(_search, bfloat16, one)) for one in batches], clock)
 
 

@@ -52,9 +52,22 @@ def test_times_and_answers_are_compared():
     assert report.same_items == pytest.approx(4 / 5)
     assert report.score_difference == pytest.approx(0.5)
     assert str(report) == (
-        "2.00 and 4.00 times as fast as float32 with one request and with a full batch, 80.0% of the items the same, "
+        "2.00 and 4.00 times as fast as float32 with one request and with several, 80.0% of the items the same, "
         "log-probabilities within 0.5"
     )
+
+
+def test_the_fastest_of_three_turns_counts_and_slow_batches_end_the_comparison():
+    machine, waits = Machine(), iter([9.0, 1.0, 1.0, 1.0, 4.0, 2.0])  # the first compiles, a later one is disturbed
+
+    def search(answer: Callable[[], SearchResult]) -> SearchResult:
+        machine.now += next(waits)
+        return answer()
+
+    answer = machine.search(0.0, {"a": -1.0})
+    report = compare_precisions([(lambda: search(answer), lambda: search(answer)), (answer, answer)], machine)
+    assert report.speedups == (1.0,)
+    assert str(report).startswith("1.00 times as fast as float32 with one request, 100.0% of the items")
 
 
 def test_answers_without_items_differ_in_nothing():
