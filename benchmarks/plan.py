@@ -62,6 +62,8 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         (15, ("xgr-figure-19",)),
         (26, ("production", "--part", "large")),
         (4, ("production", "--part", "prefill")),
+        (4, ("production", "--part", "prefill", "--dtype", "bfloat16")),
+        (9, ("production", "--part", "large", "--dtype", "bfloat16")),
         (12, ("static-figure-4",)),
         *((21, ("static-figure-2", "--distribution", one)) for one in ("uniform", "zipf")),
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),

@@ -171,7 +171,14 @@ def offline_ways(run: LoadRun, engine: VllmEngine, dtype: Dtype = "float32") -> 
         need = (
             2
             * case.beams
-            * search_bytes(run.model.config, prompt_tokens=case.items * levels, beams=0, rounds=0, inflight=case.batch)
+            * search_bytes(
+                run.model.config,
+                prompt_tokens=case.items * levels,
+                beams=0,
+                rounds=0,
+                inflight=case.batch,
+                itemsize=getattr(torch, dtype).itemsize,
+            )
         )
         if need > (free := memory_of_machine()):
             raise PeerFailure("out of memory", f"its copies of the prompt take {need / 1e9:.1f} GB of {free / 1e9:.1f} GB")
