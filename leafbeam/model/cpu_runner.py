@@ -357,7 +357,7 @@ class CpuRunner:
             _ = out_NV.add_(product_NV) if add else out_NV.copy_(product_NV)
             return
         threads = torch.get_num_threads()
-        if linear.is_faster(len(rows_ND), weight_DV.t(), threads):
+        if linear.is_faster(len(rows_ND), weight_DV, threads):
             executor = None if threads == 1 else self._space.executor(threads - 1)
             linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, executor=executor, threads=threads)
             return

@@ -91,14 +91,13 @@ class Transformer(SidModel[ModelConfig]):
         float32, so results differ by the order of sums alone. Passes of up to 256 rows read half the bytes: one text is twice
         as fast. Cost: one pass over the weights. Not for training.
         """
-        for module in self.model.layers.modules():
-            if isinstance(module, nn.Linear):
-                weight = module.weight
-                if not torch.equal(weight[:1].bfloat16().to(weight.dtype), weight[:1]):
-                    continue  # without a pass over all of it
-                stored = weight.bfloat16()
-                if torch.equal(stored.to(weight.dtype), weight):
-                    module.weight = nn.Parameter(stored, requires_grad=False)
+        for module in self._matrices():
+            weight = module.weight
+            if not torch.equal(weight[:1].bfloat16().to(weight.dtype), weight[:1]):
+                continue  # without a pass over all of it
+            stored = weight.bfloat16()
+            if torch.equal(stored.to(weight.dtype), weight):
+                module.weight = nn.Parameter(stored, requires_grad=False)
         return self
 
     @torch.no_grad()
@@ -114,11 +113,14 @@ class Transformer(SidModel[ModelConfig]):
             place = f"{self.head_weight.dtype} on {self.device}"
             raise ArgumentError(f"products in bfloat16 are of a model in float32 on a CPU, and this one is in {place}")
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
-        for module in other.model.layers.modules():
-            if isinstance(module, nn.Linear):
-                module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
+        for module in other._matrices():
+            module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
         other._products = torch.bfloat16
         return other
+
+    def _matrices(self) -> list[nn.Linear]:
+        """The modules of the layers' matrices."""
+        return [module for module in self.model.layers.modules() if isinstance(module, nn.Linear)]
 
     def level_heads(self) -> list[Tensor]:
         """For each level the head's rows of its codes (V, D), without gradients: what `BeamSearch.run` takes as `head`.

@@ -31,18 +31,19 @@ _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
 
 
-def is_faster(num_rows: int, weight_VD: Tensor, threads: int) -> bool:
+def is_faster(num_rows: int, weight_DV: Tensor, threads: int) -> bool:
     """Whether `linear` is faster than torch's product, for which a matrix of bfloat16 is widened first.
 
-    Cost: for a shape and a number of threads that are new to the process, some 0.1 s of measurement.
+    weight_DV: the matrix as its caller keeps it, transposed; a view of it would take longer than this answer. Cost: for a shape
+    and a number of threads that are new to the process, some 0.1 s of measurement.
     """
     if num_rows > MEASURED_ROWS[-1]:
         return False
-    if weight_VD.numel() < _LARGE:
-        return weight_VD.dtype == torch.bfloat16
-    outputs, inputs = weight_VD.shape
+    if weight_DV.numel() < _LARGE:
+        return weight_DV.dtype == torch.bfloat16
+    inputs, outputs = weight_DV.shape
     outputs = min(outputs, max(1, _MEASURED_WEIGHTS // inputs))
-    faster = rows_faster(outputs, inputs, weight_VD.dtype, threads, fastest_run)
+    faster = rows_faster(outputs, inputs, weight_DV.dtype, threads, fastest_run)
     return next(rows for rows in MEASURED_ROWS if rows >= num_rows) in faster
 
 
