@@ -62,7 +62,8 @@ def measure_precision(
 
     first = pending()
     several = min(_COMPARED_REQUESTS, settings.capacity.max_requests(first.size.tokens, settings.num_beams))
-    batches = [[first], [first, *(pending() for _ in range(several - 1))]]
+    drawn = [first, *(pending() for _ in range(several - 1))]
+    batches = [drawn[:requests] for requests in sorted({1, several})]
     return compare_precisions([(partial(_search, float32, one), partial(_search, bfloat16, one)) for one in batches], clock)
 
 
