@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -96,17 +97,17 @@ class PagedRunner(CpuRunner):
             beam_N, code_N = np.divmod(np.arange(begin, end), num_codes)
             position_N = self._lengths_B[beam_N // beams] + level + code_N
             table_NT, slot_N = tables.table_RT[beam_N], np.arange(end - begin) * new_width
-            chunk = Chunk(self._space, config, end - begin)
+            chunk = Chunk(self._space, config, end - begin, torch.float32)
             chunk.load(self._embedding, tokens_N[begin:end], position_N)
             for (key_pages, value_pages), weights in zip(pages, self._layers, strict=True):
                 keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
                 self._store_keys_values(weights, chunk, slot_N, slots)
                 self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
-                self._rotate_queries(weights, chunk)
+                self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
                 rows = chunk.rotated_query_flat, chunk.rows, table_NT, position_N + 1
                 self._paged.attend(*rows, keys, values, weights.bound, scores_GY, chunk.attention_output_XQ)
                 self._finish_layer(weights, chunk)
-            normed_ND = self._normed(self._norm, chunk)
+            normed_ND = self._outputs(chunk)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])
         return [output.unflatten(0, (requests, beams)) for output in outputs]

@@ -387,4 +387,4 @@ def large_run(run: LoadRun) -> LoadRun:
         write_tokenizer(path / "model")
     if not (path / "index.leafbeam").exists():
         run.trie.save(path / "index.leafbeam")
-    return replace(run, path=path, model=Transformer.from_pretrained(path / "model").eval())
+    return replace(run, path=path, model=Transformer.from_pretrained(path / "model").pack())

@@ -52,6 +52,25 @@ def widened(typing_context, value):
 
 
 @intrinsic
+def stored_as(typing_context, like, value):
+    """A float32 as it is where `like` is one, or the bits of the nearest bfloat16, where it is an int16; NaN stays NaN."""
+    is_narrow = like != types.float32
+
+    def codegen(context, builder, signature, args):
+        if not is_narrow:
+            return args[1]
+        word = ir.IntType(32)
+        bits = builder.bitcast(args[1], word)
+        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, word(0x7FFF))), word(16))
+        is_nan = builder.fcmp_unordered("uno", args[1], args[1])
+        return builder.trunc(builder.select(is_nan, word(0x7FC0), rounded), ir.IntType(16))
+
+    stored = types.int16 if is_narrow else types.float32
+    return stored(stored, types.float32), codegen
+
+
+@intrinsic
 def prefetch(typing_context, array, position):
     """Prefetch the cache line of array[position], which may lie beyond its end."""
 

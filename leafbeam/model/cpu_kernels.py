@@ -1,6 +1,7 @@
 """What a Qwen3 layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
 
-A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments.
+A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments. Activations
+that a matrix multiplies, or that it gives, are float32 or the bits of bfloat16.
 
 Shapes: N rows, D hidden, F inner values of a feed-forward block, H query heads, G key heads, R = H / G, E values of a head,
 X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from leafbeam.index.bit_kernels import bits_float, float_bits
+from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widened
 from leafbeam.jit import njit
 
 _FAST = {"reassoc", "contract", "nsz"}
@@ -75,7 +76,7 @@ def rms_norm(x_ND, rows, weight_D, eps, out_ND):
             total += x_ND[n, d] * x_ND[n, d]
         scale = np.float32(1.0 / math.sqrt(total / size + eps))
         for d in range(size):
-            out_ND[n, d] = weight_D[d] * (x_ND[n, d] * scale)
+            out_ND[n, d] = stored_as(out_ND[n, d], weight_D[d] * (x_ND[n, d] * scale))
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -85,11 +86,12 @@ def silu_gate(gate_NF, rows, up_NF):
     lowest = np.float32(-80.0)
     for n in range(rows):
         for i in range(size):
-            x = gate_NF[n, i]
+            x = widened(gate_NF[n, i])
             negated = -x
             negated = lowest if negated < lowest else negated
             negated = -lowest if negated > -lowest else negated
-            gate_NF[n, i] = x / (np.float32(1.0) + _exp(negated)) * up_NF[n, i]
+            gated = x / (np.float32(1.0) + _exp(negated)) * widened(up_NF[n, i])
+            gate_NF[n, i] = stored_as(gate_NF[n, i], gated)
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -99,12 +101,12 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
     half = size // 2
     total = np.float32(0.0)
     for e in range(size):
-        total += x_E[e] * x_E[e]
+        total += widened(x_E[e]) * widened(x_E[e])
     scale = np.float32(scale / math.sqrt(total / size + eps))
     for e in range(half):
-        x, y = x_E[e] * weight_E[e] * scale, x_E[e + half] * weight_E[e + half] * scale
-        out_E[e] = x * cos_E[e] - y * sin_E[e]
-        out_E[e + half] = y * cos_E[e] + x * sin_E[e]
+        x, y = widened(x_E[e]) * weight_E[e] * scale, widened(x_E[e + half]) * weight_E[e + half] * scale
+        out_E[e] = stored_as(out_E[e], x * cos_E[e] - y * sin_E[e])
+        out_E[e + half] = stored_as(out_E[e + half], y * cos_E[e] + x * sin_E[e])
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -135,7 +137,7 @@ def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weigh
             to = slot + g * slots.group_stride
             _norm_rotate(key_NX[n, g * size : (g + 1) * size], weight_E, heads.eps, cos_E, sin_E, 1.0, keys[to : to + size])
             for e in range(size):
-                values[to + e] = value_NX[n, g * size + e]
+                values[to + e] = widened(value_NX[n, g * size + e])
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -189,7 +191,7 @@ def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ):
                 to = (g * ratio + r) * size
                 share = np.float32(1.0) / total_GM[g, n * ratio + r]
                 for e in range(size):
-                    out_NQ[n, to + e] = weighted_values[at + e] * share
+                    out_NQ[n, to + e] = stored_as(out_NQ[n, to + e], weighted_values[at + e] * share)
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
@@ -199,7 +201,8 @@ def attend_codes(
     """for each row n and query head, over the prompt (top, total, weighted_values) and the row's first visible_N[n] codes:
         out = softmax(scores of prompt and codes) @ values of prompt and codes
 
-    Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of the slots' keys and values.
+    Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of the slots' keys and values. Overwrites
+    weighted_values.
     """
     ratio, size, keys, values = heads.ratio, heads.size, slots.keys, slots.values
     stride = heads.groups * size
@@ -211,8 +214,6 @@ def attend_codes(
                 at = ((g * rows + n) * ratio + r) * size
                 to = (g * ratio + r) * size
                 top, total = top_GM[g, column], total_GM[g, column]
-                for e in range(size):
-                    out_NQ[n, to + e] = weighted_values[at + e]
                 for s in range(visible_N[n]):
                     slot = first_S[s] + ancestors_BS[beams_N[n], s] * stride + g * size
                     score = np.float32(0.0)
@@ -222,15 +223,15 @@ def attend_codes(
                         shrink = _exp(max(top - score, lowest))
                         total *= shrink
                         for e in range(size):
-                            out_NQ[n, to + e] *= shrink
+                            weighted_values[at + e] *= shrink
                         top = score
                     weight = _exp(max(score - top, lowest))
                     total += weight
                     for e in range(size):
-                        out_NQ[n, to + e] += weight * values[slot + e]
+                        weighted_values[at + e] += weight * values[slot + e]
                 share = np.float32(1.0) / total
                 for e in range(size):
-                    out_NQ[n, to + e] *= share
+                    out_NQ[n, to + e] = stored_as(out_NQ[n, to + e], weighted_values[at + e] * share)
 
 
 @njit(cache=True, nogil=True, _nrt=False)

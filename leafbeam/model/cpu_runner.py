@@ -16,7 +16,7 @@ beam, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from math import ceil, prod
@@ -28,12 +28,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
+from leafbeam.model import rounded_attention
 from leafbeam.model.config import ModelConfig
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
+from leafbeam.model.rounded_attention import RoundedPrompt
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
 from leafbeam.ops.linear import cpu as linear
+from leafbeam.ops.linear import onednn
 
 Array = NDArray[Any]
 
@@ -47,7 +50,7 @@ class _Segment(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """One layer's matrices, in float32 or bfloat16, transposed for products from the left, and its norms."""
+    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, and its norms."""
 
     query: Tensor
     key: Tensor
@@ -69,7 +72,10 @@ class _Weights(NamedTuple):
         matrices = *matrices, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
         arrays = [_array(norm) for norm in norms]
-        return cls._make((*(matrix.weight.detach().t() for matrix in matrices), *arrays, score_bound(*arrays[2:])))
+        weights = (matrix.weight.detach() for matrix in matrices)
+        return cls._make(
+            (*(weight if weight.is_mkldnn else weight.t() for weight in weights), *arrays, score_bound(*arrays[2:]))
+        )
 
 
 class _CodeSlots(NamedTuple):
@@ -230,20 +236,20 @@ class CpuRunner:
         """The normed hidden states of codes begin to end, whose keys and values go to their slots. first_B1: each request's."""
         config, (token_N, beam_N, level_N) = self._config, codes.part(begin, end)
         request_N = np.searchsorted(first_B1, np.arange(begin, end), side="right") - 1
-        chunk = self._space.chunk(config, end - begin)
+        chunk = self._space.chunk(config, end - begin, self._products)
         chunk.load(self._embedding, token_N, self._lengths_B[request_N] + level_N)
         slot_N, visible_N = slots.first_LS[0, level_N] + beam_N * slots.width, level_N + 1
         tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
         for layer, weights in enumerate(self._layers):
             kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
             self._store_keys_values(weights, chunk, slot_N, kv)
-            self._rotate_queries(weights, chunk)
+            self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
             self._attend(layer, chunk, tiles, 0)
             prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
             places = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
             kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ)
             self._finish_layer(weights, chunk)
-        return self._normed(self._norm, chunk)
+        return self._outputs(chunk)
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
@@ -266,10 +272,10 @@ class CpuRunner:
         slot_N = (position_N + self._begins_B1[request_N]) * size
         token_N = tokens_BT[request_N, position_N]
         for begin, end in _even_parts(len(token_N), self._space.rows):
-            chunk = self._space.chunk(config, end - begin)
+            chunk = self._space.chunk(config, end - begin, self._products)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
             segments = _segments(first_B1, begin, end)
-            tiles = self._tiles(chunk, segments, causal=True)
+            attend = self._prompt_attention(chunk, segments)
             complete = [segment.request for segment in segments if first_B1[segment.request + 1] <= end]
             for layer, weights in enumerate(self._layers):
                 keys, values = slots[layer].reshape(2, -1)
@@ -279,18 +285,37 @@ class CpuRunner:
                         break
                     chunk = chunk.select(first_B1[np.array(complete) + 1] - 1 - begin)
                     segments = [_Segment(request, row, row + 1) for row, request in enumerate(complete)]
-                    tiles = self._tiles(chunk, segments, causal=True)
-                self._rotate_queries(weights, chunk)
-                self._attend(layer, chunk, tiles, 1)
-                output_XQ = chunk.attention_output_XQ
-                kernels.divide_by_weights(chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, output_XQ)
+                    attend = self._prompt_attention(chunk, segments)
+                self._rotate_queries(weights, chunk, chunk.prompt_query_flat)
+                attend(layer)
                 self._finish_layer(weights, chunk)
             if complete:
-                self._last_BD[complete[0] : complete[-1] + 1].copy_(self._normed(self._norm, chunk))
+                self._last_BD[complete[0] : complete[-1] + 1].copy_(self._outputs(chunk))
+
+    def _prompt_attention(self, chunk: Chunk, segments: Sequence[_Segment]) -> Callable[[int], None]:
+        """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
+        if self._products == torch.bfloat16:
+            begins = [int(self._begins_B1[segment.request]) for segment in segments]
+            rows = [slice(segment.begin, segment.end) for segment in segments]
+            prompts = [RoundedPrompt.of(chunk, *each) for each in zip(rows, begins, strict=True)]
+            return lambda layer: rounded_attention.attend(prompts, self._slots[layer], chunk)
+        tiles = self._tiles(chunk, segments, causal=True)
+        shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ
+
+        def attend(layer: int) -> None:
+            self._attend(layer, chunk, tiles, 1)
+            kernels.divide_by_weights(*shares)
+
+        return attend
 
     def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD)
         return chunk.normed
+
+    def _outputs(self, chunk: Chunk) -> Tensor:
+        """The hidden states for the head."""
+        kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD)
+        return chunk.output
 
     def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
         """Norm a chunk, compute its keys and values and write them to their slots."""
@@ -300,11 +325,11 @@ class CpuRunner:
         rows = chunk.key_XG, chunk.value_XG, chunk.rows, chunk.positions_X, slot_N
         kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads)
 
-    def _rotate_queries(self, weights: _Weights, chunk: Chunk) -> None:
-        """The rotated queries of a normed chunk, (G, rows x R, E)."""
+    def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
+        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
         self._multiply(chunk.normed, weights.query, chunk.query)
         rows = chunk.query_XQ, chunk.rows, chunk.positions_X
-        kernels.rotate_queries(*rows, weights.query_norm, self._heads, chunk.rotated_query_flat)
+        kernels.rotate_queries(*rows, weights.query_norm, self._heads, out)
 
     def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
         """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
@@ -351,10 +376,14 @@ class CpuRunner:
 
     def _multiply(self, rows_ND: Tensor, weight_DV: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
         """Write a product, or add it. In float32, a matrix of bfloat16 is read as it is for few rows, else widened first."""
+        if weight_DV.is_mkldnn:
+            onednn.linear(rows_ND, weight_DV, out_NV, add=add)
+            return
         if self._products == torch.bfloat16:
-            product_NV = self._space.rounded("product", *out_NV.shape)
-            torch.mm(self._space.rounded("rows", *rows_ND.shape).copy_(rows_ND), weight_DV, out=product_NV)
-            _ = out_NV.add_(product_NV) if add else out_NV.copy_(product_NV)
+            product_NV = self._space.buffer("product", *out_NV.shape, dtype=torch.bfloat16)[0] if add else out_NV
+            torch.mm(rows_ND, weight_DV, out=product_NV)
+            if add:
+                out_NV.add_(product_NV)
             return
         threads = torch.get_num_threads()
         if linear.is_faster(len(rows_ND), weight_DV, threads):

@@ -55,7 +55,10 @@ class Workspace:
         return sum(flat.nbytes for flat in self._flat.values())
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
-        """The buffer of this name in this shape, not cleared. keep: copy the old contents where it has to grow."""
+        """The buffer of this name in this shape, not cleared, as tensor and array (of bfloat16, which numpy lacks, the bits).
+
+        keep: copy the old contents where it has to grow.
+        """
         before = self._views.get(name)
         if before is not None and before[0] == shape:
             return before[1], before[2]
@@ -73,12 +76,9 @@ class Workspace:
             self._flat[name] = flat = grown
             self.growths += 1
         view = flat[:size].view(shape)
-        self._views[name] = shape, view, view.numpy()
-        return view, self._views[name][2]
-
-    def rounded(self, name: str, *shape: int) -> Tensor:
-        """A buffer of bfloat16, which numpy lacks."""
-        return self.buffer(f"{name} in bfloat16", *shape, dtype=torch.int16)[0].view(torch.bfloat16)
+        array = (view.view(torch.int16) if dtype == torch.bfloat16 else view).numpy()
+        self._views[name] = shape, view, array
+        return view, array
 
     def table(self, name: str, min_rows: int, rows: Callable[[int], Tensor]) -> Array:
         """A table of at least min_rows rows, computed by `rows(count)`; when too short, computed again at twice the length."""
@@ -89,11 +89,11 @@ class Workspace:
             self._views[name] = tuple(flat.shape), flat, flat.numpy()
         return self._views[name][2]
 
-    def chunk(self, config: ModelConfig, rows: int) -> Chunk:
-        """The activations of so many rows, made once for each number of rows."""
+    def chunk(self, config: ModelConfig, rows: int, products: torch.dtype = torch.float32) -> Chunk:
+        """The activations of so many rows, made once for each number of rows. products: the dtype of the layers' products."""
         chunk = self._chunks.get(rows)
-        if chunk is None or chunk.config is not config:
-            chunk = Chunk(self, config, rows)
+        if chunk is None or chunk.config is not config or chunk.products != products:
+            chunk = Chunk(self, config, rows, products)
             if len(self._chunks) >= _MAX_CHUNKS:
                 self._chunks.clear()
             self._chunks[rows] = chunk
@@ -118,28 +118,33 @@ class Workspace:
 class Chunk:
     """Workspace buffers for `rows` rows: as tensors cut to the rows (for products) and as whole arrays (for kernels)."""
 
-    def __init__(self, space: Workspace, config: ModelConfig, rows: int) -> None:
-        self.space, self.config, self.rows = space, config, rows
+    def __init__(self, space: Workspace, config: ModelConfig, rows: int, products: torch.dtype) -> None:
+        self.space, self.config, self.rows, self.products = space, config, rows, products
         capacity = max(rows, space.rows)
 
-        def buffer(name: str, width: int) -> tuple[Tensor, Array]:
-            tensor, array = space.buffer(name, capacity, width)
+        def buffer(name: str, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Array]:
+            name = name if dtype == torch.float32 else f"{name} in bfloat16"
+            tensor, array = space.buffer(name, capacity, width, dtype=dtype)
             return tensor[:rows], array
 
         groups, size = config.num_key_value_heads, config.head_dim
         queries = config.num_attention_heads * size
         self.hidden, self.hidden_XD = buffer("hidden", config.hidden_size)
-        self.normed, self.normed_XD = buffer("normed", config.hidden_size)
-        self.query, self.query_XQ = buffer("query", queries)
-        self.key, self.key_XG = buffer("key", groups * size)
-        self.value, self.value_XG = buffer("value", groups * size)
+        self.output, self.output_XD = buffer("output", config.hidden_size)  # normed for the head
         self.rotated_query, rotated_XQ = buffer("rotated query", queries)
         self.weighted_values, weighted_XQ = buffer("weighted values", queries)
-        # Both hold (G, rows x R, E) at their front.
+        self.prompt_query, prompt_XQ = buffer("rotated query", queries, products)  # of prompts, which have sums in float32
+        # All hold (G, rows x R, E) at their front.
         self.rotated_query_flat, self.weighted_values_flat = rotated_XQ.reshape(-1), weighted_XQ.reshape(-1)
-        self.attention_output, self.attention_output_XQ = buffer("attention output", queries)
-        self.gate, self.gate_XF = buffer("gate", config.intermediate_size)
-        self.up, self.up_XF = buffer("up", config.intermediate_size)
+        self.prompt_query_flat = prompt_XQ.reshape(-1)
+        # What the layers' matrices multiply and give.
+        self.normed, self.normed_XD = buffer("normed", config.hidden_size, products)
+        self.query, self.query_XQ = buffer("query", queries, products)
+        self.key, self.key_XG = buffer("key", groups * size, products)
+        self.value, self.value_XG = buffer("value", groups * size, products)
+        self.attention_output, self.attention_output_XQ = buffer("attention output", queries, products)
+        self.gate, self.gate_XF = buffer("gate", config.intermediate_size, products)
+        self.up, self.up_XF = buffer("up", config.intermediate_size, products)
         self.top_GX = space.buffer("top", groups, capacity * config.group_size)[1]
         self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
         self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
@@ -151,7 +156,7 @@ class Chunk:
 
     def select(self, rows_N: Array) -> Chunk:
         """Continue with these rows alone, their norms included."""
-        chunk = self.space.chunk(self.config, len(rows_N))
+        chunk = self.space.chunk(self.config, len(rows_N), self.products)
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
             part[: len(rows_N)] = whole[rows_N]
         self.positions_X[: len(rows_N)] = self.positions_X[rows_N]

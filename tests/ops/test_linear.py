@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from leafbeam.ops.linear import cpu, reference
+from leafbeam.ops.linear import cpu, onednn, reference
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8, 11, 37, 130])
@@ -77,3 +77,52 @@ def test_small_matrices_are_not_measured() -> None:
     assert not cpu.is_faster(8, torch.ones(511, 512), 1)
     assert cpu.is_faster(256, torch.ones(511, 512, dtype=torch.bfloat16), 1)
     assert cpu.rows_faster.cache_info().misses == measured
+
+
+packs = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=pytest.mark.skipif(not onednn.is_available(dtype), reason=f"oneDNN packs no {dtype} here"))
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+)
+
+
+@packs
+@pytest.mark.parametrize("rows", [1, 2, 7, 129])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 5), (130, 33), (512, 512)])
+@pytest.mark.parametrize("add", [False, True])
+def test_packed_equals_the_reference(rows: int, outputs: int, inputs: int, add: bool, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(rows * outputs * inputs)
+    rows_ND = torch.randn(rows, inputs, generator=generator).to(dtype)
+    weight_VD = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    out_NV = torch.randn(rows, outputs, generator=generator) if add else torch.full((rows, outputs), torch.nan)
+    expected = reference.linear(rows_ND, weight_VD).to(dtype) + (out_NV if add else 0)
+    packed_VD = onednn.pack(weight_VD)
+    onednn.linear(rows_ND, packed_VD, out_NV, add=add)
+    torch.testing.assert_close(out_NV, expected.float(), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
+    assert torch.equal(onednn.unpack(packed_VD), weight_VD)
+    assert onednn.unpack(weight_VD) is weight_VD
+
+
+@packs
+def test_the_gain_is_over_the_faster_plain_product(dtype: torch.dtype) -> None:
+    plain = [4.0, 3.0] if dtype == torch.float32 else [3.0]  # torch's product, and of float32 leafbeam's
+    answers = iter([*plain, 2.0] * len(onednn.MEASURED_ROWS))
+    was_packed: list[bool] = []
+
+    def seconds(multiply: Any, weights: Sequence[torch.Tensor]) -> float:
+        for weight_VD in weights:
+            multiply(weight_VD)
+        was_packed.append(weights[0].is_mkldnn)
+        return next(answers)
+
+    assert onednn.gain(24, 40, dtype, 2, seconds) == pytest.approx(1.5)
+    assert was_packed == [*[False] * len(plain), True] * len(onednn.MEASURED_ROWS)
+
+
+def test_small_matrices_are_not_packed() -> None:
+    measured = onednn.gain.cache_info().misses
+    assert not onednn.is_faster(torch.ones(511, 512), 1)
+    assert not onednn.is_faster(torch.ones(512, 512, dtype=torch.float64), 1)
+    assert onednn.gain.cache_info().misses == measured

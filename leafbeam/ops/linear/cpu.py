@@ -23,9 +23,9 @@ from leafbeam.jit import njit
 
 MEASURED_ROWS = 1, 2, 3, 4, 8, 16, 32, 64, 128, 256  # of more, a library's product is as fast
 _MANY = 32  # rows from which on, once a library is faster, it stays so
-_MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
-_RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
-_LARGE = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
+MAX_MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
+RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
+MIN_MEASURED_WEIGHTS = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
 _FEW = 4  # rows that are multiplied by one output at a time
 _SPLIT = 1 << 18  # weights of a part that is worth another thread
 _FAST = {"reassoc", "contract", "nsz"}
@@ -39,10 +39,10 @@ def is_faster(num_rows: int, weight_DV: Tensor, threads: int) -> bool:
     """
     if num_rows > MEASURED_ROWS[-1]:
         return False
-    if weight_DV.numel() < _LARGE:
+    if weight_DV.numel() < MIN_MEASURED_WEIGHTS:
         return weight_DV.dtype == torch.bfloat16
     inputs, outputs = weight_DV.shape
-    outputs = min(outputs, max(1, _MEASURED_WEIGHTS // inputs))
+    outputs = min(outputs, max(1, MAX_MEASURED_WEIGHTS // inputs))
     faster = rows_faster(outputs, inputs, weight_DV.dtype, threads, fastest_run)
     return next(rows for rows in MEASURED_ROWS if rows >= num_rows) in faster
 
@@ -66,7 +66,7 @@ def rows_faster(
     seconds: Callable[[Callable[[Tensor], object], Sequence[Tensor]], float],
 ) -> frozenset[int]:
     """The numbers of rows, of those that are measured, at which `linear` is faster with matrices like this."""
-    weights, widened_VD = torch.ones(_RUNS, outputs, inputs, dtype=dtype).unbind(), torch.ones(outputs, inputs)
+    weights, widened_VD = torch.ones(RUNS, outputs, inputs, dtype=dtype).unbind(), torch.ones(outputs, inputs)
 
     def library(weight_VD: Tensor, rows_ND: Tensor) -> Tensor:
         return functional.linear(rows_ND, weight_VD if dtype == torch.float32 else widened_VD.copy_(weight_VD))

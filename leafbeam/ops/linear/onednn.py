@@ -1,0 +1,89 @@
+"""Products with matrices in oneDNN's blocked layout, in float32 or bfloat16, on a CPU.
+
+A product with a plain matrix rearranges it each time, which takes as long as the product itself where the rows are few; a
+packed matrix is rearranged once. torch has these functions for its compiler and promises nothing about them: `is_faster`
+measures them beside plain products, and is False where they are missing.
+
+Shapes: N rows, V outputs, D inputs.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from leafbeam.ops.linear import cpu
+
+MEASURED_ROWS = 4, 16, 64, 256  # of beams or prompts; one row alone is as fast plain
+_FUNCTIONS = "_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"
+_PLANNED_ROWS = 128  # the layout suits any number of rows; oneDNN wants one
+_GAIN = 1.05  # what a packed matrix must gain: another product for few rows is out of reach then
+_TURNS = 3  # of the measured matrices: each number of rows is planned on its first product, which takes milliseconds
+
+
+def is_available(dtype: torch.dtype) -> bool:
+    """Whether this build of torch and this processor multiply packed matrices of a dtype."""
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in _FUNCTIONS):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack(weight_VD: Tensor) -> Tensor:
+    """A copy of a matrix in oneDNN's layout, for `linear`. Needs `is_available`."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight_VD.contiguous(), _PLANNED_ROWS)
+
+
+def unpack(weight_VD: Tensor) -> Tensor:
+    """The plain matrix of a packed one; a plain one as it is."""
+    return weight_VD.to_dense() if weight_VD.is_mkldnn else weight_VD
+
+
+def linear(rows_ND: Tensor, packed_VD: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
+    """Write rows @ weight.T, or add it to what is there; equals `leafbeam.ops.linear.reference.linear` up to rounding.
+
+    rows_ND: of the matrix's dtype, which the product is rounded to. packed_VD: from `pack`. out_NV: of any dtype. Allocates the
+    product.
+    """
+    product_NV = torch.ops.mkldnn._linear_pointwise(rows_ND, packed_VD, None, "none", [], "")
+    _ = out_NV.add_(product_NV) if add else out_NV.copy_(product_NV)
+
+
+def is_faster(weight_VD: Tensor, threads: int) -> bool:
+    """Whether a packed matrix of this shape and dtype is faster than a plain one, over numbers of rows from 4 to 256.
+
+    Cost: for a shape, dtype and number of threads that are new to the process, some 0.3 s of measurement; small matrices are
+    not measured, and not faster.
+    """
+    if not is_available(weight_VD.dtype) or weight_VD.numel() < cpu.MIN_MEASURED_WEIGHTS:
+        return False
+    outputs, inputs = weight_VD.shape
+    outputs = min(outputs, max(1, cpu.MAX_MEASURED_WEIGHTS // inputs))
+    return gain(outputs, inputs, weight_VD.dtype, threads, cpu.fastest_run) >= _GAIN
+
+
+@lru_cache(maxsize=256)
+def gain(
+    outputs: int,
+    inputs: int,
+    dtype: torch.dtype,
+    threads: int,
+    seconds: Callable[[Callable[[Tensor], object], Sequence[Tensor]], float],
+) -> float:
+    """How many times as fast products with packed matrices like this are as the faster plain ones: the geometric mean."""
+    weights = torch.ones(cpu.RUNS, outputs, inputs, dtype=dtype).unbind()
+    packed = [pack(weight_VD) for weight_VD in weights] * _TURNS
+    weights *= _TURNS
+    gains: list[float] = []
+    with ThreadPoolExecutor(threads) as executor:
+        for rows in MEASURED_ROWS:
+            rows_ND, out_NV = torch.ones(rows, inputs, dtype=dtype), torch.empty(rows, outputs)
+            plain = seconds(partial(functional.linear, rows_ND), weights)
+            if dtype == torch.float32:
+                own = partial(cpu.linear, rows_ND, out_NV=out_NV, executor=executor, threads=threads)
+                plain = min(plain, seconds(own, weights))
+            gains.append(plain / seconds(partial(linear, rows_ND, out_NV=out_NV), packed))
+    return statistics.geometric_mean(gains)
