@@ -59,6 +59,7 @@ class Transformer(SidModel[ModelConfig]):
     ) -> None:
         super().__init__(config, vocabulary)
         self._products = torch.float32  # what `CpuRunner` multiplies the layers' matrices in
+        self._num_packed = 0
         self.model = Qwen3(config)
         self._finish(generator, device)
 
@@ -72,8 +73,11 @@ class Transformer(SidModel[ModelConfig]):
     def forward(self, tokens_BT: Tensor, lengths_B: Tensor | None = None, *, dropout: torch.Generator | None = None) -> Tensor:
         """Hidden states (B, T, D) under causal attention, after the final norm; zeros for padding behind lengths_B.
 
-        dropout: the generator that a model in training mode with config.dropout > 0 needs (ArgumentError).
+        dropout: the generator that a model in training mode with config.dropout > 0 needs (ArgumentError). ArgumentError after
+        `pack`, too.
         """
+        if self._num_packed:
+            raise ArgumentError("this model's matrices are packed, for decoding: read it with load_model to call it itself")
         check_prompts(tokens_BT, lengths_B, self.config)
         positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         drop = make_dropout(self.config.dropout if self.training else 0.0, dropout)
@@ -120,7 +124,7 @@ class Transformer(SidModel[ModelConfig]):
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
         for module in other._matrices():
             module.weight = nn.Parameter(onednn.unpack(module.weight).bfloat16(), requires_grad=False)
-        other._products = torch.bfloat16
+        other._products, other._num_packed = torch.bfloat16, 0
         return other.pack()
 
     @torch.no_grad()
@@ -132,14 +136,14 @@ class Transformer(SidModel[ModelConfig]):
         number of threads. Cost: one pass over the weights, in place, and 0.3 s for a shape that is new to the process. Not for
         training, nor for calls of the model itself.
         """
-        threads, packed = torch.get_num_threads(), 0
+        threads, before = torch.get_num_threads(), self._num_packed
         for module in self._matrices() if self.takes_workspace else ():
             weight = module.weight
             if not weight.is_mkldnn and weight.dtype == self._products and onednn.is_faster(weight, threads):
                 module.weight = nn.Parameter(onednn.pack(weight), requires_grad=False)
-                packed += 1
-        if packed:
-            log.info("%d matrices of the layers are packed for products on this processor", packed)
+                self._num_packed += 1
+        if self._num_packed > before:
+            log.info("%d matrices of the layers are packed for products on this processor", self._num_packed)
         return self
 
     def _matrices(self) -> list[nn.Linear]:

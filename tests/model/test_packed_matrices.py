@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from leafbeam.decode import BeamSearch
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import Transformer, Workspace, load_for_decoding, load_model
 from leafbeam.ops.linear import onednn
@@ -80,6 +81,12 @@ def test_matrices_of_bfloat16_are_packed_for_their_own_products_alone(make_model
     assert packed_names(model) == set()
     logits_BV = rounded.start(tokens_BT, lengths_B).step_fn()
     torch.testing.assert_close(logits_BV, model.start(tokens_BT, lengths_B).step_fn(), rtol=0, atol=0.5)
+
+
+@pytest.mark.usefixtures("packs")
+def test_a_packed_model_says_that_it_only_decodes(make_model: MakeModel):
+    with pytest.raises(ArgumentError, match=r"packed, for decoding: read it with load_model"):
+        make_model().pack()(torch.arange(6)[None])
 
 
 def test_nothing_is_packed_that_is_small_or_not_decoded_on_a_cpu_in_float32(make_model: MakeModel):
