@@ -101,6 +101,8 @@ class Transformer(SidModel[ModelConfig]):
         """
         for module in self._matrices():
             weight = module.weight
+            if weight.is_mkldnn:
+                continue  # packed
             if not torch.equal(weight[:1].bfloat16().to(weight.dtype), weight[:1]):
                 continue  # without a pass over all of it
             stored = weight.bfloat16()

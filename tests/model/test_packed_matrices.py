@@ -59,7 +59,7 @@ def test_texts_go_on_the_same(make_model: MakeModel):
 def test_it_is_saved_and_packed_again(make_model: MakeModel, tmp_path: Path):
     model = make_model()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    model.pack().pack().save_pretrained(tmp_path)
+    model.pack().pack().store_bfloat16().save_pretrained(tmp_path)
     saved = load_model(tmp_path)
     assert all(torch.equal(weight, before[name]) for name, weight in saved.named_parameters())
     assert isinstance(saved, Transformer)
