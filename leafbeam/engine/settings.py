@@ -23,9 +23,9 @@ class Settings:
         so that its answer is the true best of the allowed items (see Result.exhaustive). 0: searches are never widened.
     workers: threads that run batches, over one copy of the weights.
     threads: of the matrix products of each worker. None: measured at the start, up to torch's number divided by `workers`.
-    precision: of the layers' matrix products, of a float32 model on a CPU. "bfloat16" (`Transformer.with_bfloat16_products`) is
-        measured before the first batch, and taken if it is faster than float32; `Engine.precision_report` says how answers
-        differ.
+    precision: of the layers' matrix products and prompts' attention, of a float32 model on a CPU. "bfloat16"
+        (`Transformer.with_bfloat16_products`) is measured before the first batch, and taken if it is faster than float32;
+        `Engine.precision_report` says how answers differ.
     max_batch, max_batch_tokens, max_beam_rows: the capacity of one batch (see Capacity).
     max_queue: requests that may wait; further ones are rejected.
     slo_s: the latency objective, from submission to answer. It is the deadline of requests without one, and half of it bounds

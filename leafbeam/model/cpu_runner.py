@@ -295,9 +295,8 @@ class CpuRunner:
     def _prompt_attention(self, chunk: Chunk, segments: Sequence[_Segment]) -> Callable[[int], None]:
         """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
         if self._products == torch.bfloat16:
-            begins = [int(self._begins_B1[segment.request]) for segment in segments]
-            rows = [slice(segment.begin, segment.end) for segment in segments]
-            prompts = [RoundedPrompt.of(chunk, *each) for each in zip(rows, begins, strict=True)]
+            first_B1 = self._begins_B1.tolist()
+            prompts = [RoundedPrompt.of(chunk, slice(begin, end), first_B1[request]) for request, begin, end in segments]
             return lambda layer: rounded_attention.attend(prompts, self._slots[layer], chunk)
         tiles = self._tiles(chunk, segments, causal=True)
         shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ

@@ -41,8 +41,8 @@ def truth_of(model: Transformer) -> Transformer:
 
 
 def rounded_causal(layer: int, *heads: Tensor) -> Tensor:
-    """Queries, keys and values rounded, then attention in float32."""
-    return causal(layer, *(each.bfloat16().float() for each in heads))
+    """Attention of rounded queries, keys and values."""
+    return causal(layer, *(each.bfloat16() for each in heads)).float()
 
 
 def root_logits(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, attend: Callable[..., Tensor] = causal) -> Tensor:
@@ -62,8 +62,8 @@ def test_logits_are_those_of_rounded_products(make_model: MakeModel, generator: 
     expected = root_logits(truth_of(model), tokens_BT, lengths_B, rounded_causal)
     workspace = Workspace(rows=7)
     found = model.with_bfloat16_products().start(tokens_BT, lengths_B, workspace=workspace).step_fn().reshape(exact.shape)
-    # Sums in another order are rounded to a neighbour now and then, so both are about as far from the exact logits.
-    assert 0 < (found - exact).abs().mean() < 1.5 * (expected - exact).abs().mean()
+    # Sums in another order are rounded to a neighbour now and then: nearer to the truth than float32 is, and never far.
+    assert (found - expected).abs().mean() < 0.6 * (exact - expected).abs().mean()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * float(exact.std()))
 
 
@@ -130,11 +130,17 @@ def test_texts_are_multiplied_in_bfloat16_too(make_model: MakeModel):
     model = make_model()
     rounded, truth, texts = model.with_bfloat16_products(), truth_of(model), [[3, 7], [5]]
     tokens_BT = torch.arange(6)[None]
+
+    def attend(layer: int, *heads: Tensor) -> Tensor:  # what follows the prompt attends in float32
+        in_prompt = rounded_causal(layer, *(each[:, : tokens_BT.shape[1]] for each in heads))
+        return torch.cat([in_prompt, causal(layer, *heads)[:, tokens_BT.shape[1] :]], 1)
+
     found_RD = rounded.start_texts(tokens_BT, num_texts=2, max_tokens=4).hidden_after(texts)
     for found_D, text in zip(found_RD, texts, strict=True):
         whole_BT = torch.cat([tokens_BT, torch.tensor([text])], 1)
-        expected_D, exact_D = truth(whole_BT)[0, -1], model(whole_BT)[0, -1]
-        assert 0 < (found_D - exact_D).abs().mean() < 2 * (expected_D - exact_D).abs().mean()
+        expected_D = truth.model(whole_BT, torch.arange(whole_BT.shape[1]), attend)[0, -1]
+        exact_D = model(whole_BT)[0, -1]
+        assert (found_D - expected_D).abs().mean() < 0.6 * (exact_D - expected_D).abs().mean()
 
 
 def test_other_models_are_refused(make_model: MakeModel):

@@ -23,7 +23,7 @@ from leafbeam.jit import njit
 
 MEASURED_ROWS = 1, 2, 3, 4, 8, 16, 32, 64, 128, 256  # of more, a library's product is as fast
 _MANY = 32  # rows from which on, once a library is faster, it stays so
-MAX_MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
+_MEASURED_WEIGHTS = 1 << 22  # of a larger matrix, so many are measured
 RUNS = 4  # of each product that is measured, each with another matrix; the fastest counts
 MIN_MEASURED_WEIGHTS = 1 << 18  # weights below which nothing is measured: in float32 a library takes microseconds too
 _FEW = 4  # rows that are multiplied by one output at a time
@@ -42,9 +42,13 @@ def is_faster(num_rows: int, weight_DV: Tensor, threads: int) -> bool:
     if weight_DV.numel() < MIN_MEASURED_WEIGHTS:
         return weight_DV.dtype == torch.bfloat16
     inputs, outputs = weight_DV.shape
-    outputs = min(outputs, max(1, MAX_MEASURED_WEIGHTS // inputs))
-    faster = rows_faster(outputs, inputs, weight_DV.dtype, threads, fastest_run)
+    faster = rows_faster(measured_outputs(outputs, inputs), inputs, weight_DV.dtype, threads, fastest_run)
     return next(rows for rows in MEASURED_ROWS if rows >= num_rows) in faster
+
+
+def measured_outputs(outputs: int, inputs: int) -> int:
+    """The outputs of a matrix that are measured in its place."""
+    return min(outputs, max(1, _MEASURED_WEIGHTS // inputs))
 
 
 def fastest_run(multiply: Callable[[Tensor], object], weights: Sequence[Tensor]) -> float:

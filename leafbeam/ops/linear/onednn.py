@@ -61,8 +61,7 @@ def is_faster(weight_VD: Tensor, threads: int) -> bool:
     if not is_available(weight_VD.dtype) or weight_VD.numel() < cpu.MIN_MEASURED_WEIGHTS:
         return False
     outputs, inputs = weight_VD.shape
-    outputs = min(outputs, max(1, cpu.MAX_MEASURED_WEIGHTS // inputs))
-    return gain(outputs, inputs, weight_VD.dtype, threads, cpu.fastest_run) >= _GAIN
+    return gain(cpu.measured_outputs(outputs, inputs), inputs, weight_VD.dtype, threads, cpu.fastest_run) >= _GAIN
 
 
 @lru_cache(maxsize=256)
