@@ -73,7 +73,8 @@ class PagedRunner(CpuRunner):
 
         return [(pages("key", layer), pages("value", layer)) for layer in range(self._config.num_hidden_layers)]
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
+        assert keep, "pages of beams are written for good"
         requests, beams, num_codes = tokens_BKC.shape
         config, tables = self._config, self._tables
         copies_C2 = tables.extend(parents_BK.numpy(), num_codes)

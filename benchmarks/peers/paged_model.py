@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,18 @@ from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyModel, AnyVocabulary, DecodeSession, EncoderDecoder, Workspace
 
 __all__ = ["PagedModel"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PagedRounds:
+    """A session's decode steps, which run every beam of every level, as xGR's and vLLM's do."""
+
+    step_fn: Callable[..., Any]
+    suffix_fn: Callable[..., Any]
+
+    @classmethod
+    def of(cls, session: DecodeSession) -> PagedRounds:
+        return cls(step_fn=session.step_fn, suffix_fn=session.suffix_fn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,10 +54,10 @@ class PagedModel:
     def device(self) -> torch.device:
         return self.model.device
 
-    def start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None) -> DecodeSession:
+    def start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None) -> PagedRounds:
         """Prefill or encode, and write the pages."""
         if lengths_B is None:
             lengths_B = torch.full((len(tokens_BT),), tokens_BT.shape[1])
         if isinstance(self.model, EncoderDecoder):
-            return paged_encoder_decoder.start(self.model, tokens_BT, lengths_B)
-        return paged_engine.start(self.model, tokens_BT, lengths_B, self.workspace)
+            return PagedRounds.of(paged_encoder_decoder.start(self.model, tokens_BT, lengths_B))
+        return PagedRounds.of(paged_engine.start(self.model, tokens_BT, lengths_B, self.workspace))

@@ -66,7 +66,7 @@ class ItemSearch:
         result = collect_items(
             version, requests, (lo_SBK, hi_SBK), scores_BK, trace.num_valid_B, self.num_items, trace.rounds_saved
         )
-        return replace(result, levels=tuple(levels)) if explain else result
+        return replace(result, levels=tuple(levels), beams_needed=trace.needed_B)
 
 
 class BeamSearch(ItemSearch):
@@ -110,6 +110,7 @@ class BeamSearch(ItemSearch):
         suffix_fn: SuffixFn | None = None,
         explain: bool = False,
         *,
+        last_step_fn: StepFn | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
     ) -> SearchResult:
@@ -129,8 +130,14 @@ class BeamSearch(ItemSearch):
         explain: the result has the beams of each level (`SearchResult.levels`). The search then waits for a device every round
         and makes no use of suffix_fn, so that every level has its scores.
 
+        last_step_fn(codes_BJ, parents_BJ) -> logits (B, J, V): given, and where the last level keeps fewer beams than the level
+        before (`num_beams=[128, 128, 10]`), the search calls it in place of step_fn for the last level: for the best J beams,
+        as many as it keeps, and a second time for the later ones that may still be among them, if there are any. Parents are
+        the same beams both times. Exact, and on a CPU alone. It pays where the model is sure of the last code: see
+        `SearchResult.beams_needed`.
+
         head: for each level the rows of the model's head for its codes, (V, D), float32 on a CPU, where the logits would be.
-        Given, step_fn and suffix_fn return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
+        Given, the functions return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
         multiplied for legal codes alone in rounds where that is expected to take less time: large codebooks, few children.
         costs: from `ops.head.cpu.calibrate`. Backends "cpu" and "triton", which then waits every such round.
 
@@ -140,7 +147,7 @@ class BeamSearch(ItemSearch):
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         suffix_fn = None if explain else suffix_fn
-        model = ModelCalls(step_fn, suffix_fn)
+        model = ModelCalls(step_fn, suffix_fn, last_step_fn)
         constraint_of = partial(self._constraint, head, costs)
         return self._run(requests, model, constraint_of, watch=suffix_fn is not None, explain=explain)
 

@@ -50,12 +50,16 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps."""
+    """What a search did. rounds: (codes_BK, parents_BK) of each. max_beams: the fewest beams that a skipped round keeps.
+
+    needed_B: see `beams_needed`; None where the last round was skipped, keeps all beams or ran on a device.
+    """
 
     beams: Beams[Any]
     rounds: list[tuple[Any, Any]]
     calls: int
     max_beams: int | None
+    needed_B: NDArray[np.int64] | None = None
 
     @property
     def rounds_saved(self) -> int:
@@ -94,7 +98,7 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterato
     All of them share one list of rounds, which grows.
     """
     config = constraint.config
-    beams, done, max_beams = constraint.root(), list[tuple[Any, Any]](), None
+    beams, done, max_beams, needed_B = constraint.root(), list[tuple[Any, Any]](), None, None
     while (number := len(done)) < config.num_rounds:
         if watch and _is_over(constraint, beams):
             max_beams = min(config.num_beams[number:])
@@ -107,12 +111,60 @@ def rounds(constraint: Constraint, model: ModelCalls, *, watch: bool) -> Iterato
                 max_beams = min(config.num_beams[number:])
                 break
             logits = model.logits_after(jump, beams)
+            beams = constraint.step(len(done), beams, logits)
+        elif _keeps_fewer(config, number, beams):
+            before, beams = beams, _last_round(constraint, model, beams)
+            needed_B = beams_needed(before, beams)
         else:
-            logits = model.logits(number, beams, jump)
-        beams = constraint.step(len(done), beams, logits)
+            beams = constraint.step(number, beams, model.logits(number, beams, jump))
         done.append((beams.code, beams.parent))
         yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=None)
-    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams)
+    yield Trace(beams=beams, rounds=done, calls=model.calls, max_beams=max_beams, needed_B=needed_B)
+
+
+def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
+    """Whether a round is the last, on the host, and keeps fewer beams than it starts from."""
+    is_last = number == config.num_rounds - 1
+    return is_last and isinstance(beams.scores, np.ndarray) and config.num_beams[number] < beams.scores.shape[1]
+
+
+def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any]) -> Beams[Any]:
+    """The last round, which keeps N of K beams: the model runs the best N, then the later ones that may still be kept.
+
+        found = step(beams[:N]);  needed = beams with scores >= found.scores[N - 1];  step(beams[:needed])
+
+    Exact, because no score rises from round to round and beams are best first. Often the first N are all that is needed.
+    """
+    number = constraint.config.num_rounds - 1
+    if not model.takes_parts:
+        return constraint.step(number, beams, model.logits(number, beams))
+    num_kept = constraint.config.num_beams[number]
+    best = _first(beams, np.full(len(beams.scores), num_kept))
+    logits = model.last_logits(best, 0, num_kept)
+    found = constraint.step(number, best, logits)
+    needed_B = beams_needed(beams, found)
+    width = int(needed_B.max())
+    if width <= num_kept:
+        return found
+    first_BNV = np.array(to_numpy(logits))  # the next call may overwrite it
+    wanted = _first(beams, np.maximum(needed_B, num_kept))
+    second_BNV = to_numpy(model.last_logits(wanted, num_kept, width))
+    return constraint.step(number, wanted, np.concatenate([first_BNV, second_BNV], 1))
+
+
+def beams_needed(before: Beams[Any], after: Beams[Any]) -> NDArray[np.int64]:
+    """How many beams of a round, best first, may be among those that it keeps: with no lower score than its last one, [B]."""
+    return ((before.scores > -np.inf) & (before.scores >= after.scores[:, -1:])).sum(1)
+
+
+def _first(beams: Beams[Any], count_B: NDArray[np.int64]) -> Beams[Any]:
+    """The first beams of each request, as many as its count says; the shorter ones are filled with dead beams."""
+    width = int(count_B.max())
+    live_BK = np.arange(width) < count_B[:, None]
+    scores_BK = np.where(live_BK, beams.scores[:, :width], np.float32(-np.inf))
+    parent, code, lo, hi = (array[..., :width] * live_BK for array in (beams.parent, beams.code, beams.lo, beams.hi))
+    num_valid_B = np.minimum(beams.num_valid, count_B)
+    return Beams(scores=scores_BK, parent=parent, code=code, lo=lo, hi=hi, num_valid=num_valid_B)
 
 
 def _is_over(constraint: Constraint, beams: Beams[Any]) -> bool:

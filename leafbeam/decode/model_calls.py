@@ -54,12 +54,12 @@ class JumpForward:
 class ModelCalls:
     """Calls the model for one search and counts the calls.
 
-    step_fn, suffix_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on the device, of
-    its first logits. The logits of a jump's rounds are given round by round, so that the search runs as always.
+    step_fn, suffix_fn, last_step_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on
+    the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search runs as always.
     """
 
-    def __init__(self, step_fn: StepFn, suffix_fn: SuffixFn | None = None) -> None:
-        self._step_fn, self._suffix_fn = step_fn, suffix_fn
+    def __init__(self, step_fn: StepFn, suffix_fn: SuffixFn | None = None, last_step_fn: StepFn | None = None) -> None:
+        self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn
         self._first: Any = None
         self._replayed: Sequence[Any] = ()  # the logits of the last jump, of which `_round` are given
         self._round = 0
@@ -77,6 +77,18 @@ class ModelCalls:
     def can_jump(self, number: int) -> bool:
         """Whether round `number` may begin a jump: not the first, nor while one is replayed."""
         return self._suffix_fn is not None and number > 0 and self._round == len(self._replayed)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the last round may be run in parts: its logits have not come with a jump."""
+        return self._last_step_fn is not None and self._round == len(self._replayed)
+
+    def last_logits(self, beams: Beams[Any], begin: int, end: int) -> Any:
+        """The logits of the last round for beams begin to end, until the next call. Counted as one call from beam 0 on."""
+        assert self._last_step_fn is not None
+        self.calls += begin == 0
+        part = (array[:, begin:end] for array in (beams.code, self._origins(beams)))
+        return self._last_step_fn(*(to_kind_of(array, self._first) for array in part))
 
     def logits(self, number: int, beams: Beams[Any], jump: JumpForward | None = None) -> Any:
         """The logits of round `number`; given a jump, one call brings those of all its rounds."""

@@ -60,6 +60,8 @@ class SearchResult:
 
     scores: float32 (B, K), -inf beyond `num_valid`. codes: int64 (B, K, L), 0 beyond. num_valid: int64 (B,). rounds_saved:
     calls of the model skipped because codes were forced. levels: the beams of each level, of a search that explains itself.
+    beams_needed: how many beams before the last round could be among those that it keeps, int64 (B,); the others were run for
+    nothing, unless `last_step_fn` left them out. None where it keeps all, is skipped or runs on a device.
     Fewer legal items than beams give a short answer.
     """
 
@@ -69,6 +71,7 @@ class SearchResult:
     num_valid: NDArray[np.int64]
     rounds_saved: int = 0
     levels: tuple[BeamLevel, ...] = ()
+    beams_needed: NDArray[np.int64] | None = None
 
     def _repr_html_(self) -> str:
         """The first items of the first requests."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.graph import Graphs
+from leafbeam.engine.last_rounds import LastRounds
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
@@ -24,7 +25,10 @@ _LARGE_HEAD = 1 << 18  # weights of a level; listing the legal codes of a smalle
 
 
 class ModelRounds(Protocol):
-    """The decode steps of one batch. A `suffix_fn` beside them scores forced suffixes in one pass."""
+    """The decode steps of one batch.
+
+    A `suffix_fn` beside them scores forced suffixes in one pass, a `last_step_fn` some beams of the last level.
+    """
 
     def step_fn(self, codes_BK: Any = None, parents_BK: Any = None) -> Any: ...
 
@@ -40,7 +44,7 @@ class Model(Protocol):
     """What an engine needs of a model; `Transformer` is one.
 
     start: begins a search after prompts of `vocabulary.prompts`, padded on the right to lengths_B. It returns an object with
-    the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn`.
+    the `step_fn` that `BeamSearch` takes, and optionally its `suffix_fn` and `last_step_fn`.
     """
 
     @property
@@ -74,9 +78,9 @@ class Decoder:
     """Runs the batches of one worker, one after the other, and times each stage.
 
     Before each decode step it checks that a request is left that is not cancelled; on a CPU the beams of a cancelled one run
-    as one row from then on. Float32 models on a CPU reuse one workspace
-    for all batches. The search runs where the model's logits are; there the index stays bound for the next batch. On a device
-    the seconds of decode steps are those of their launches.
+    as one row from then on, and the last round leaves out beams that can no longer win where that has paid (`LastRounds`).
+    Float32 models on a CPU reuse one workspace for all batches. The search runs where the model's logits are; there the index
+    stays bound for the next batch. On a device the seconds of decode steps are those of their launches.
 
     store: keys and values of recent prompts, shared by the workers; ArgumentError for models without a workspace.
     graphs: captured searches, tried first. worker: the worker whose graphs to use.
@@ -96,6 +100,7 @@ class Decoder:
             raise ArgumentError("a prompt store needs a float32 model on a CPU: set prompt_store_mb to 0")
         self._model, self._clock, self._store = model, clock, store
         self._graphs, self._worker = graphs, worker
+        self._last_rounds = LastRounds()
         self.release_memory()
 
     def release_memory(self) -> None:
@@ -139,9 +144,13 @@ class Decoder:
 
         if self._bindings is None or self._bindings.version is not first.version:
             self._bindings = IndexBindings(first.version, like=self._bindings)
-        search = BeamSearch(self._bindings, num_beams=_beams(first), scoring=first.request.scoring)
+        beams = _beams(first.version.num_levels, requests)
+        search = BeamSearch(self._bindings, num_beams=beams, scoring=first.request.scoring)
         # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
         suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
+        kind = beams[0], beams[-1], first.request.scoring
+        pays = self._last_rounds.pays(kind, batch=len(requests), num_beams=beams[0], num_kept=beams[-1])
+        last_step_fn = getattr(rounds, "last_step_fn", None) if pays else None
         result = search.run(
             timed(rounds.step_fn),
             batch_size=len(requests),
@@ -149,8 +158,11 @@ class Decoder:
             deny=deny,
             suffix_fn=suffix_fn and timed(suffix_fn),
             explain=explain,
+            last_step_fn=last_step_fn and timed(last_step_fn),
             head=heads,
         )
+        if result.beams_needed is not None:
+            self._last_rounds.observe(kind, needed_B=result.beams_needed, num_kept=beams[-1])
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
 
@@ -186,9 +198,12 @@ class Decoder:
         return BatchOutput(search=result, started=started, prefill_s=0.0, rounds_s=rounds_s, constrain_s=constrain_s)
 
 
-def _beams(pending: PendingRequest) -> list[int]:
-    """The beams of each level."""
-    return [pending.size.num_beams] * (pending.version.num_levels - 1) + [pending.num_beams]
+def _beams(num_levels: int, requests: Sequence[PendingRequest]) -> list[int]:
+    """The beams of each level: in the last one as many as items are wanted, or shown, or ranked with the memory's."""
+    wanted = [
+        one.request.num_items if one.channel == "model" and not one.request.explain else one.num_beams for one in requests
+    ]
+    return [requests[0].size.num_beams] * (num_levels - 1) + [max(wanted)]
 
 
 def _check_abandoned(requests: Sequence[PendingRequest]) -> None:

@@ -189,12 +189,13 @@ class CpuRunner:
         self._multiply_head(self._last_BD, 0, logits_BV)
         return logits_BV
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
         """See `Runner`. Beams of a request that equal its last one run once: dead beams, which are last and all alike."""
         requests, beams, num_codes = tokens_BKC.shape
         repeats_BK = _repeats(tokens_BKC.numpy(), parents_BK.numpy())
         beam_U, first_B1 = np.flatnonzero(~repeats_BK), np.concatenate([[0], np.cumsum((~repeats_BK).sum(1))]) * num_codes
         slots = self._code_slots(requests * beams, num_codes, level)
+        before = self._ancestors_BS, self._num_beams, self._parity
         ancestors_BS = self._extend_ancestors(parents_BK.numpy(), repeats_BK, num_codes, level)
         outputs = self._output_buffers(len(beam_U), level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1, num_codes)[beam_U].reshape(-1)
@@ -203,6 +204,8 @@ class CpuRunner:
             normed_ND = self._run_codes(codes, first_row * num_codes, last_row * num_codes, first_B1, slots, ancestors_BS)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_row:last_row])
+        if not keep:
+            self._ancestors_BS, self._num_beams, self._parity = before
         if len(beam_U) < requests * beams:
             position_BK = np.cumsum(~repeats_BK).reshape(requests, beams) - 1
             row_N = torch.from_numpy(np.where(repeats_BK, position_BK[:, -1:], position_BK).reshape(-1))
@@ -220,8 +223,7 @@ class CpuRunner:
         assert needed < self._vocabulary.num_levels  # the room there is
         missing = max(0, needed - len(self._first_S))
         slots = self._code_slots(len(tokens), missing, len(self._first_S))
-        _, own_RS = self._space.buffer("own slots", len(tokens), self._vocabulary.num_levels, dtype=torch.int64)
-        own_RS[:] = row_R[:, None]
+        own_RS = np.tile(row_R[:, None], self._vocabulary.num_levels)
         first_B1 = np.concatenate([[0], end_R.reshape(requests, -1)[:, -1]])
         hidden_RD = torch.zeros(len(tokens), self._config.hidden_size)
         for begin, end in _even_parts(len(token_N), self._space.rows):

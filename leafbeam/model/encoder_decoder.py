@@ -139,11 +139,11 @@ class EncoderDecoderRunner:
     def root_logits(self) -> Tensor:
         return self._head(self._run(self._start_B1)[:, 0], 0)
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
         if self.beams.keys[0] is None:  # a caller that knows the logits of level 0 may start with its codes
             self._run(self._start_B1)
         _, num_beams, num_codes = tokens_BKC.shape
-        self.beams.follow(parents_BK, num_codes)
+        self.beams.follow(parents_BK, num_codes, keep=keep)
         hidden_BND = self._run(self.beams.to_slots(tokens_BKC).flatten(1, 2))
         hidden_BKCD = self.beams.to_beams(hidden_BND.unflatten(1, (num_beams, num_codes)))
         return [self._head(hidden_BKCD[:, :, code], level + 1 + code) for code in range(num_codes)]

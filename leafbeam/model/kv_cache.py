@@ -81,15 +81,19 @@ class BeamCache:
         self.values: list[Tensor | None] = [None] * num_layers
         self.shape = (1, 1)  # beams and new codes of each
         self._parents_BK: Tensor | None = None
+        self._keep = True
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values of all beams."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values) if tensor is not None)
 
-    def follow(self, parents_BK: Tensor, num_codes: int) -> None:
-        """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change."""
-        self._parents_BK, self.shape = parents_BK, (parents_BK.shape[1], num_codes)
+    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
+        """The next `extend` adds num_codes to each beam k, the child of beam parents_BK[:, k]; K may change.
+
+        keep: False leaves the parents' slots as they are, for another `follow` of the same parents.
+        """
+        self._parents_BK, self.shape, self._keep = parents_BK, (parents_BK.shape[1], num_codes), keep
 
     def to_slots(self, of_beams_BK: Tensor) -> Tensor:
         return of_beams_BK
@@ -99,8 +103,9 @@ class BeamCache:
 
     def extend(self, layer: int, key_BNGE: Tensor, value_BNGE: Tensor) -> tuple[Tensor, Tensor]:
         """Add C codes of every beam (adjacent; beams in the order of slots) -> keys and values (B, K, S, G, E) of all codes."""
-        self.keys[layer] = keys = self._extended(self.keys[layer], key_BNGE)
-        self.values[layer] = values = self._extended(self.values[layer], value_BNGE)
+        keys, values = self._extended(self.keys[layer], key_BNGE), self._extended(self.values[layer], value_BNGE)
+        if self._keep:
+            self.keys[layer], self.values[layer] = keys, values
         return keys, values
 
     def _extended(self, slots_BKSGE: Tensor | None, new_BNGE: Tensor) -> Tensor:
@@ -127,7 +132,8 @@ class InPlaceBeamCache(BeamCache):
         self._beam_BK: Tensor | None = None  # whose slot each is, and the slot of each beam; None: the same
         self._slot_BK: Tensor | None = None
 
-    def follow(self, parents_BK: Tensor, num_codes: int) -> None:
+    def follow(self, parents_BK: Tensor, num_codes: int, *, keep: bool = True) -> None:
+        assert keep, "slots move in place: the parents' are gone"
         self._before = 0 if self.keys[0] is None else self._codes
         self._codes, self.shape = self._before + num_codes, (parents_BK.shape[1], num_codes)
         slots_BK = parents_BK if self._slot_BK is None else self._slot_BK.gather(1, parents_BK)

@@ -37,10 +37,11 @@ class Runner(Protocol):
         """Drop the beams and keep the prompts."""
         ...
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
         """Logits (B, K, V) after each of C new codes, of levels level + 1 on; parents_BK: beams of the last call.
 
-        level: how many codes are before them, as many as ran since `restart`.
+        level: how many codes are before them, as many as ran since `restart`. keep: False on a CPU alone: leaves the beams of
+        the last call in place, without the new codes.
         """
         ...
 
@@ -49,7 +50,7 @@ class DecodeSession:
     """The decoding steps of one batch of prompts: equals running the model on `prompt + codes` of every beam, to 1e-5.
 
     Made by `Transformer.start` or `EncoderDecoder.start`, which prefill the prompts; each `step_fn` then costs one pass over
-    B x K tokens. Its two methods are what `BeamSearch.run` takes.
+    B x K tokens. Its methods are what `BeamSearch.run` takes.
     """
 
     def __init__(self, runner: Runner, vocabulary: AnyVocabulary, lengths_B: Tensor) -> None:
@@ -85,6 +86,20 @@ class DecodeSession:
         self._level += 1
         self._num_beams = codes_BK.shape[1]
         return logits_BKV
+
+    @torch.inference_mode()
+    def last_step_fn(self, codes_BJ: Any, parents_BJ: Any) -> Tensor:
+        """Logits (B, J, V) of the last level, for some of its beams.
+
+        The session stays before the last level, so that a second call brings the logits of other beams; those of the first may
+        be overwritten by it. Raises ArgumentError at another level, and for a device other than a CPU.
+        """
+        if self._lengths_B.device.type != "cpu" or self._level != self._vocabulary.num_levels - 2:
+            place = f"level {self._level + 1} of {self._vocabulary.num_levels} on {self._lengths_B.device.type}"
+            raise ArgumentError(f"last_step_fn is for the last level on a CPU, and the next one is {place}: call step_fn")
+        codes_BJ, parents_BJ = self._checked(codes_BJ, parents_BJ)
+        tokens_BJ1 = self._vocabulary.tokens_at(codes_BJ, self._level)[..., None]
+        return self._runner.extend(tokens_BJ1, parents_BJ, self._level, keep=False)[0]
 
     @torch.inference_mode()
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:

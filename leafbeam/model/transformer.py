@@ -238,9 +238,9 @@ class TorchRunner:
     def root_logits(self) -> Tensor:
         return self._head(self._last_BD, 0)
 
-    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int) -> list[Tensor]:
+    def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
         _, num_beams, num_codes = tokens_BKC.shape
-        self.beams.follow(parents_BK, num_codes)
+        self.beams.follow(parents_BK, num_codes, keep=keep)
         positions_BN = (self._lengths_B + level)[:, None]
         if num_codes > 1:
             positions_BN = positions_BN + torch.arange(num_codes, device=tokens_BKC.device).repeat(num_beams)

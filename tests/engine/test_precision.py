@@ -116,7 +116,8 @@ def test_an_engine_that_was_not_started_measures_once(shop: Shop, monkeypatch: p
     first = engine.recommend(Request(history=("é3",), num_items=5))
     report = engine.precision_report
     assert (engine.precision, report is not None) == ("bfloat16", True)
-    assert engine.recommend(Request(history=("é3",), num_items=5)).scores == first.scores
+    # The second may leave beams out of its last round; a product of fewer rows may round otherwise.
+    assert engine.recommend(Request(history=("é3",), num_items=5)).scores == pytest.approx(first.scores, abs=0.02)
     assert engine.precision_report is report
     assert first.scores != Engine(shop.model, shop.trie).recommend(Request(history=("é3",), num_items=5)).scores
 

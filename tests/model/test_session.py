@@ -325,3 +325,35 @@ def test_suffixes_of_wrong_shape_or_content_are_refused(make_model: MakeModel) -
     too_many = torch.zeros(len(lengths_B), 2, model.vocabulary.num_levels, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="levels and the last was answered"):
         session.suffix_fn(too_many, parents)
+
+
+@pytest.mark.parametrize("make", ["float32", "general"])
+def test_the_last_level_in_parts_equals_the_whole_step(make_model: MakeModel, generator: torch.Generator, make: str) -> None:
+    model = make_model()
+    if make == "general":  # the runner of other dtypes, with its exact products
+        model = model.to(torch.float64)
+    tokens_BT, lengths_B = prompts(model, generator)
+    sessions = [model.start(tokens_BT, lengths_B) for _ in range(2)]
+    whole, parts = sessions
+    for session in sessions:
+        session.step_fn(None, None)
+    levels, width = model.vocabulary.num_levels, 6
+    before = 1
+    for level in range(levels - 1):
+        shape = (len(tokens_BT), width)
+        codes = torch.randint(0, model.vocabulary.codebook_sizes[level], shape, generator=generator)
+        parents = torch.randint(0, before, shape, generator=generator)
+        before = width
+        if level < levels - 2:
+            with pytest.raises(ArgumentError, match="for the last level on a CPU"):
+                parts.last_step_fn(codes, parents)
+            parts.step_fn(codes, parents)
+            whole.step_fn(codes, parents)
+            continue
+        expected = whole.step_fn(codes, parents)
+        for begin, end in ((0, 2), (2, 6), (1, 3)):  # in any order and as often as wanted
+            found = parts.last_step_fn(codes[:, begin:end], parents[:, begin:end])
+            torch.testing.assert_close(found, expected[:, begin:end], atol=1e-5, rtol=0)
+        torch.testing.assert_close(parts.step_fn(codes, parents), expected, atol=1e-5, rtol=0)
+    with pytest.raises(ArgumentError, match="for the last level on a CPU"):
+        parts.last_step_fn(codes, parents)

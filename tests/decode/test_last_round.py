@@ -1,0 +1,174 @@
+"""The last round in two calls: equal to one call over all beams, whatever the filter, the scoring and the model."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leafbeam import BeamSearch, Trie
+from leafbeam.decode import SearchResult
+from leafbeam.errors import LogitsError
+
+
+class Paths:
+    """A model whose logits depend on every code of a beam's path; it can run parts of the last level.
+
+    sharpness: how far apart the logits of the last level are. Rows that were not asked for are never given.
+    """
+
+    def __init__(self, sizes: list[int], batch: int, sharpness: float, seed: int, end: float = 0.0) -> None:
+        self.sizes, self.batch, self.sharpness, self.seed, self.end = sizes, batch, sharpness, seed, end
+        self.rows: list[int] = []  # of every call
+
+    def step_fn(self, codes: np.ndarray | None, parents: np.ndarray | None) -> np.ndarray:
+        if codes is None:
+            self.paths = [[() for _ in range(1)] for _ in range(self.batch)]
+        else:
+            self.paths = self._extended(codes, parents)
+        return self._logits(self.paths)
+
+    def last_step_fn(self, codes: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        return self._logits(self._extended(codes, parents))
+
+    def _extended(self, codes: np.ndarray, parents: np.ndarray) -> list[list[tuple[int, ...]]]:
+        rows = zip(codes.tolist(), parents.tolist(), strict=True)
+        return [
+            [(*self.paths[b][p], c) for c, p in zip(code_K, parent_K, strict=True)] for b, (code_K, parent_K) in enumerate(rows)
+        ]
+
+    def _logits(self, paths: list[list[tuple[int, ...]]]) -> np.ndarray:
+        self.rows.append(len(paths[0]))
+        level = len(paths[0][0])
+        scale = self.sharpness if level == len(self.sizes) - 1 else 1.0
+
+        def row(b: int, path: tuple[int, ...]) -> np.ndarray:
+            rng = np.random.default_rng([self.seed, b, *path, 7])
+            return scale * rng.integers(-4, 4, self.sizes[level])  # whole numbers: equal scores are frequent
+
+        logits = np.array([[row(b, path) for path in row_] for b, row_ in enumerate(paths)], np.float32)
+        return logits[:, 0] if level == 0 else logits
+
+
+def assert_same(result: SearchResult, whole: SearchResult) -> None:
+    assert [ids.tolist() for ids in result.item_ids] == [ids.tolist() for ids in whole.item_ids]
+    np.testing.assert_array_equal(result.scores, whole.scores)
+    np.testing.assert_array_equal(result.codes, whole.codes)
+    np.testing.assert_array_equal(result.num_valid, whole.num_valid)
+    assert result.rounds_saved == whole.rounds_saved
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    beams=st.integers(2, 24),
+    kept=st.integers(1, 23),
+    batch=st.integers(1, 3),
+    sharpness=st.sampled_from([0.0, 0.3, 1.0, 8.0]),
+    scoring=st.sampled_from(["full", "allowed"]),
+    share=st.sampled_from([1.0, 0.5, 0.05]),
+)
+def test_two_calls_find_what_one_finds(seed, beams, kept, batch, sharpness, scoring, share) -> None:  # type: ignore[no-untyped-def]
+    kept, sizes = min(kept, beams - 1), [6, 5, 4]
+    rng = np.random.default_rng(seed)
+    trie = Trie.build(rng.integers(0, sizes, (150, 3)), sizes)  # several items may have one SID
+    allowed = None if share == 1.0 else trie.filter(rng.random(150) < share)
+    search = BeamSearch(trie, [beams, beams, kept], scoring)
+    whole = Paths(sizes, batch, sharpness, seed)
+    parts = Paths(sizes, batch, sharpness, seed)
+    expected = search.run(whole.step_fn, batch, allowed)
+    result = search.run(parts.step_fn, batch, allowed, last_step_fn=parts.last_step_fn)
+    assert_same(result, expected)
+    if expected.beams_needed is not None:
+        np.testing.assert_array_equal(result.beams_needed, expected.beams_needed)
+        assert parts.rows[:2] == whole.rows[:2]
+        fewest = max(search.config.num_beams[2], int(expected.beams_needed.max()))
+        assert fewest <= sum(parts.rows[2:]) <= max(fewest, whole.rows[2])
+        assert len(parts.rows) <= 4
+
+
+class Sure(Paths):
+    """The same, but for its last level, where it is sure of a code of each beam."""
+
+    def _logits(self, paths: list[list[tuple[int, ...]]]) -> np.ndarray:
+        logits = super()._logits(paths)
+        if len(paths[0][0]) == len(self.sizes) - 1:
+            logits[:] = -50.0
+            logits[..., 0] = 0.0
+        return logits
+
+
+def full_trie(sizes: list[int]) -> Trie:
+    return Trie.build(np.indices(sizes).reshape(len(sizes), -1).T, sizes)
+
+
+def test_a_sure_model_runs_little_more_than_the_items_wanted() -> None:
+    sizes = [8, 8, 4]
+    parts = Sure(sizes, 2, 1.0, seed=3)
+    search = BeamSearch(full_trie(sizes), [8, 40, 5])
+    result = search.run(parts.step_fn, 2, last_step_fn=parts.last_step_fn)
+    assert result.beams_needed is not None
+    assert (result.beams_needed >= 5).all()
+    assert (result.beams_needed < 20).all()
+    assert sum(parts.rows[2:]) == max(5, result.beams_needed.max())
+
+
+def test_without_a_last_step_the_needed_beams_are_counted_and_all_of_them_run() -> None:
+    sizes = [8, 8, 4]
+    model = Sure(sizes, 1, 1.0, seed=3)
+    result = BeamSearch(full_trie(sizes), [8, 40, 5]).run(model.step_fn)
+    assert model.rows == [1, 8, 40]
+    assert result.beams_needed is not None
+    assert 5 <= result.beams_needed[0] < 40
+    assert BeamSearch(full_trie(sizes), 40).run(Sure(sizes, 1, 1.0, seed=3).step_fn).beams_needed is None
+
+
+def test_logits_that_the_second_call_overwrites_do_no_harm() -> None:
+    sizes = [6, 6, 40]
+    model = Paths(sizes, 1, 0.0, seed=5)
+    buffer = torch.empty(64 * 40)
+
+    def reused(codes: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+        logits = torch.from_numpy(model.last_step_fn(codes.numpy(), parents.numpy()))
+        buffer.fill_(torch.nan)
+        return buffer[: logits.numel()].view(logits.shape).copy_(logits)
+
+    def step_fn(codes: torch.Tensor | None, parents: torch.Tensor | None) -> torch.Tensor:
+        given = (None, None) if codes is None or parents is None else (codes.numpy(), parents.numpy())
+        return torch.from_numpy(model.step_fn(*given))
+
+    search = BeamSearch(full_trie(sizes), [6, 20, 1])
+    result = search.run(step_fn, last_step_fn=reused)
+    assert len(model.rows) == 4  # two calls of the last level
+    assert_same(result, search.run(Paths(sizes, 1, 0.0, seed=5).step_fn))
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_bad_logits_of_either_part_are_named_with_their_level(part: int) -> None:
+    sizes = [6, 6, 40]
+    model, calls = Paths(sizes, 1, 0.0, seed=5), iter(range(2))
+
+    def broken(codes: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        logits = model.last_step_fn(codes, parents)
+        if next(calls) == part:
+            logits[0, 0, 0] = np.nan
+        return logits
+
+    with pytest.raises(LogitsError, match="at level 2"):
+        BeamSearch(full_trie(sizes), [6, 20, 1]).run(model.step_fn, last_step_fn=broken)
+
+
+def test_forced_codes_are_jumped_over_where_the_last_level_could_have_been_run_in_parts() -> None:
+    rng = np.random.default_rng(0)
+    trie = Trie.build(rng.integers(0, 30, (60, 4)), [30] * 4)  # few items share two codes
+    rounds, parts = (Paths([30] * 4, 1, 1.0, seed=1) for _ in range(2))
+
+    def suffix_fn(codes_BKT: np.ndarray, parents_BK: np.ndarray) -> list[np.ndarray]:
+        own_BK = np.tile(np.arange(codes_BKT.shape[1]), (len(codes_BKT), 1))
+        return [parts.step_fn(codes_BKT[:, :, t], own_BK if t else parents_BK) for t in range(codes_BKT.shape[2])]
+
+    search = BeamSearch(trie, [8, 8, 8, 3])
+    result = search.run(parts.step_fn, suffix_fn=suffix_fn, last_step_fn=parts.last_step_fn)
+    whole = search.run(rounds.step_fn)
+    assert result.item_ids[0].tolist() == whole.item_ids[0].tolist()
+    np.testing.assert_array_equal(result.scores, whole.scores)
