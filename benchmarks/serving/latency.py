@@ -6,9 +6,10 @@
     submit     `Engine.submit`, through admission, queue and a worker
     http       `POST /v1/recommend` of `leafbeam serve`, over one connection that stays open
 
-The demo's model, catalog and beams. One history at a time, one thread of matrix products. The ways take turns of a few requests
-each: with turns of one request, each way would find the processor's caches full of the others' weights, and a server its own
-process asleep. The client writes bytes that were made before and reads as many as the header says.
+The demo's model, catalog and beams, of which each is to bring an item, so that every way runs all beams. One history at a
+time, one thread of matrix products. The ways take turns of a few requests each: with turns of one request, each way would find
+the processor's caches full of the others' weights, and a server its own process asleep. The client writes bytes that were made
+before and reads as many as the header says.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def _ways_in_process(run: LoadRun, engine: Engine, histories: Sequence[list[Any]
     prompts = [[run.trie.codes_at(run.leaves_of(np.asarray(one)))] for one in histories]
     search = BeamSearch(run.trie, BEAMS)
     calls = [recorded_calls(run, search, one, workspace) for one in prompts]
-    requests = [Request(history=tuple(one), channel="model") for one in histories]
+    requests = [Request(history=tuple(one), num_items=BEAMS, channel="model") for one in histories]
 
     def start(number: int) -> Any:
         tokens_BT, lengths_B = vocabulary.prompts(prompts[number])
@@ -138,7 +139,8 @@ def recorded_calls(run: LoadRun, search: BeamSearch, prompts: Sequence[NDArray[n
 @contextmanager
 def _over_http(url: str, histories: Sequence[list[Any]]) -> Generator[Way]:
     place = urlsplit(url)
-    requests = [_request(json.dumps({"history": one, "channel": "model"}).encode()) for one in histories]
+    wanted = {"num_items": BEAMS, "channel": "model"}
+    requests = [_request(json.dumps({"history": one} | wanted).encode()) for one in histories]
     with socket.create_connection((place.hostname or "127.0.0.1", place.port or 80), timeout=30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

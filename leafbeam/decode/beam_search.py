@@ -111,6 +111,7 @@ class BeamSearch(ItemSearch):
         explain: bool = False,
         *,
         last_step_fn: StepFn | None = None,
+        num_first: int | None = None,
         head: Sequence[Any] | None = None,
         costs: HeadCosts | None = None,
     ) -> SearchResult:
@@ -131,10 +132,10 @@ class BeamSearch(ItemSearch):
         and makes no use of suffix_fn, so that every level has its scores.
 
         last_step_fn(codes_BJ, parents_BJ) -> logits (B, J, V): given, and where the last level keeps fewer beams than the level
-        before (`num_beams=[128, 128, 10]`), the search calls it in place of step_fn for the last level: for the best J beams,
-        as many as it keeps, and a second time for the later ones that may still be among them, if there are any. Parents are
-        the same beams both times. Exact, and on a CPU alone. It pays where the model is sure of the last code: see
-        `SearchResult.beams_needed`.
+        before (`num_beams=[128, 128, 10]`), the search calls it in place of step_fn for the last level: for the best beams,
+        num_first or as many as it keeps, and a second time for the later ones that may still be among the kept, if there are
+        any. Parents are the same beams both times. Exact, and on a CPU alone. It pays where the model is sure of the last code:
+        see `SearchResult.beams_needed`.
 
         head: for each level the rows of the model's head for its codes, (V, D), float32 on a CPU, where the logits would be.
         Given, the functions return hidden states, (B, D) and then (B, K, D). With scoring "allowed" the head is
@@ -147,7 +148,7 @@ class BeamSearch(ItemSearch):
         """
         requests = check_batch(self.version, batch_size, filters, deny)
         suffix_fn = None if explain else suffix_fn
-        model = ModelCalls(step_fn, suffix_fn, last_step_fn)
+        model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first)
         constraint_of = partial(self._constraint, head, costs)
         return self._run(requests, model, constraint_of, watch=suffix_fn is not None, explain=explain)
 

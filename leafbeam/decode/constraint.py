@@ -129,27 +129,28 @@ def _keeps_fewer(config: SearchConfig, number: int, beams: Beams[Any]) -> bool:
 
 
 def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any]) -> Beams[Any]:
-    """The last round, which keeps N of K beams: the model runs the best N, then the later ones that may still be kept.
+    """The last round, which keeps N of K beams: the model runs some of the best, then the later ones that may still be kept.
 
-        found = step(beams[:N]);  needed = beams with scores >= found.scores[N - 1];  step(beams[:needed])
+        found = step(beams[:first]);  needed = beams with scores >= found.scores[N - 1];  step(beams[:needed])
 
-    Exact, because no score rises from round to round and beams are best first. Often the first N are all that is needed.
+    Exact, because no score rises from round to round and beams are best first.
     """
     number = constraint.config.num_rounds - 1
     if not model.takes_parts:
         return constraint.step(number, beams, model.logits(number, beams))
-    num_kept = constraint.config.num_beams[number]
-    best = _first(beams, np.full(len(beams.scores), num_kept))
-    logits = model.last_logits(best, 0, num_kept)
+    num_kept, (batch, num_beams) = constraint.config.num_beams[number], beams.scores.shape
+    num_first = min(max(num_kept, model.num_first or 0), num_beams)
+    best = _first(beams, np.full(batch, num_first))
+    logits = model.last_logits(best, 0, num_first)
     found = constraint.step(number, best, logits)
     needed_B = beams_needed(beams, found)
     width = int(needed_B.max())
-    if width <= num_kept:
+    if width <= num_first:
         return found
-    first_BNV = np.array(to_numpy(logits))  # the next call may overwrite it
-    wanted = _first(beams, np.maximum(needed_B, num_kept))
-    second_BNV = to_numpy(model.last_logits(wanted, num_kept, width))
-    return constraint.step(number, wanted, np.concatenate([first_BNV, second_BNV], 1))
+    first_BJV = np.array(to_numpy(logits))  # the next call may overwrite it
+    wanted = _first(beams, np.maximum(needed_B, num_first))
+    second_BJV = to_numpy(model.last_logits(wanted, num_first, width))
+    return constraint.step(number, wanted, np.concatenate([first_BJV, second_BJV], 1))
 
 
 def beams_needed(before: Beams[Any], after: Beams[Any]) -> NDArray[np.int64]:

@@ -54,12 +54,20 @@ class JumpForward:
 class ModelCalls:
     """Calls the model for one search and counts the calls.
 
-    step_fn, suffix_fn, last_step_fn: as for `BeamSearch.run`. Codes and parents reach the model as the kind of array, and on
-    the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search runs as always.
+    step_fn, suffix_fn, last_step_fn, num_first: as for `BeamSearch.run`. Codes and parents reach the model as the kind of
+    array, and on the device, of its first logits. The logits of a jump's rounds are given round by round, so that the search
+    runs as always.
     """
 
-    def __init__(self, step_fn: StepFn, suffix_fn: SuffixFn | None = None, last_step_fn: StepFn | None = None) -> None:
+    def __init__(
+        self,
+        step_fn: StepFn,
+        suffix_fn: SuffixFn | None = None,
+        last_step_fn: StepFn | None = None,
+        num_first: int | None = None,
+    ) -> None:
         self._step_fn, self._suffix_fn, self._last_step_fn = step_fn, suffix_fn, last_step_fn
+        self.num_first = num_first
         self._first: Any = None
         self._replayed: Sequence[Any] = ()  # the logits of the last jump, of which `_round` are given
         self._round = 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from leafbeam.decode import BeamSearch, SearchResult
 from leafbeam.decode.results import check_batch, collect_items, root_ranges
 from leafbeam.engine.graphs.graph import Graphs
-from leafbeam.engine.last_rounds import LastRounds
+from leafbeam.engine.last_rounds import LastRounds, RoundKind
 from leafbeam.engine.request import PendingRequest
 from leafbeam.errors import ArgumentError
 from leafbeam.model import AnyVocabulary, PromptStore, Transformer, Workspace
@@ -148,9 +148,9 @@ class Decoder:
         search = BeamSearch(self._bindings, num_beams=beams, scoring=first.request.scoring)
         # A forced suffix is found by a look at the beams, for which a device would have to wait every round.
         suffix_fn = getattr(rounds, "suffix_fn", None) if device.type == "cpu" else None
-        kind = beams[0], beams[-1], first.request.scoring
-        pays = self._last_rounds.pays(kind, batch=len(requests), num_beams=beams[0], num_kept=beams[-1])
-        last_step_fn = getattr(rounds, "last_step_fn", None) if pays else None
+        kind = RoundKind(batch=len(requests), num_beams=beams[0], num_kept=beams[-1], scoring=first.request.scoring)
+        num_first = self._last_rounds.num_first(kind)
+        last_step_fn = None if num_first is None else getattr(rounds, "last_step_fn", None)
         result = search.run(
             timed(rounds.step_fn),
             batch_size=len(requests),
@@ -159,10 +159,11 @@ class Decoder:
             suffix_fn=suffix_fn and timed(suffix_fn),
             explain=explain,
             last_step_fn=last_step_fn and timed(last_step_fn),
+            num_first=num_first,
             head=heads,
         )
         if result.beams_needed is not None:
-            self._last_rounds.observe(kind, needed_B=result.beams_needed, num_kept=beams[-1])
+            self._last_rounds.observe(kind, result.beams_needed)
         constrain_s = self._clock() - started - prefill_s - rounds_s
         return BatchOutput(search=result, started=started, prefill_s=prefill_s, rounds_s=rounds_s, constrain_s=constrain_s)
 

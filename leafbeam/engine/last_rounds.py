@@ -1,54 +1,75 @@
-"""Whether to leave beams that can no longer win out of the last round: decided by what recent batches needed."""
+"""How many beams the last round runs at first, and whether it leaves others out: decided by what recent batches needed."""
 
-from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-_CALL_ROWS = 32  # a second call costs as much as so many more rows of the first: at 0.44 B parameters, and of a small model
-_MEMORY = 1 / 8  # the weight of the newest batch
-_MAX_KINDS = 64
+from leafbeam.ops.constrain import Scoring
+
+_CALL_ROWS = 48  # a second call costs as much as so many more rows: 25 at 0.44 B parameters, 50 with a layer of 128
+_MEMORY = 16  # batches
+_EVERY = 4  # batches from one choice to the next
+_MAX_KINDS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Needs:
-    """Means over recent batches. more: beams needed beyond those that are kept. second: how often there were any."""
+class RoundKind:
+    """Batches whose last rounds are alike: requests, the beams of each before the round, and those that it keeps."""
 
-    more: float
-    second: float
+    batch: int
+    num_beams: int
+    num_kept: int
+    scoring: Scoring
+
+
+@dataclass(kw_only=True, slots=True)
+class _Recent:
+    """Beams that recent batches of a kind needed, the most of their requests; and the choice for the next."""
+
+    needed: deque[int] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    observed: int = 0
+    num_first: int | None = None
 
 
 class LastRounds:
-    """What the last rounds of recent batches needed, for each kind of batch. Batches of unknown kinds run all beams.
+    """What the last rounds of recent batches needed (see `SearchResult.beams_needed`), for each kind of batch.
 
-    In two calls (see `BeamSearch.run`, last_step_fn) a round runs the beams that it keeps, and then those that are needed
-    beyond; a model that is sure of the last code needs none. In one call it runs all.
-
-    >>> rounds = LastRounds()
-    >>> rounds.observe("kind", needed_B=np.array([11, 9]), num_kept=10)
-    >>> rounds.pays("kind", batch=1, num_beams=128, num_kept=10), rounds.pays("kind", batch=1, num_beams=20, num_kept=10)
-    (True, False)
+    >>> rounds, kind = LastRounds(), RoundKind(batch=1, num_beams=128, num_kept=10, scoring="full")
+    >>> for needed in (11, 13, 9, 12):
+    ...     rounds.observe(kind, np.array([needed]))
+    >>> rounds.num_first(kind)
+    13
     """
 
     def __init__(self) -> None:
-        self._kinds: OrderedDict[Hashable, _Needs] = OrderedDict()  # the latest observed last
+        self._kinds: OrderedDict[RoundKind, _Recent] = OrderedDict()  # the latest observed last
 
-    def pays(self, kind: Hashable, *, batch: int, num_beams: int, num_kept: int) -> bool:
-        """Whether two calls are expected to take less time than one."""
-        needs = self._kinds.get(kind)
-        if needs is None:
-            return False
-        saved = batch * (num_beams - num_kept - needs.more)
-        return saved > needs.second * _CALL_ROWS
+    def num_first(self, kind: RoundKind) -> int | None:
+        """Beams for the first call of `BeamSearch.run`'s last_step_fn; None: all in one call, as for unknown kinds."""
+        recent = self._kinds.get(kind)
+        return None if recent is None else recent.num_first
 
-    def observe(self, kind: Hashable, *, needed_B: NDArray[np.int64], num_kept: int) -> None:
-        """Learn from a batch, however its last round ran. needed_B: see `SearchResult.beams_needed`."""
-        more = max(0, int(needed_B.max()) - num_kept)
-        before = self._kinds.pop(kind, None) or _Needs(more=more, second=more > 0)
-        self._kinds[kind] = _Needs(
-            more=before.more + _MEMORY * (more - before.more), second=before.second + _MEMORY * ((more > 0) - before.second)
-        )
+    def observe(self, kind: RoundKind, needed_B: NDArray[np.int64]) -> None:
+        """Learn from a batch, however its last round ran."""
+        recent = self._kinds.pop(kind, None) or _Recent()
+        self._kinds[kind] = recent
         if len(self._kinds) > _MAX_KINDS:
             self._kinds.popitem(last=False)
+        recent.needed.append(max(kind.num_kept, int(needed_B.max())))
+        recent.observed += 1
+        if recent.observed % _EVERY == 0:
+            recent.num_first = _cheapest(kind, recent.needed)
+
+
+def _cheapest(kind: RoundKind, needed: Sequence[int]) -> int | None:
+    """The beams of a first call with which recent batches would have run the fewest rows, a second call counted as rows."""
+
+    def rows(first: int) -> float:
+        second = sum(_CALL_ROWS + kind.batch * (count - first) for count in needed if count > first)
+        return kind.batch * first + second / len(needed)
+
+    best = min(set(needed), key=rows)
+    return best if rows(best) < kind.batch * kind.num_beams else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.serving import changes, engines, latency, load, memory, overload, profile
+from benchmarks.serving import changes, engines, last_round, latency, load, memory, overload, profile
 from benchmarks.serving.load_run import LoadRun
 from benchmarks.serving.load_server import serving
 from leafbeam.decode import BeamSearch
@@ -60,6 +60,15 @@ def test_the_profile_counts_every_call_of_a_request(run: LoadRun):
     assert calls["extend"]["calls"] == run.trie.num_levels - 1
     assert calls["extend"]["own_us"] < calls["extend"]["all_us"]
     assert measured["own_us"] >= sum(one["own_us"] for one in measured["top"]) - 1
+
+
+def test_searches_are_timed_with_and_without_beams_that_cannot_win(run: LoadRun):
+    parameters, measured = last_round.measure(run, beams=24, batch=2, batches=3)
+    assert (parameters["K"], parameters["B"], measured["repeats"]) == (24, 2, 3)
+    assert 10 <= measured["beams_needed"]["mean"] <= measured["beams_needed"]["p90"] <= 24
+    _, rows = last_round.measure_rows(run, repeats=2)
+    assert list(rows["round_ms"]) == ["1", "10", "20", "50", "128"]
+    assert rows["round_ms"]["128"]["p50"] > rows["round_ms"]["1"]["p50"]
 
 
 @pytest.mark.slow

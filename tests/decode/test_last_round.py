@@ -67,8 +67,9 @@ def assert_same(result: SearchResult, whole: SearchResult) -> None:
     sharpness=st.sampled_from([0.0, 0.3, 1.0, 8.0]),
     scoring=st.sampled_from(["full", "allowed"]),
     share=st.sampled_from([1.0, 0.5, 0.05]),
+    first=st.sampled_from([None, 1, 5, 30]),
 )
-def test_two_calls_find_what_one_finds(seed, beams, kept, batch, sharpness, scoring, share) -> None:  # type: ignore[no-untyped-def]
+def test_two_calls_find_what_one_finds(seed, beams, kept, batch, sharpness, scoring, share, first) -> None:  # type: ignore[no-untyped-def]
     kept, sizes = min(kept, beams - 1), [6, 5, 4]
     rng = np.random.default_rng(seed)
     trie = Trie.build(rng.integers(0, sizes, (150, 3)), sizes)  # several items may have one SID
@@ -77,12 +78,12 @@ def test_two_calls_find_what_one_finds(seed, beams, kept, batch, sharpness, scor
     whole = Paths(sizes, batch, sharpness, seed)
     parts = Paths(sizes, batch, sharpness, seed)
     expected = search.run(whole.step_fn, batch, allowed)
-    result = search.run(parts.step_fn, batch, allowed, last_step_fn=parts.last_step_fn)
+    result = search.run(parts.step_fn, batch, allowed, last_step_fn=parts.last_step_fn, num_first=first)
     assert_same(result, expected)
     if expected.beams_needed is not None:
         np.testing.assert_array_equal(result.beams_needed, expected.beams_needed)
         assert parts.rows[:2] == whole.rows[:2]
-        fewest = max(search.config.num_beams[2], int(expected.beams_needed.max()))
+        fewest = max(min(first or 0, whole.rows[2]), search.config.num_beams[2], int(expected.beams_needed.max()))
         assert fewest <= sum(parts.rows[2:]) <= max(fewest, whole.rows[2])
         assert len(parts.rows) <= 4
 

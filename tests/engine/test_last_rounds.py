@@ -9,48 +9,48 @@ import pytest
 import torch
 
 from leafbeam.engine import Engine, Request, Settings
-from leafbeam.engine.last_rounds import LastRounds
+from leafbeam.engine.last_rounds import LastRounds, RoundKind
 from leafbeam.model import AnyVocabulary, DecodeSession, ModelConfig, Transformer
 from tests.engine.conftest import Shop
 
 
-def needed(*counts: int) -> np.ndarray:
-    return np.array(counts, np.int64)
+def learned(batch: int, num_beams: int, needed: list[int]) -> int | None:
+    rounds, kind = LastRounds(), RoundKind(batch=batch, num_beams=num_beams, num_kept=10, scoring="full")
+    for count in needed:
+        rounds.observe(kind, np.array([3, count]))
+    return rounds.num_first(kind)
 
 
 def test_an_unknown_kind_runs_all_beams() -> None:
-    assert not LastRounds().pays("kind", batch=8, num_beams=512, num_kept=10)
+    assert learned(8, 512, []) is None
+    assert learned(8, 512, [10]) is None
+
+
+def test_the_first_call_runs_what_nearly_all_batches_needed() -> None:
+    assert learned(1, 128, [11, 13, 9, 12] * 4) == 13
+    assert learned(1, 11, [7, 10] * 4) == 10  # one row less, and never a second call
+    assert learned(1, 128, [12] * 15 + [120]) == 12  # a rare second call is cheaper than its rows in every first one
 
 
 def test_a_second_call_must_save_more_rows_than_it_costs() -> None:
-    rounds = LastRounds()
-    for _ in range(50):
-        rounds.observe("kind", needed_B=needed(12, 20), num_kept=10)
-    assert not rounds.pays("kind", batch=1, num_beams=50, num_kept=10)  # saves 30 rows, 32 needed
-    assert rounds.pays("kind", batch=2, num_beams=50, num_kept=10)
-    assert rounds.pays("kind", batch=1, num_beams=128, num_kept=10)
-
-
-def test_no_second_call_is_needed_so_every_row_left_out_pays() -> None:
-    rounds = LastRounds()
-    rounds.observe("kind", needed_B=needed(7, 10), num_kept=10)
-    assert rounds.pays("kind", batch=1, num_beams=11, num_kept=10)
+    half = [10, 50] * 8
+    assert learned(1, 50, half) is None
+    assert learned(4, 50, half) == 10
 
 
 def test_it_learns_that_a_model_has_become_unsure() -> None:
-    rounds = LastRounds()
-    rounds.observe("kind", needed_B=needed(10), num_kept=10)
-    for _ in range(20):
-        rounds.observe("kind", needed_B=needed(128), num_kept=10)
-    assert not rounds.pays("kind", batch=1, num_beams=128, num_kept=10)
+    assert learned(1, 128, [10] * 16) == 10
+    assert learned(1, 128, [10] * 16 + [128] * 16) is None
 
 
 def test_old_kinds_are_forgotten() -> None:
     rounds = LastRounds()
-    for kind in range(100):
-        rounds.observe(kind, needed_B=needed(10), num_kept=10)
-    assert not rounds.pays(0, batch=1, num_beams=128, num_kept=10)
-    assert rounds.pays(99, batch=1, num_beams=128, num_kept=10)
+    kinds = [RoundKind(batch=1, num_beams=beams, num_kept=10, scoring="full") for beams in range(11, 311)]
+    for kind in kinds:
+        for _ in range(4):
+            rounds.observe(kind, np.array([10]))
+    assert rounds.num_first(kinds[0]) is None
+    assert rounds.num_first(kinds[-1]) == 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,14 +113,13 @@ def answers(engine: Engine, wanted: list[Request]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
 def test_answers_in_two_calls_are_those_in_one(shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = requests(shop, num_items=4, num_beams=24, scoring=scoring)
-    found: dict[bool, list[tuple[Any, ...]]] = {}
-    for pays in (True, False):
+    found: list[list[tuple[Any, ...]]] = []
+    for num_first in (None, 1, 9, 1000):
         model = Counted(model=shop.model)
-        monkeypatch.setattr(LastRounds, "pays", lambda self, kind, pays=pays, **sizes: pays)
-        found[pays] = answers(Engine(model, shop.trie), wanted)
-        assert {in_parts for _, in_parts in model.last} <= {pays}
-        assert scoring == "allowed" or model.last
-    assert found[True] == found[False]
+        monkeypatch.setattr(LastRounds, "num_first", lambda self, kind, first=num_first: first)
+        found.append(answers(Engine(model, shop.trie), wanted))
+        assert {in_parts for _, in_parts in model.last} == {num_first is not None}
+    assert found[1:] == found[:1] * 3
 
 
 def test_a_sure_model_soon_runs_fewer_beams_in_its_last_round(shop: Shop) -> None:
