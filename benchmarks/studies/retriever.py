@@ -84,9 +84,24 @@ class DenseRetriever(nn.Module):
         return F.normalize((weight_TT @ items_BTD) @ self.query_DD, dim=-1)
 
     @torch.inference_mode()
-    def scores(self, histories: Histories, candidates_C: NDArray[np.integer], *, max_items: int = 20) -> NDArray[np.float32]:
-        """The cosine of each candidate to the query of each history: (U, C), 0 for an empty history."""
-        items_ND = self.items(torch.arange(len(self.vectors_ND)))
+    def all_items(self) -> Tensor:
+        """Item embeddings of all items (N, D), without gradients."""
+        return self.items(torch.arange(len(self.vectors_ND)))
+
+    @torch.inference_mode()
+    def scores(
+        self,
+        histories: Histories,
+        candidates_C: NDArray[np.integer],
+        *,
+        max_items: int = 20,
+        items_ND: Tensor | None = None,
+    ) -> NDArray[np.float32]:
+        """The cosine of each candidate to the query of each history: (U, C), 0 for an empty history.
+
+        items_ND: `all_items`, of a caller that scores often without training between.
+        """
+        items_ND = self.all_items() if items_ND is None else items_ND
         candidates_DC = items_ND[torch.as_tensor(candidates_C, dtype=torch.int64)].T
         scores_UC = np.zeros((len(histories), len(candidates_C)), np.float32)
         lengths_U = np.minimum(histories.lengths_U, max_items)

@@ -53,6 +53,7 @@ class TextTeacher:
         self, retriever: DenseRetriever, cold_items: NDArray[np.int64], graph: GraphTeacher | None, recipe: TeacherRecipe
     ) -> None:
         self._retriever, self._cold_C, self._graph, self._recipe = retriever, cold_items, graph, recipe
+        self._items_ND = retriever.all_items()
         self._scale = recipe.sharpness * float(retriever.log_scale.detach().clamp(max=4.0).exp())
 
     @property
@@ -63,7 +64,8 @@ class TextTeacher:
     @torch.inference_mode()
     def probabilities(self, histories: Histories) -> NDArray[np.float32]:
         """The distribution over the new items after each history: (U, C)."""
-        scores_UC = self._retriever.scores(histories, self._cold_C, max_items=self._recipe.max_items)
+        max_items = self._recipe.max_items
+        scores_UC = self._retriever.scores(histories, self._cold_C, max_items=max_items, items_ND=self._items_ND)
         return torch.softmax(torch.from_numpy(scores_UC * self._scale), dim=1).numpy()
 
     def targets(self, items_BT: NDArray[np.integer], first: int = 0) -> SoftTargets:
