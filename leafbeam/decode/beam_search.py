@@ -24,6 +24,7 @@ from leafbeam.decode.results import (
     collect_items,
     root_ranges,
 )
+from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie, Version
 from leafbeam.ops.backend import BoundIndex, IndexBindings, to_numpy
 from leafbeam.ops.constrain import Beams, RequestFilter, Scoring
@@ -147,6 +148,8 @@ class BeamSearch(ItemSearch):
         LogitsError.
         """
         requests = check_batch(self.version, batch_size, filters, deny)
+        if num_first is not None and num_first < 1:
+            raise ArgumentError(f"num_first is {num_first}: expected a positive number of beams, or None")
         suffix_fn = None if explain else suffix_fn
         model = ModelCalls(step_fn, suffix_fn, last_step_fn, num_first)
         constraint_of = partial(self._constraint, head, costs)

@@ -150,6 +150,9 @@ def _last_round(constraint: Constraint, model: ModelCalls, beams: Beams[Any]) ->
     first_BJV = np.array(to_numpy(logits))  # the next call may overwrite it
     wanted = _first(beams, np.maximum(needed_B, num_first))
     second_BJV = to_numpy(model.last_logits(wanted, num_first, width))
+    expected = batch, width - num_first, first_BJV.shape[2]
+    if second_BJV.shape != expected:
+        raise LogitsError(f"last_step_fn returned logits of shape {second_BJV.shape} at level {number}: expected {expected}")
     return constraint.step(number, wanted, np.concatenate([first_BJV, second_BJV], 1))
 
 

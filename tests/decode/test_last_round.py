@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leafbeam import BeamSearch, Trie
 from leafbeam.decode import SearchResult
-from leafbeam.errors import LogitsError
+from leafbeam.errors import ArgumentError, LogitsError
 
 
 class Paths:
@@ -157,6 +157,25 @@ def test_bad_logits_of_either_part_are_named_with_their_level(part: int) -> None
 
     with pytest.raises(LogitsError, match="at level 2"):
         BeamSearch(full_trie(sizes), [6, 20, 1]).run(model.step_fn, last_step_fn=broken)
+
+
+@pytest.mark.parametrize(("part", "cut"), [(0, (slice(None), slice(1))), (1, (slice(None), slice(0))), (1, (..., slice(3)))])
+def test_logits_of_another_shape_are_refused(part: int, cut: tuple[slice, ...]) -> None:
+    sizes = [6, 6, 40]
+    model, calls = Paths(sizes, 1, 0.0, seed=5), iter(range(2))
+
+    def cut_off(codes: np.ndarray, parents: np.ndarray) -> np.ndarray:
+        logits = model.last_step_fn(codes, parents)
+        return logits[cut] if next(calls) == part else logits
+
+    with pytest.raises(LogitsError, match="at level 2: expected"):
+        BeamSearch(full_trie(sizes), [6, 20, 2]).run(model.step_fn, last_step_fn=cut_off)
+
+
+def test_no_beams_at_first_are_refused() -> None:
+    model = Paths([6, 6, 4], 1, 1.0, seed=5)
+    with pytest.raises(ArgumentError, match="num_first is 0"):
+        BeamSearch(full_trie(model.sizes), [6, 20, 3]).run(model.step_fn, last_step_fn=model.last_step_fn, num_first=0)
 
 
 def test_forced_codes_are_jumped_over_where_the_last_level_could_have_been_run_in_parts() -> None:

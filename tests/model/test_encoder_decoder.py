@@ -355,3 +355,19 @@ def test_gradients_equal_finite_differences(make_model: MakeModel, generator: to
                 ends.append(float(loss()))
         flat[place] = before
         assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(slope, rel=2e-2, abs=1e-3), name
+
+
+def test_the_last_level_in_parts_equals_the_whole_step(make_model: MakeModel, generator: torch.Generator):
+    model = make_model()
+    tokens_BT, lengths_B = prompts(generator)
+    session, width = model.start(tokens_BT, lengths_B), 1
+    session.step_fn(None, None)
+    for level in range(3):
+        codes = torch.randint(0, VOCABULARY.codebook_sizes[level], (len(lengths_B), 6), generator=generator)
+        parents = torch.randint(0, width, codes.shape, generator=generator)
+        width = 6
+        if level == 2:
+            parts = [session.last_step_fn(codes[:, at], parents[:, at]) for at in (slice(4, 6), slice(0, 4), slice(4, 6))]
+        logits = session.step_fn(codes, parents)
+    torch.testing.assert_close(torch.cat([parts[1], parts[0]], 1), logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts[2], parts[0])
