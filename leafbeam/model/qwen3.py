@@ -7,6 +7,7 @@ head.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -40,8 +41,11 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 def causal(layer: int, query_BTHE: Tensor, key_BTGE: Tensor, value_BTGE: Tensor) -> Tensor:
     """Causal attention; padding on the right is seen by padding only."""
     query_BHTE, key_BGTE, value_BGTE = (x.transpose(1, 2) for x in (query_BTHE, key_BTGE, value_BTGE))
-    grouped = key_BGTE.shape[1] != query_BHTE.shape[1]
-    return F.scaled_dot_product_attention(query_BHTE, key_BGTE, value_BGTE, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+    attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=key_BGTE.shape[1] != query_BHTE.shape[1])
+    if value_BTGE.dtype == torch.bfloat16 and value_BTGE.requires_grad and value_BTGE.device.type == "cpu":
+        with torch.autocast("cpu", enabled=False):  # torch's gradients in bfloat16 take up to five times as long there
+            return attend(query_BHTE.float(), key_BGTE.float(), value_BGTE.float()).transpose(1, 2).to(torch.bfloat16)
+    return attend(query_BHTE, key_BGTE, value_BGTE).transpose(1, 2)
 
 
 class Rotary:

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from leafbeam.errors import ArgumentError
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary
-from leafbeam.model.qwen3 import make_dropout
+from leafbeam.model.qwen3 import causal, make_dropout
 
 MakeModel = Callable[..., Transformer]
 
@@ -159,3 +159,21 @@ def test_the_examples_in_the_docstrings_run(name: str):
     outcome = doctest.testmod(importlib.import_module(f"leafbeam.model.{name}"))
     assert outcome.attempted > 0
     assert outcome.failed == 0
+
+
+def test_attention_in_training_with_bfloat16_has_the_gradients_of_float32(generator: torch.Generator):
+    shapes = (3, 9, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8)  # grouped: fewer key heads
+    wide = [torch.randn(shape, generator=generator).bfloat16().float().requires_grad_() for shape in shapes]
+    narrow = [one.detach().bfloat16().requires_grad_() for one in wide]
+    expected = causal(0, *wide)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = causal(0, *narrow)
+        mixed = causal(0, wide[0].detach().requires_grad_(), wide[1].detach(), narrow[2].detach().requires_grad_())
+    assert found.dtype == mixed.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=0)
+    torch.testing.assert_close(mixed, found)
+    weights = torch.randn(expected.shape, generator=generator)
+    (expected * weights).sum().backward()
+    (found * weights).sum().backward()
+    for one, other in zip(wide, narrow, strict=True):
+        torch.testing.assert_close(other.grad.float(), one.grad, atol=3e-2, rtol=2e-2)
