@@ -176,4 +176,5 @@ def test_attention_in_training_with_bfloat16_has_the_gradients_of_float32(genera
     (expected * weights).sum().backward()
     (found * weights).sum().backward()
     for one, other in zip(wide, narrow, strict=True):
+        assert other.grad is not None
         torch.testing.assert_close(other.grad.float(), one.grad, atol=3e-2, rtol=2e-2)
