@@ -45,9 +45,10 @@ def rounded_causal(layer: int, *heads: Tensor) -> Tensor:
     return causal(layer, *(each.bfloat16() for each in heads)).float()
 
 
+@torch.no_grad()  # with gradients, attention is in float32
 def root_logits(model: Transformer, tokens_BT: Tensor, lengths_B: Tensor, attend: Callable[..., Tensor] = causal) -> Tensor:
     hidden_BTD = model.model(tokens_BT, torch.arange(tokens_BT.shape[1]), attend)
-    return model.head(hidden_BTD[torch.arange(len(lengths_B)), lengths_B - 1], 0).detach()
+    return model.head(hidden_BTD[torch.arange(len(lengths_B)), lengths_B - 1], 0)
 
 
 @pytest.mark.parametrize("stored", [False, True])
