@@ -8,6 +8,7 @@ Shapes: B requests, K beams.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,19 +66,16 @@ def measure(run: LoadRun, beams: int, batch: int, batches: int) -> tuple[dict[st
     seconds: dict[str, list[float]] = {"whole": [], "leafbeam": []}
     for number in range(_WARM + batches):
         prompts, found = picked(), dict[str, SearchResult]()
-
-        def way(name: str, prompts: Any = prompts, found: Any = found) -> Callable[[], None]:
-            return lambda: found.update({name: searched(prompts, whole=name == "whole")})
-
-        taken = interleaved({name: way(name) for name in seconds}, 1)
+        for name, taken in seconds.items():
+            began = time.perf_counter()
+            found[name] = searched(prompts, whole=name == "whole")
+            if number >= _WARM:
+                taken.append(time.perf_counter() - began)
         check_same_sets(found["leafbeam"].item_ids, found["whole"].item_ids)
         needed_B = found["leafbeam"].beams_needed
         assert needed_B is not None
         last_rounds.observe(kind, needed_B)
         needed += needed_B.tolist()
-        if number >= _WARM:
-            for name in seconds:
-                seconds[name] += taken[name]
     whole, leafbeam = (float(np.median(seconds[name])) for name in ("whole", "leafbeam"))
     return {"what": "searches", "K": beams, "B": batch, "items": ITEMS, "history": _HISTORY} | shape_of(run), {
         "search_ms": {name: spread(values, 1e-3) for name, values in seconds.items()},

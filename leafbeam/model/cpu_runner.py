@@ -195,8 +195,7 @@ class CpuRunner:
         repeats_BK = _repeats(tokens_BKC.numpy(), parents_BK.numpy())
         beam_U, first_B1 = np.flatnonzero(~repeats_BK), np.concatenate([[0], np.cumsum((~repeats_BK).sum(1))]) * num_codes
         slots = self._code_slots(requests * beams, num_codes, level)
-        before = self._ancestors_BS, self._num_beams, self._parity
-        ancestors_BS = self._extend_ancestors(parents_BK.numpy(), repeats_BK, num_codes, level)
+        ancestors_BS = self._extend_ancestors(parents_BK.numpy(), repeats_BK, num_codes, level, keep=keep)
         outputs = self._output_buffers(len(beam_U), level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1, num_codes)[beam_U].reshape(-1)
         codes = _Codes(tokens_N, np.repeat(beam_U, num_codes), level + np.tile(np.arange(num_codes), len(beam_U)))
@@ -204,8 +203,6 @@ class CpuRunner:
             normed_ND = self._run_codes(codes, first_row * num_codes, last_row * num_codes, first_B1, slots, ancestors_BS)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_row:last_row])
-        if not keep:
-            self._ancestors_BS, self._num_beams, self._parity = before
         if len(beam_U) < requests * beams:
             position_BK = np.cumsum(~repeats_BK).reshape(requests, beams) - 1
             row_N = torch.from_numpy(np.where(repeats_BK, position_BK[:, -1:], position_BK).reshape(-1))
@@ -223,7 +220,8 @@ class CpuRunner:
         assert needed < self._vocabulary.num_levels  # the room there is
         missing = max(0, needed - len(self._first_S))
         slots = self._code_slots(len(tokens), missing, len(self._first_S))
-        own_RS = np.tile(row_R[:, None], self._vocabulary.num_levels)
+        _, own_RS = self._space.buffer("own slots", len(tokens), self._vocabulary.num_levels, dtype=torch.int64)
+        own_RS[:] = row_R[:, None]
         first_B1 = np.concatenate([[0], end_R.reshape(requests, -1)[:, -1]])
         hidden_RD = torch.zeros(len(tokens), self._config.hidden_size)
         for begin, end in _even_parts(len(token_N), self._space.rows):
@@ -417,17 +415,18 @@ class CpuRunner:
         keys, values = (self._space.buffer(f"code {name}", capacity, keep=True)[1] for name in ("keys", "values"))
         return _CodeSlots(first_S + layers_L1 * np.array(self._strides_S), stride, width, keys, values)
 
-    def _extend_ancestors(self, parents_BK: Array, repeats_BK: Array, num_codes: int, level: int) -> Array:
+    def _extend_ancestors(self, parents_BK: Array, repeats_BK: Array, num_codes: int, level: int, *, keep: bool) -> Array:
         """The table of ancestors after the beams' new parents, in the other of two buffers; repeats share one's new codes."""
-        self._parity = 1 - self._parity
+        parity = 1 - self._parity
         shape = parents_BK.size, self._vocabulary.num_levels
-        _, after_BS = self._space.buffer(f"ancestors {self._parity}", *shape, dtype=torch.int64)
+        _, after_BS = self._space.buffer(f"ancestors {parity}", *shape, dtype=torch.int64)
         before_BS = self._ancestors_BS if level else after_BS
         kernels.extend_ancestors(before_BS, self._num_beams, np.ascontiguousarray(parents_BK), level, num_codes, after_BS)
         if repeats_BK.any():
             last = (np.nonzero(repeats_BK)[0] + 1) * parents_BK.shape[1] - 1
             after_BS[np.flatnonzero(repeats_BK), level : level + num_codes] = last[:, None]
-        self._ancestors_BS, self._num_beams = after_BS, parents_BK.shape[1]
+        if keep:
+            self._ancestors_BS, self._num_beams, self._parity = after_BS, parents_BK.shape[1], parity
         return after_BS
 
     def _multiply_head(self, hidden_ND: Tensor, level: int, out: Tensor) -> None:

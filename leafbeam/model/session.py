@@ -80,11 +80,9 @@ class DecodeSession:
         if codes_BK is None and parents_BK is None:
             self._restart()
             return self._runner.root_logits()
-        codes_BK, parents_BK = self._checked(codes_BK, parents_BK)
-        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level)[..., None]
-        (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level)
+        logits_BKV = self._extended(codes_BK, parents_BK, keep=True)
         self._level += 1
-        self._num_beams = codes_BK.shape[1]
+        self._num_beams = logits_BKV.shape[1]
         return logits_BKV
 
     @torch.inference_mode()
@@ -97,9 +95,7 @@ class DecodeSession:
         if self._lengths_B.device.type != "cpu" or self._level != self._vocabulary.num_levels - 2:
             place = f"level {self._level + 1} of {self._vocabulary.num_levels} on {self._lengths_B.device.type}"
             raise ArgumentError(f"last_step_fn is for the last level on a CPU, and the next one is {place}: call step_fn")
-        codes_BJ, parents_BJ = self._checked(codes_BJ, parents_BJ)
-        tokens_BJ1 = self._vocabulary.tokens_at(codes_BJ, self._level)[..., None]
-        return self._runner.extend(tokens_BJ1, parents_BJ, self._level, keep=False)[0]
+        return self._extended(codes_BJ, parents_BJ, keep=False)
 
     @torch.inference_mode()
     def suffix_fn(self, codes_BKT: Any, parents_BK: Any) -> list[Tensor]:
@@ -125,6 +121,12 @@ class DecodeSession:
         self._runner.restart()
         self._level = 0  # of the codes in the next call
         self._num_beams = 1  # of the step before; the first codes extend the prompt itself
+
+    def _extended(self, codes: Any, parents: Any, *, keep: bool) -> Tensor:
+        codes_BK, parents_BK = self._checked(codes, parents)
+        tokens_BK1 = self._vocabulary.tokens_at(codes_BK, self._level)[..., None]
+        (logits_BKV,) = self._runner.extend(tokens_BK1, parents_BK, self._level, keep=keep)
+        return logits_BKV
 
     def _checked(self, codes: Any, parents: Any) -> tuple[Tensor, Tensor]:
         device = self._lengths_B.device

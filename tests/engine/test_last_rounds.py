@@ -1,7 +1,6 @@
 """When the last round leaves beams out, and that answers stay as they are."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from leafbeam.engine import Engine, Request, Settings
 from leafbeam.engine.last_rounds import LastRounds, RoundKind
-from leafbeam.model import AnyVocabulary, DecodeSession, ModelConfig, Transformer
+from leafbeam.model import DecodeSession, Transformer
 from tests.engine.conftest import Shop
 
 
@@ -53,42 +52,24 @@ def test_old_kinds_are_forgotten() -> None:
     assert rounds.num_first(kinds[-1]) == 10
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Counted:
-    """A model whose calls of the last level are counted: (beams of each request, whether in parts)."""
+@pytest.fixture
+def last_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of every call of the last level, which alone has four codes: (beams of each request, whether in parts)."""
+    calls: list[tuple[int, bool]] = []
+    step_fn, last_step_fn = DecodeSession.step_fn, DecodeSession.last_step_fn
 
-    model: Transformer
-    last: list[tuple[int, bool]] = field(default_factory=list)
+    def whole(self: DecodeSession, codes: Any = None, parents: Any = None) -> torch.Tensor:
+        logits = step_fn(self, codes, parents)
+        calls.extend([(logits.shape[1], False)] if logits.shape[-1] == 4 else [])
+        return logits
 
-    @property
-    def vocabulary(self) -> AnyVocabulary:
-        return self.model.vocabulary
+    def in_parts(self: DecodeSession, codes: Any, parents: Any) -> torch.Tensor:
+        calls.append((codes.shape[1], True))
+        return last_step_fn(self, codes, parents)
 
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    def start(self, tokens_BT: torch.Tensor, lengths_B: torch.Tensor | None = None) -> "CountedRounds":
-        return CountedRounds(self.model.start(tokens_BT, lengths_B), self.last)
-
-
-class CountedRounds:
-    def __init__(self, session: DecodeSession, last: list[tuple[int, bool]]) -> None:
-        self._session, self._last, self._level = session, last, 0
-
-    def step_fn(self, codes: Any, parents: Any) -> torch.Tensor:
-        if self._level == 2:
-            self._last.append((codes.shape[1], False))
-        self._level += 1
-        return self._session.step_fn(codes, parents)
-
-    def last_step_fn(self, codes: Any, parents: Any) -> torch.Tensor:
-        self._last.append((codes.shape[1], True))
-        return self._session.last_step_fn(codes, parents)
+    monkeypatch.setattr(DecodeSession, "step_fn", whole)
+    monkeypatch.setattr(DecodeSession, "last_step_fn", in_parts)
+    return calls
 
 
 def sure_of_last_codes(shop: Shop) -> Transformer:
@@ -111,24 +92,25 @@ def answers(engine: Engine, wanted: list[Request]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("scoring", ["full", "allowed"])
-def test_answers_in_two_calls_are_those_in_one(shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_in_two_calls_are_those_in_one(
+    shop: Shop, scoring: Any, monkeypatch: pytest.MonkeyPatch, last_calls: list[tuple[int, bool]]
+) -> None:
     wanted = requests(shop, num_items=4, num_beams=24, scoring=scoring)
     found: list[list[tuple[Any, ...]]] = []
     for num_first in (None, 1, 9, 1000):
-        model = Counted(model=shop.model)
+        last_calls.clear()
         monkeypatch.setattr(LastRounds, "num_first", lambda self, kind, first=num_first: first)
-        found.append(answers(Engine(model, shop.trie), wanted))
-        assert {in_parts for _, in_parts in model.last} == {num_first is not None}
+        found.append(answers(Engine(shop.model, shop.trie), wanted))
+        assert {in_parts for _, in_parts in last_calls} == {num_first is not None}
     assert found[1:] == found[:1] * 3
 
 
-def test_a_sure_model_soon_runs_fewer_beams_in_its_last_round(shop: Shop) -> None:
-    model = Counted(model=sure_of_last_codes(shop))
-    engine = Engine(model, shop.trie)
+def test_a_sure_model_soon_runs_fewer_beams_in_its_last_round(shop: Shop, last_calls: list[tuple[int, bool]]) -> None:
+    engine = Engine(sure_of_last_codes(shop), shop.trie)
     for one in requests(shop, num_items=3, num_beams=64):
         engine.recommend(one)
-    assert model.last[0][1] is False  # nothing was known then
-    in_parts = [beams for beams, parts in model.last if parts]
+    assert last_calls[0][1] is False  # nothing was known then
+    in_parts = [beams for beams, parts in last_calls if parts]
     assert in_parts
     assert np.mean(in_parts) < 32
 
