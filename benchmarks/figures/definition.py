@@ -8,6 +8,8 @@ column; the three are joined, the column's word last. Keys:
     field             path in the row's `measured`, parts separated by /, from table, line and column in turn; in a list of
                       records a part such as `kind=leafbeam,beams=128` names the one it means
     over              path of a value that the cell is divided by
+    pool              a parameter and values, `{ seed = [0, 1, 2] }`: mean and error over one row of each, all of which must
+                      be there
     format, scale     a Python format, of the value times `scale`; where it is a record (p20, p50, p80), of its keys by name; a
                       text stands as it is, such as the status of a peer that gave no answer
     missing           what the cell says where no row or no such field is there; without it that is an error
@@ -45,6 +47,7 @@ class Cell:
     ignoring: Sequence[str] | None = None
     field: str | None = None
     over: str | None = None
+    pool: Mapping[str, Sequence[Any]] | None = None
     format: str | None = None
     scale: float | None = None
     missing: str | None = None
@@ -61,6 +64,11 @@ class Cell:
             parts = [part for part in (getattr(self, path), getattr(other, path)) if part]
             given |= {path: "/".join(parts)} if parts else {}
         return replace(self, **{**given, "where": {**(self.where or {}), **(other.where or {})}})
+
+    def wheres(self) -> list[dict[str, Any]]:
+        """The parameters of each row that the value is of: one, or those of `pool`."""
+        own = dict(self.where or {})
+        return [{**own, key: value} for key, values in self.pool.items() for value in values] if self.pool else [own]
 
 
 @dataclass(frozen=True, kw_only=True)

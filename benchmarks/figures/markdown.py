@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from benchmarks.figures.definition import Axis, Cell, Definitions, TableDefinition, TextDefinition
 from benchmarks.figures.published import published_value
 from benchmarks.figures.selection import ResultRows
+from benchmarks.papers.learning import pooled
 from benchmarks.rows import Row
 from leafbeam.errors import DataError
 
@@ -44,8 +45,12 @@ class _Writer:
             return published_value(f"{cell.published}/{cell.part}")
         if cell.bench is None or cell.field is None:
             raise DataError(f"a cell needs bench and field, has {cell.bench!r} and {cell.field!r}")
-        if cell.missing is not None and not self.rows.has(cell.bench, cell.where or {}):
+        wheres = cell.wheres()
+        if cell.missing is not None and not all(self.rows.has(cell.bench, where) for where in wheres):
             return None
+        if cell.pool is not None:
+            found = [self._value(replace(cell, pool=None, where=where)) for where in wheres]
+            return None if None in found else dict(zip(("mean", "error"), pooled(found), strict=True))
         row = self.rows.newest(cell.bench, cell.where or {}, cell.ignoring or ())
         value = value_at(row["measured"], cell.field)
         if value is None and cell.reasons is not None:

@@ -118,6 +118,32 @@ lines = [{ name = "ours" }]
 """
 
 
+SEEDS = """
+[recall]
+bench = "step"
+corner = "recall, %"
+where = { items = 10 }
+pool = { seed = [0, 1] }
+scale = 100
+format = "{mean:.1f} ± {error:.1f}"
+columns = [{ name = "at 1", field = "recall" }]
+lines = [{ name = "two seeds", missing = "not measured" }, { name = "one", pool = { seed = [1] } }]
+"""
+
+
+def test_a_cell_of_several_seeds_pools_all_of_them_or_none(tmp_path: Path) -> None:
+    file = tmp_path / "figures.toml"
+    file.write_text(SEEDS)
+    definitions = Definitions.read(file)
+    first, second = (
+        row(10, 1.0, parameters={"items": 10, "seed": seed}, measured={"recall": {"mean": mean, "error": 0.03}})
+        for seed, mean in ((0, 0.5), (1, 0.6))
+    )
+    assert "| two seeds | not measured |\n| one | 60.0 ± 3.0 |" in render(definitions, "recall", read(tmp_path, second))
+    both = render(definitions, "recall", read(tmp_path, first, second))
+    assert "| two seeds | 55.0 ± 5.8 |\n| one | 60.0 ± 3.0 |" in both  # sqrt(.03^2 + .1^2 / 2 / 2)
+
+
 def test_a_table_shows_small_runs_until_there_are_full_ones(tmp_path: Path) -> None:
     file = tmp_path / "figures.toml"
     file.write_text(FULL)
