@@ -161,6 +161,9 @@ def _learning(name: str) -> Any:
         fit_on: Annotated[
             Literal["train", "train+valid"], typer.Option("--fit-on", help="Parts of the log that Table 1 trains on.")
         ] = "train",
+        part: Annotated[
+            Literal["valid", "test"], typer.Option("--part", help="Whose new items Table 3 recommends; valid chooses settings.")
+        ] = "test",
         sids: Annotated[
             list[Sids] | None, typer.Option("--sids", help="Semantic IDs of Table 3. [dim]rqvae kmeans[/dim]")
         ] = None,
@@ -194,6 +197,7 @@ def _learning(name: str) -> Any:
                 minutes=minutes,
                 epochs=epochs,
                 fit_on=fit_on,
+                part=part,
                 sids=tuple(one.value for one in sids or ()),
                 teachers=tuple(one.value for one in teacher or ()),
                 note=note,

@@ -14,6 +14,7 @@ from leafbeam.errors import DataError
 __all__ = ["ResultRows"]
 
 
+_BEFORE = {"part": "test"}  # what rows from before a parameter have
 _OF_THE_MACHINE = frozenset(["memory_gib"])  # parameters that say how much of it was free, and not what was measured
 
 
@@ -77,5 +78,5 @@ class ResultRows:
 
 
 def _matches(row: Row, bench: str, where: Mapping[str, Any]) -> bool:
-    parameters = row["parameters"]
+    parameters = _BEFORE | row["parameters"]
     return row["bench"] == bench and all(key in parameters and parameters[key] == value for key, value in where.items())

@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.rows import RESULTS, make_row
 from leafbeam.errors import ArgumentError, DataError
 from leafbeam.semid.config import check_choice
-from leafbeam.train import Budget, RankingMetrics
+from leafbeam.train import Budget, Part, RankingMetrics
 from leafbeam.train.metrics import Estimate
 
 __all__ = ["LearningRun", "LearningTable", "as_dict", "data_sets", "kept_learning_rows", "percent", "pooled", "rounded"]
@@ -28,6 +28,7 @@ class LearningRun:
     """Options of a run. data: directories, one data set each. seeds: how many, from first_seed on. note: a remark for the rows.
 
     fit_on: "train+valid" trains on validation items too; SASRec and the weights of the fusion, which need them, are left out.
+    part: whose new items STATIC's Table 3 recommends, the test's, or those of a split of the training part, to choose settings.
     sids, teachers: kinds of Semantic IDs and of teachers that STATIC's Table 3 runs with; empty: those of the table.
     minutes, epochs: how long each model trains, at most one of them; the table's own budget if neither.
     Raises ArgumentError for numbers out of range.
@@ -41,12 +42,14 @@ class LearningRun:
     minutes: float | None = None
     epochs: float | None = None
     fit_on: Literal["train", "train+valid"] = "train"
+    part: Part = "test"
     sids: tuple[str, ...] = ()
     teachers: tuple[str, ...] = ()
     note: str = ""
 
     def __post_init__(self) -> None:
         check_choice("fit_on", self.fit_on, Literal["train", "train+valid"])
+        check_choice("part", self.part, Literal["valid", "test"])
         if self.seeds < 1:
             raise ArgumentError(f"--seeds {self.seeds}: at least 1")
         if self.first_seed < 0:
@@ -105,14 +108,14 @@ def data_sets(directory: Path) -> tuple[Path, ...]:
 
 
 def kept_learning_rows(table: LearningTable, quick: bool, folder: Path = RESULTS) -> list[Row]:
-    """The last kept row of each data set, share, kind of SIDs, teacher, parts fitted on and seed, without superseded ones."""
+    """The last kept row of each data set, share, kind of SIDs, teacher, parts of the log and seed, without superseded ones."""
     path = folder / f"{table.results}.jsonl"
     last: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         row = json.loads(line)
         at = row["parameters"]
         if at["quick"] == quick and not row.get("superseded"):
-            kinds = at.get("sids", ""), at.get("teacher", "none"), at.get("fit_on", "train")
+            kinds = at.get("sids", ""), at.get("teacher", "none"), at.get("fit_on", "train"), at.get("part", "test")
             last[at["data"], at.get("share", 0.0), *kinds, at["seed"]] = row
     return [last[key] for key in sorted(last)]
 

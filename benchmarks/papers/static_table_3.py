@@ -48,6 +48,7 @@ PAPER: dict[str, dict[float, dict[str, float]]] = {
 }
 _RECALLS = ("recall_1", "recall_5", "recall_10")
 _OWN_SIDS = ("rqvae", "kmeans")
+_NEWEST = {"test": "newest", "valid": "next newest"}  # the cold items of each part
 HEADLINE = ("trie_full", "trie_allowed")
 """Constrained decoding alone, as the paper has it: everything else is an extra."""
 
@@ -90,7 +91,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
     for directory in run.data:
         log = load_log(directory, unseen="drop")
         for share in run.shares:
-            split = cold_split(log, share=share)
+            split = cold_split(log, share=share, part=run.part)
             if run.quick:
                 split = _fewer(split, 400)
             for seed, sids, teacher in product(run.seeds_run, run.sids or _OWN_SIDS, run.teachers or tuple(TEACHERS)):
@@ -98,6 +99,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
                 at = {
                     "data": directory.name,
                     "share": share,
+                    "part": run.part,
                     "seed": seed,
                     "sids": sids,
                     "teacher": teacher,
@@ -110,7 +112,7 @@ def _rows(run: LearningRun, console: Console, keep: Callable[[Row], None]) -> li
 
 
 def _row(at: dict[str, Any], log: InteractionLog, split: ColdSplit, study: ColdStudy, console: Console) -> Row:
-    name = f"{at['data']}, {at['share']:.0%}, seed {at['seed']}, SIDs {at['sids']}, teacher {at['teacher']}"
+    name = f"{at['data']}, {at['share']:.0%} ({at['part']}), seed {at['seed']}, SIDs {at['sids']}, teacher {at['teacher']}"
     with console.status(name) as status:
 
         def progress(what: str, done: float) -> None:
@@ -154,22 +156,23 @@ def _fewer(split: ColdSplit, users: int) -> ColdSplit:
     )
 
 
-_Group = tuple[str, float, str, str]  # data set, share, Semantic IDs, teacher
+_Group = tuple[str, float, str, str, str]  # data set, share, Semantic IDs, teacher, part
 
 
 def _groups(rows: list[Row]) -> dict[_Group, list[Row]]:
     groups: dict[_Group, list[Row]] = {}
     for row in rows:
         at = row["parameters"]
-        groups.setdefault((at["data"], at["share"], at.get("sids", "leafbeam"), at.get("teacher", "none")), []).append(row)
+        kind = at.get("sids", "leafbeam"), at.get("teacher", "none"), at.get("part", "test")
+        groups.setdefault((at["data"], at["share"], *kind), []).append(row)
     return groups
 
 
 def _show(console: Console, rows: list[Row]) -> None:
-    for (data, share, sids, teacher), group in _groups(rows).items():
-        split, paper = group[0]["measured"]["split"], paper_of(data, share)
+    for (data, share, sids, teacher, part), group in _groups(rows).items():
+        split, paper = group[0]["measured"]["split"], paper_of(data, share) if part == "test" else {}
         title = (
-            f"{data}, the newest {share:.0%}, SIDs {sids}, teacher {teacher}: {split['cold_items']:,} cold items, "
+            f"{data}, the {_NEWEST[part]} {share:.0%}, SIDs {sids}, teacher {teacher}: {split['cold_items']:,} cold items, "
             f"{split['test_users']:,} users "
             f"({split['test_users_with_another_cold_item']:,} with another cold item before), "
             f"{split['train_users']:,} users to train on, {len(group)} seeds; percent ± standard error"
@@ -215,7 +218,7 @@ def _draw(rows: list[Row]) -> Figure:
         for name in METHODS
         if name not in ("unconstrained", "catalog") and any(name in row["measured"]["methods"] for row in rows)
     ]
-    for number, (axes, ((data, share, sids, teacher), group)) in enumerate(zip(panels, groups.items(), strict=True)):
+    for number, (axes, ((data, share, sids, teacher, part), group)) in enumerate(zip(panels, groups.items(), strict=True)):
         for offset, recall, colour in ((-0.2, "recall_1", "#1f7a4a"), (0.2, "recall_10", "#3b82b8")):
             found = {place: [row["measured"]["methods"].get(name) for row in group] for place, name in enumerate(names)}
             found = {place: [one["all"][recall] for one in each] for place, each in found.items() if None not in each}
@@ -228,14 +231,18 @@ def _draw(rows: list[Row]) -> Figure:
                 color=colour,
                 label=recall.replace("recall_", "Recall@"),
             )
-        paper = paper_of(data, share)
+        paper = paper_of(data, share) if part == "test" else {}
         if "trie_full" in paper:
             axes.axvline(paper["trie_full"], color="#d9822b", ls="--", lw=1.2, label="STATIC's Recall@1, 10^9 parameters")
         axes.set_yticks(range(len(names)), [METHODS[name] for name in names] if number % 2 == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlabel("percent of users")
         kind = "" if (sids, teacher) == ("leafbeam", "none") else f": {sids}, teacher {teacher}"
-        axes.set_title(f"{data.removeprefix('amazon_')}, newest {share:.0%}{kind}", fontsize=10, loc="left")
+        axes.set_title(
+            f"{data.removeprefix('amazon_')}, {_NEWEST[part]} {share:.0%}{kind}",
+            fontsize=10,
+            loc="left",
+        )
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle("STATIC, Table 3: recommending new items", fontsize=11)

@@ -15,10 +15,11 @@ from benchmarks.papers.experiments import LEARNING, learning_table
 from benchmarks.papers.learning import LearningRun, as_dict, data_sets, kept_learning_rows, pooled
 from benchmarks.papers.static_table_3 import TEACHERS, paper_of
 from benchmarks.papers.tiger_table_1 import published
+from benchmarks.studies.cold_split import cold_split
 from benchmarks.studies.cold_start_study import METHODS
 from leafbeam.datasets import make_shop
 from leafbeam.errors import ArgumentError, DataError
-from leafbeam.train import Budget, RankingMetrics
+from leafbeam.train import Budget, RankingMetrics, load_log
 
 DATA = Path(os.environ.get("LEAFBEAM_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
@@ -66,6 +67,16 @@ def test_table_3_of_a_made_shop(shop: Path, tmp_path: Path):
         check_cold(row, taught=True)
     assert at[0]["taught"] == asdict(TEACHERS["text"])
     assert (tmp_path / "static-table-3.png").stat().st_size > 10_000
+
+
+def test_table_3_of_validation_items_holds_out_others_than_the_test_s(shop: Path):
+    kinds = "--share", "0.15", "--sids", "kmeans", "--teacher", "none"
+    (row,) = rows_of("static-table-3", "--data", shop, "--part", "valid", *kinds)
+    assert row["parameters"]["part"] == "valid"
+    log = load_log(shop, unseen="drop")
+    valid, test = (cold_split(log, share=0.15, part=part) for part in ("valid", "test"))
+    assert row["measured"]["split"] == asdict(valid.report) != asdict(test.report)
+    assert not (valid.cold_N & test.cold_N).any()
 
 
 @pytest.mark.slow
