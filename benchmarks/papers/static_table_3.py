@@ -76,8 +76,12 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
             text_dims=96,
             seed=seed,
         )
+    # With a teacher new draws take the place of passes, and a model that imitates needs less dropout (trials.md).
+    recipe = Recipe(budget=run.budget(Budget(epochs=8)), seed=seed)
+    if taught is not None:
+        recipe = replace(recipe, budget=run.budget(Budget(epochs=1)), dropout=0.1)
     return ColdStudy(
-        recipe=Recipe(budget=run.budget(Budget(epochs=8)), seed=seed),
+        recipe=recipe,
         embedding=embedding,
         quantiser=quantiser,
         teacher=taught,
@@ -122,6 +126,7 @@ def _row(at: dict[str, Any], log: InteractionLog, split: ColdSplit, study: ColdS
     parameters = at | {
         "num_beams": study.num_beams,
         "budget": str(study.recipe.budget),
+        "dropout": study.recipe.dropout,
         "dense_epochs": study.dense.epochs,
         "retrievers": study.retrievers,
         "fusion": asdict(study.fusion),

@@ -29,11 +29,11 @@ __all__ = ["TeacherRecipe", "TextTeacher", "with_pseudo_histories"]
 class TeacherRecipe:
     """How much is distilled.
 
-    copies: pseudo-histories of each training history. sharpness: of the retriever's distribution, 1 is its own. soft_items: how
-    many items a soft target names. max_items: the longest history that the retriever reads.
+    copies: pseudo-histories of each training history, each with a draw of its own. sharpness: of the retriever's distribution,
+    1 is its own. soft_items: how many items a soft target names. max_items: the longest history that the retriever reads.
     """
 
-    copies: int = 2
+    copies: int = 8
     sharpness: float = 1.0
     soft_items: int = 60
     max_items: int = 20
