@@ -76,7 +76,7 @@ def _study(run: LearningRun, seed: int, sids: str, teacher: str) -> ColdStudy:
             text_dims=96,
             seed=seed,
         )
-    # With a teacher new draws take the place of passes, and a model that imitates needs less dropout (trials.md).
+    # With a teacher new draws take the place of passes, and a model that imitates needs less dropout (log.md, 2026-11-25).
     recipe = Recipe(budget=run.budget(Budget(epochs=8)), seed=seed)
     if taught is not None:
         recipe = replace(recipe, budget=run.budget(Budget(epochs=1)), dropout=0.1)
