@@ -69,7 +69,15 @@ def parts_of(data: Sequence[Path] = ()) -> list[Part]:
         *((65, ("static-figure-3", "--distribution", one)) for one in ("uniform", "zipf")),
         (10, ("static-memory",)),
         *((45, ("tiger-table-1", "--data", str(one), "--epochs", "30")) for one in data),
-        *((100, ("static-table-3", "--data", str(one), "--share", "0.02", "0.05")) for one in data),
+        *(
+            (minutes, ("static-table-3", "--data", str(one), *kind))
+            for one in data
+            for minutes, kind in (
+                (60, ("--sids", "rqvae", "--teacher", "text", "--seeds", "3")),
+                (20, ("--sids", "kmeans", "--teacher", "text")),
+                (25, ("--sids", "leafbeam", "--teacher", "none")),
+            )
+        ),
         *((20, ("exactness", "--data", str(one))) for one in data[:1]),
     ]  # fmt: skip
     return [Part(words=tuple(words), minutes=minutes) for minutes, words in parts]
