@@ -233,7 +233,7 @@ PLOTS = (
     _static("static-figure-4"),
     _static("static-memory"),
     _learning("tiger-table-1", {"budget": "30 epochs", "fit_on": "train"}),
-    _learning("static-table-3", {"budget": "8 epochs", "sids": "kmeans", "teacher": "text", "part": "test"}),
+    _learning("static-table-3", {"budget": "1 epochs", "sids": "rqvae", "teacher": "text", "part": "test"}),
     _learning("exactness", {"data": "amazon_beauty", "seed": 0}),
     _serving("xgr-figure-13", "prompt_tokens", "beams", "what", "system", "rate"),
     _serving("xgr-figure-14", "prompt_tokens", "beams", "what", "system", "rate"),
