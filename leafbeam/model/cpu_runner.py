@@ -30,13 +30,12 @@ from torch import Tensor
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model import rounded_attention
 from leafbeam.model.config import ModelConfig
+from leafbeam.model.products import Products
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
 from leafbeam.model.rounded_attention import RoundedPrompt
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
-from leafbeam.ops.linear import cpu as linear
-from leafbeam.ops.linear import onednn
 
 Array = NDArray[Any]
 
@@ -146,13 +145,13 @@ class CpuRunner:
         products: torch.dtype = torch.float32,
     ) -> None:
         self._config: ModelConfig = body.config
-        self._products = products
         self._embedding = body.embed_tokens.weight.detach()
         self._layers = [_Weights.of(cast(Layer, layer)) for layer in body.layers]
         self._norm = _array(body.norm)
         self._head_weight = None if head_weight is None else head_weight.detach()
         self._vocabulary = vocabulary
         self._space, self._shared = workspace or Workspace(), workspace is not None
+        self._products = Products(products, self._space)
         self.prompt, self.beams = _CacheSize(), _CacheSize()
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
         self._lengths_B = np.diff(self._begins_B1)
@@ -236,7 +235,7 @@ class CpuRunner:
         """The normed hidden states of codes begin to end, whose keys and values go to their slots. first_B1: each request's."""
         config, (token_N, beam_N, level_N) = self._config, codes.part(begin, end)
         request_N = np.searchsorted(first_B1, np.arange(begin, end), side="right") - 1
-        chunk = self._space.chunk(config, end - begin, self._products)
+        chunk = self._space.chunk(config, end - begin, self._products.dtype)
         chunk.load(self._embedding, token_N, self._lengths_B[request_N] + level_N)
         slot_N, visible_N = slots.first_LS[0, level_N] + beam_N * slots.width, level_N + 1
         tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
@@ -272,7 +271,7 @@ class CpuRunner:
         slot_N = (position_N + self._begins_B1[request_N]) * size
         token_N = tokens_BT[request_N, position_N]
         for begin, end in _even_parts(len(token_N), self._space.rows):
-            chunk = self._space.chunk(config, end - begin, self._products)
+            chunk = self._space.chunk(config, end - begin, self._products.dtype)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
             segments = _segments(first_B1, begin, end)
             attend = self._prompt_attention(chunk, segments)
@@ -294,7 +293,7 @@ class CpuRunner:
 
     def _prompt_attention(self, chunk: Chunk, segments: Sequence[_Segment]) -> Callable[[int], None]:
         """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
-        if self._products == torch.bfloat16:
+        if self._products.dtype == torch.bfloat16:
             first_B1 = self._begins_B1.tolist()
             prompts = [RoundedPrompt.of(chunk, slice(begin, end), first_B1[request]) for request, begin, end in segments]
             return lambda layer: rounded_attention.attend(prompts, self._slots[layer], chunk)
@@ -319,15 +318,15 @@ class CpuRunner:
     def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
         """Norm a chunk, compute its keys and values and write them to their slots."""
         normed_ND = self._normed(weights.attention_norm, chunk)
-        self._multiply(normed_ND, weights.key, chunk.key)
-        self._multiply(normed_ND, weights.value, chunk.value)
-        rows = chunk.key_XG, chunk.value_XG, chunk.rows, chunk.positions_X, slot_N
+        _, key_XG = self._products.of(normed_ND, weights.key, chunk.key)
+        _, value_XG = self._products.of(normed_ND, weights.value, chunk.value)
+        rows = key_XG, value_XG, chunk.rows, chunk.positions_X, slot_N
         kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads)
 
     def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
         """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
-        self._multiply(chunk.normed, weights.query, chunk.query)
-        rows = chunk.query_XQ, chunk.rows, chunk.positions_X
+        _, query_XQ = self._products.of(chunk.normed, weights.query, chunk.query)
+        rows = query_XQ, chunk.rows, chunk.positions_X
         kernels.rotate_queries(*rows, weights.query_norm, self._heads, out)
 
     def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
@@ -366,35 +365,12 @@ class CpuRunner:
 
     def _finish_layer(self, weights: _Weights, chunk: Chunk) -> None:
         """Add the attention's output projection, then the feed-forward block, to the hidden states."""
-        self._multiply(chunk.attention_output, weights.out, chunk.hidden, add=True)
+        self._products.add(chunk.attention_output, weights.out, chunk.hidden)
         normed_ND = self._normed(weights.feed_forward_norm, chunk)
-        self._multiply(normed_ND, weights.gate, chunk.gate)
-        self._multiply(normed_ND, weights.up, chunk.up)
-        kernels.silu_gate(chunk.gate_XF, chunk.rows, chunk.up_XF)
-        self._multiply(chunk.gate, weights.down, chunk.hidden, add=True)
-
-    def _multiply(self, rows_ND: Tensor, weight_DV: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
-        """Write a product, or add it. In float32, a matrix of bfloat16 is read as it is for few rows, else widened first."""
-        if weight_DV.is_mkldnn:
-            onednn.linear(rows_ND, weight_DV, out_NV, add=add)
-            return
-        if self._products == torch.bfloat16:
-            product_NV = self._space.buffer("product", *out_NV.shape, dtype=torch.bfloat16)[0] if add else out_NV
-            torch.mm(rows_ND, weight_DV, out=product_NV)
-            if add:
-                out_NV.add_(product_NV)
-            return
-        threads = torch.get_num_threads()
-        if linear.is_faster(len(rows_ND), weight_DV, threads):
-            executor = None if threads == 1 else self._space.executor(threads - 1)
-            linear.linear(rows_ND, weight_DV.t(), out_NV, add=add, executor=executor, threads=threads)
-            return
-        if weight_DV.dtype != torch.float32:
-            weight_DV = self._space.buffer("widened matrix", *weight_DV.t().shape)[0].copy_(weight_DV.t()).t()
-        if add:
-            out_NV.addmm_(rows_ND, weight_DV)
-        else:
-            torch.mm(rows_ND, weight_DV, out=out_NV)
+        gate_NF, gate_XF = self._products.of(normed_ND, weights.gate, chunk.gate)
+        _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
+        kernels.silu_gate(gate_XF, chunk.rows, up_XF)
+        self._products.add(gate_NF, weights.down, chunk.hidden)
 
     def _code_slots(self, rows: int, num_codes: int, level: int) -> _CodeSlots:
         """Slots for the next codes of B x K beams, after those of the levels before."""

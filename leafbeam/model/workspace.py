@@ -55,7 +55,7 @@ class Workspace:
         return sum(flat.nbytes for flat in self._flat.values())
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype = torch.float32, keep: bool = False) -> tuple[Tensor, Array]:
-        """The buffer of this name in this shape, not cleared, as tensor and array (of bfloat16, which numpy lacks, the bits).
+        """The buffer of this name in this shape, not cleared, as tensor and array (`array_of`).
 
         keep: copy the old contents where it has to grow.
         """
@@ -76,7 +76,7 @@ class Workspace:
             self._flat[name] = flat = grown
             self.growths += 1
         view = flat[:size].view(shape)
-        array = (view.view(torch.int16) if dtype == torch.bfloat16 else view).numpy()
+        array = array_of(view)
         self._views[name] = shape, view, array
         return view, array
 
@@ -137,14 +137,14 @@ class Chunk:
         # All hold (G, rows x R, E) at their front.
         self.rotated_query_flat, self.weighted_values_flat = rotated_XQ.reshape(-1), weighted_XQ.reshape(-1)
         self.prompt_query_flat = prompt_XQ.reshape(-1)
-        # What the layers' matrices multiply and give.
+        # What the layers' matrices multiply, and pairs for what they give: tensor and array.
         self.normed, self.normed_XD = buffer("normed", config.hidden_size, products)
-        self.query, self.query_XQ = buffer("query", queries, products)
-        self.key, self.key_XG = buffer("key", groups * size, products)
-        self.value, self.value_XG = buffer("value", groups * size, products)
+        self.query = buffer("query", queries, products)
+        self.key = buffer("key", groups * size, products)
+        self.value = buffer("value", groups * size, products)
         self.attention_output, self.attention_output_XQ = buffer("attention output", queries, products)
-        self.gate, self.gate_XF = buffer("gate", config.intermediate_size, products)
-        self.up, self.up_XF = buffer("up", config.intermediate_size, products)
+        self.gate = buffer("gate", config.intermediate_size, products)
+        self.up = buffer("up", config.intermediate_size, products)
         self.top_GX = space.buffer("top", groups, capacity * config.group_size)[1]
         self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
         self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
@@ -161,3 +161,8 @@ class Chunk:
             part[: len(rows_N)] = whole[rows_N]
         self.positions_X[: len(rows_N)] = self.positions_X[rows_N]
         return chunk
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A view of a tensor; of bfloat16, which numpy lacks, its bits."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -42,14 +42,12 @@ def unpack(weight_VD: Tensor) -> Tensor:
     return weight_VD.to_dense() if weight_VD.is_mkldnn else weight_VD
 
 
-def linear(rows_ND: Tensor, packed_VD: Tensor, out_NV: Tensor, *, add: bool = False) -> None:
-    """Write rows @ weight.T, or add it to what is there; equals `leafbeam.ops.linear.reference.linear` up to rounding.
+def linear(rows_ND: Tensor, packed_VD: Tensor) -> Tensor:
+    """rows @ weight.T, newly allocated; equals `leafbeam.ops.linear.reference.linear` up to rounding.
 
-    rows_ND: of the matrix's dtype, which the product is rounded to. packed_VD: from `pack`. out_NV: of any dtype. Allocates the
-    product.
+    rows_ND: of the matrix's dtype, which the product is rounded to. packed_VD: from `pack`.
     """
-    product_NV = torch.ops.mkldnn._linear_pointwise(rows_ND, packed_VD, None, "none", [], "")
-    _ = out_NV.add_(product_NV) if add else out_NV.copy_(product_NV)
+    return torch.ops.mkldnn._linear_pointwise(rows_ND, packed_VD, None, "none", [], "")
 
 
 def is_faster(weight_VD: Tensor, threads: int) -> bool:
@@ -84,5 +82,5 @@ def gain(
             if dtype == torch.float32:
                 own = partial(cpu.linear, rows_ND, out_NV=out_NV, executor=executor, threads=threads)
                 plain = min(plain, seconds(own, weights))
-            gains.append(plain / seconds(partial(linear, rows_ND, out_NV=out_NV), packed))
+            gains.append(plain / seconds(partial(linear, rows_ND), packed))
     return statistics.geometric_mean(gains)
