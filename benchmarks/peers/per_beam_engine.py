@@ -81,7 +81,7 @@ class PerBeamRunner(CpuRunner):
             total, total_array = self._space.buffer("copied total", rows * groups, ratio)
             bound = self._layers[layer].bound
             kernels.softmax_weights(
-                self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0
+                self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0, chunk.threads
             )
             weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
             tile.weighted_values.copy_(weighted.transpose(0, 1).flatten(1, 2))

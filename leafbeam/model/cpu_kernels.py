@@ -1,7 +1,7 @@
 """What a Qwen3 layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
 
-A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments. Activations
-that a matrix multiplies, or that it gives, are float32 or the bits of bfloat16.
+A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments, on `threads` threads
+(`openmp.fork`). Activations that a matrix multiplies, or that it gives, are float32 or the bits of bfloat16.
 
 Shapes: N rows, D hidden, F inner values of a feed-forward block, H query heads, G key heads, R = H / G, E values of a head,
 X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
@@ -16,6 +16,7 @@ from numba import types
 
 from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widened
 from leafbeam.jit import njit
+from leafbeam.model.openmp import fork
 
 _FAST = {"reassoc", "contract", "nsz"}
 
@@ -67,10 +68,15 @@ def _exp(x):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rms_norm(x_ND, rows, weight_D, eps, out_ND):
+def rms_norm(x_ND, rows, weight_D, eps, out_ND, threads):
     """out[n] = weight * x[n] / sqrt(mean(x[n]^2) + eps) for the first `rows` rows"""
+    fork(_rms_norm, threads, (x_ND, rows, weight_D, eps, out_ND))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _rms_norm(part, parts, x_ND, rows, weight_D, eps, out_ND):
     size = weight_D.size
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         total = np.float32(0.0)
         for d in range(size):
             total += x_ND[n, d] * x_ND[n, d]
@@ -80,11 +86,16 @@ def rms_norm(x_ND, rows, weight_D, eps, out_ND):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def silu_gate(gate_NF, rows, up_NF):
+def silu_gate(gate_NF, rows, up_NF, threads):
     """gate = silu(gate) * up for the first `rows` rows"""
+    fork(_silu_gate, threads, (gate_NF, rows, up_NF))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _silu_gate(part, parts, gate_NF, rows, up_NF):
     size = gate_NF.shape[1]
     lowest = np.float32(-80.0)
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         for i in range(size):
             x = widened(gate_NF[n, i])
             negated = -x
@@ -110,11 +121,16 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out):
+def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out, threads):
     """out[g, n x R + r] = rotate(rms_norm(query[n, g x R + r]), position[n]) / sqrt(E), flat, for the first `rows` rows"""
+    fork(_rotate_queries, threads, (query_NQ, rows, positions_N, weight_E, heads, out))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _rotate_queries(part, parts, query_NQ, rows, positions_N, weight_E, heads, out):
     size, ratio = heads.size, heads.ratio
     scale = 1.0 / math.sqrt(size)
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         position = positions_N[n]
         cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
         for h in range(heads.groups * ratio):
@@ -124,13 +140,18 @@ def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out):
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
+def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads, threads):
     """keys[slot[n], g] = rotate(rms_norm(key[n, g]), position[n]); values[slot[n], g] = value[n, g]
 
     slots: a KVSlots; slots_N: the element of keys and values at which each row starts.
     """
+    fork(_store_keys_values, threads, (key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _store_keys_values(part, parts, key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
     size, keys, values = heads.size, slots.keys, slots.values
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         position, slot = positions_N[n], slots_N[n] + slots.shift
         cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
         for g in range(heads.groups):
@@ -141,7 +162,7 @@ def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weigh
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
+def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first, threads):
     """for each key head g and query m, of whose keys the first n = visible + step x (m // ratio) are visible:
         top[g, first + m] = bound if finite else max(scores[g, m, :n])
         scores[g, m] = [exp(score - top) if t < n else 0 for t, score]
@@ -150,41 +171,51 @@ def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, t
     scores: (groups, rows, length), flat. bound: no score is larger, and none less than -bound (see `score_bound`); it saves a
     pass over the scores.
     """
+    fork(_softmax_weights, threads, (scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _softmax_weights(part, parts, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
     lowest = np.float32(-87.0)
     bounded = bound < np.float32(np.inf)
-    for g in range(groups):
-        for m in range(rows):
-            begin = (g * rows + m) * length
-            count = visible + step * (m // ratio)
-            row = scores[begin : begin + count]
-            total = np.float32(0.0)
-            if bounded:
-                top = bound
-                for t in range(count):
-                    x = _exp(row[t] - bound)
-                    row[t] = x
-                    total += x
-            else:
-                top = row[0]
-                for t in range(count):
-                    top = row[t] if row[t] > top else top
-                for t in range(count):
-                    x = row[t] - top
-                    x = lowest if x < lowest else x
-                    x = _exp(x)
-                    row[t] = x
-                    total += x
-            for t in range(begin + count, begin + length):
-                scores[t] = np.float32(0.0)
-            top_GM[g, first + m] = top
-            total_GM[g, first + m] = total
+    for row_of_all in range(groups * rows * part // parts, groups * rows * (part + 1) // parts):
+        g, m = row_of_all // rows, row_of_all % rows
+        begin = (g * rows + m) * length
+        count = visible + step * (m // ratio)
+        row = scores[begin : begin + count]
+        total = np.float32(0.0)
+        if bounded:
+            top = bound
+            for t in range(count):
+                x = _exp(row[t] - bound)
+                row[t] = x
+                total += x
+        else:
+            top = row[0]
+            for t in range(count):
+                top = row[t] if row[t] > top else top
+            for t in range(count):
+                x = row[t] - top
+                x = lowest if x < lowest else x
+                x = _exp(x)
+                row[t] = x
+                total += x
+        for t in range(begin + count, begin + length):
+            scores[t] = np.float32(0.0)
+        top_GM[g, first + m] = top
+        total_GM[g, first + m] = total
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ):
+def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ, threads):
     """out[n, g x R + r] = weighted_values[g, n x R + r] / total[g, n x R + r]"""
+    fork(_divide_by_weights, threads, (weighted_values, rows, heads, total_GM, out_NQ))
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _divide_by_weights(part, parts, weighted_values, rows, heads, total_GM, out_NQ):
     ratio, size = heads.ratio, heads.size
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         for g in range(heads.groups):
             for r in range(ratio):
                 at = ((g * rows + n) * ratio + r) * size
@@ -196,7 +227,7 @@ def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ):
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def attend_codes(
-    query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ
+    query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ, threads
 ):
     """for each row n and query head, over the prompt (top, total, weighted_values) and the row's first visible_N[n] codes:
         out = softmax(scores of prompt and codes) @ values of prompt and codes
@@ -204,10 +235,21 @@ def attend_codes(
     Code s of row n starts at element first_S[s] + ancestors_BS[beams_N[n], s] x G x E of the slots' keys and values. Overwrites
     weighted_values.
     """
+    fork(
+        _attend_codes,
+        threads,
+        (query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ),
+    )
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
+def _attend_codes(
+    part, parts, query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ
+):
     ratio, size, keys, values = heads.ratio, heads.size, slots.keys, slots.values
     stride = heads.groups * size
     lowest = np.float32(-87.0)
-    for n in range(rows):
+    for n in range(rows * part // parts, rows * (part + 1) // parts):
         for g in range(heads.groups):
             for r in range(ratio):
                 column = n * ratio + r

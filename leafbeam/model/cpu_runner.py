@@ -246,7 +246,7 @@ class CpuRunner:
             self._attend(layer, chunk, tiles, 0)
             prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
             places = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
-            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ)
+            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
             self._finish_layer(weights, chunk)
         return self._outputs(chunk)
 
@@ -302,17 +302,17 @@ class CpuRunner:
 
         def attend(layer: int) -> None:
             self._attend(layer, chunk, tiles, 1)
-            kernels.divide_by_weights(*shares)
+            kernels.divide_by_weights(*shares, chunk.threads)
 
         return attend
 
     def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
-        kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD)
+        kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD, chunk.threads)
         return chunk.normed
 
     def _outputs(self, chunk: Chunk) -> Tensor:
         """The hidden states for the head."""
-        kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD)
+        kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD, chunk.threads)
         return chunk.output
 
     def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
@@ -321,13 +321,13 @@ class CpuRunner:
         _, key_XG = self._products.of(normed_ND, weights.key, chunk.key)
         _, value_XG = self._products.of(normed_ND, weights.value, chunk.value)
         rows = key_XG, value_XG, chunk.rows, chunk.positions_X, slot_N
-        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads)
+        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads, chunk.threads)
 
     def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
         """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
         _, query_XQ = self._products.of(chunk.normed, weights.query, chunk.query)
         rows = query_XQ, chunk.rows, chunk.positions_X
-        kernels.rotate_queries(*rows, weights.query_norm, self._heads, out)
+        kernels.rotate_queries(*rows, weights.query_norm, self._heads, out, chunk.threads)
 
     def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
         """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
@@ -360,7 +360,9 @@ class CpuRunner:
             torch.bmm(tile.query, keys_GEN[:, :, tile.tokens], out=tile.scores)
             _, num_queries, length = tile.scores.shape
             outputs = chunk.top_GX, chunk.total_GX, tile.first
-            kernels.softmax_weights(scores, groups, num_queries, length, tile.visible, step, ratio, bound, *outputs)
+            kernels.softmax_weights(
+                scores, groups, num_queries, length, tile.visible, step, ratio, bound, *outputs, chunk.threads
+            )
             torch.bmm(tile.scores, values_GNE[:, tile.tokens], out=tile.weighted_values)
 
     def _finish_layer(self, weights: _Weights, chunk: Chunk) -> None:
@@ -369,7 +371,7 @@ class CpuRunner:
         normed_ND = self._normed(weights.feed_forward_norm, chunk)
         gate_NF, gate_XF = self._products.of(normed_ND, weights.gate, chunk.gate)
         _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
-        kernels.silu_gate(gate_XF, chunk.rows, up_XF)
+        kernels.silu_gate(gate_XF, chunk.rows, up_XF, chunk.threads)
         self._products.add(gate_NF, weights.down, chunk.hidden)
 
     def _code_slots(self, rows: int, num_codes: int, level: int) -> _CodeSlots:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.errors import ArgumentError
+from leafbeam.model import openmp
 from leafbeam.model.config import ModelConfig
 
 Array = NDArray[Any]
@@ -147,16 +148,19 @@ class Chunk:
         self.up = buffer("up", config.intermediate_size, products)
         self.top_GX = space.buffer("top", groups, capacity * config.group_size)[1]
         self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
+        self.threads = 1
         self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
 
     def load(self, embedding_VD: Tensor, tokens_N: Array, positions_N: Array) -> None:
-        """Start with the embeddings of these tokens."""
+        """Start with the embeddings of these tokens, on as many threads as torch has now."""
+        self.threads = openmp.num_threads(self.hidden.numel())
         self.positions_X[: self.rows] = positions_N
         torch.index_select(embedding_VD, 0, torch.from_numpy(tokens_N), out=self.hidden)
 
     def select(self, rows_N: Array) -> Chunk:
         """Continue with these rows alone, their norms included."""
         chunk = self.space.chunk(self.config, len(rows_N), self.products)
+        chunk.threads = openmp.num_threads(chunk.hidden.numel())
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
             part[: len(rows_N)] = whole[rows_N]
         self.positions_X[: len(rows_N)] = self.positions_X[rows_N]

@@ -1,0 +1,90 @@
+"""`fork`: running a numba kernel's parts on the threads of torch's products.
+
+After a product torch's OpenMP threads wait for work in a busy loop for a while, so a second pool would have to wait for their
+cores. `fork` gives the work to these threads: it calls GOMP_parallel, the function that gcc compiles a parallel region to, in
+the library that torch has loaded. Where torch came with another one, kernels run on one thread.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
+import ctypes
+import os
+from collections.abc import Sequence
+
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["fork", "name_functions", "num_threads"]
+
+_MIN_VALUES = 1 << 15  # of a kernel's rows: with fewer, one thread is as fast
+_SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+
+
+def name_functions() -> bool:
+    """Whether torch has loaded gcc's library. Compiled kernels name its functions, or others that they never call."""
+    try:
+        library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        functions: Sequence[object] = [getattr(library, name) for name in _SYMBOLS]
+    except (OSError, AttributeError):
+        functions = [ctypes.pythonapi.Py_IsInitialized] * len(_SYMBOLS)
+    for name, function in zip(_SYMBOLS, functions, strict=True):
+        binding.add_symbol(f"leafbeam_{name}", ctypes.cast(function, ctypes.c_void_p).value)
+    return functions[0] is not functions[1]
+
+
+_IS_AVAILABLE = name_functions()  # before a kernel is read from numba's cache, which needs the names
+
+
+def num_threads(values: int) -> int:
+    """How many threads `fork` runs on, for so many values in a kernel's rows: torch's number, or one."""
+    return torch.get_num_threads() if values >= _MIN_VALUES and _IS_AVAILABLE else 1
+
+
+@intrinsic
+def fork(typing_context, body, threads, arguments):
+    """for part in range(parts): body(part, parts, *arguments), at once; parts is at most `threads`
+
+    body: an njit function that raises nothing and returns None. arguments: a tuple.
+    """
+    part_types = types.intp, types.intp, *arguments.types
+    signature = body.get_call_type(typing_context, part_types, {})
+
+    def codegen(context, builder, _, values):
+        word, void = ir.IntType(32), ir.VoidType()
+        compiled = body.dispatcher.get_compile_result(signature)
+        context.active_code_library.add_linking_library(compiled.library)
+        module, pointer = builder.module, cgutils.alloca_once_value(builder, values[2])
+        region_type = ir.FunctionType(void, [cgutils.voidptr_t])
+
+        def call_body(builder, part, parts, pointer):
+            tuple_ = builder.load(pointer)
+            unpacked = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
+            context.call_internal_no_propagate(builder, compiled.fndesc, signature, [part, parts, *unpacked])
+
+        region = ir.Function(module, region_type, module.get_unique_name("leafbeam_region"))
+        region.linkage = "internal"
+        inside = ir.IRBuilder(region.append_basic_block())
+        counts = [
+            inside.sext(
+                inside.call(cgutils.get_or_insert_function(module, ir.FunctionType(word, []), f"leafbeam_{name}"), []),
+                ir.IntType(64),
+            )
+            for name in _SYMBOLS[1:]
+        ]
+        call_body(inside, *counts, inside.bitcast(region.args[0], pointer.type))
+        inside.ret_void()
+
+        one = ir.Constant(ir.IntType(64), 1)
+        with builder.if_else(builder.icmp_signed(">", values[1], one)) as (many, single):
+            with many:
+                parallel_type = ir.FunctionType(void, [region_type.as_pointer(), cgutils.voidptr_t, word, word])
+                parallel = cgutils.get_or_insert_function(module, parallel_type, f"leafbeam_{_SYMBOLS[0]}")
+                count, flags = builder.trunc(values[1], word), word(0)
+                builder.call(parallel, [region, builder.bitcast(pointer, cgutils.voidptr_t), count, flags])
+            with single:
+                call_body(builder, ir.Constant(ir.IntType(64), 0), one, pointer)
+        return context.get_dummy_value()
+
+    return types.void(body, threads, arguments), codegen

@@ -1,0 +1,81 @@
+"""Kernels on several threads: every row once, with the bits that one thread gives."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leafbeam.model import cpu_kernels as kernels
+from leafbeam.model import openmp
+from leafbeam.model.threads import torch_threads
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 200])
+def test_threads_do_not_change_a_bit(rows: int, threads: int) -> None:
+    rng = np.random.default_rng(rows)
+    x_ND, weight_D = rng.normal(size=(rows + 1, 96)).astype(np.float32), rng.normal(size=96).astype(np.float32)
+    one, many = (np.full((rows + 1, 96), np.nan, np.float32) for _ in range(2))
+    kernels.rms_norm(x_ND, rows, weight_D, 1e-6, one, 1)
+    kernels.rms_norm(x_ND, rows, weight_D, 1e-6, many, threads)
+    np.testing.assert_array_equal(many, one)
+    assert np.isfinite(many[:rows]).all()
+    assert np.isnan(many[rows]).all()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_threads_do_not_change_softmax_weights(threads: int) -> None:
+    scores = np.random.default_rng(0).uniform(-20, 20, 3 * 5 * 40).astype(np.float32)
+    results: list[tuple[Any, ...]] = []
+    for count in (1, threads):
+        flat, top, total = scores.copy(), *np.full((2, 3, 6), np.nan, np.float32)
+        kernels.softmax_weights(flat, 3, 5, 40, 10, 1, 1, np.float32(np.inf), top, total, 1, count)
+        results.append((flat, top, total))
+    for one, many in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, many)
+
+
+def test_several_threads_of_python_fork_at_once() -> None:
+    rng = np.random.default_rng(1)
+    weight_D, inputs = np.ones(512, np.float32), rng.normal(size=(4, 64, 512)).astype(np.float32)
+    expected, outputs = np.empty_like(inputs), np.empty_like(inputs)
+    for x_ND, out_ND in zip(inputs, expected, strict=True):
+        kernels.rms_norm(x_ND, 64, weight_D, 1e-6, out_ND, 1)
+
+    def run(number: int) -> None:
+        for _ in range(50):
+            kernels.rms_norm(inputs[number], 64, weight_D, 1e-6, outputs[number], 2)
+
+    others = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    np.testing.assert_array_equal(outputs, expected)
+
+
+def test_few_values_are_for_one_thread() -> None:
+    with torch_threads(2):
+        assert openmp.num_threads(100) == 1
+        assert openmp.num_threads(1 << 20) in (1, 2)  # 1 where torch has another library
+    with torch_threads(1):
+        assert openmp.num_threads(1 << 20) == 1
+
+
+def test_without_the_library_kernels_run_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise OSError
+
+    symbols: dict[str, int] = {}
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(openmp.binding, "add_symbol", symbols.__setitem__)
+    assert not openmp.name_functions()
+    assert len(symbols) == 3
+    assert all(symbols.values())
+    monkeypatch.setattr(openmp, "_IS_AVAILABLE", False)
+    with torch_threads(2):
+        assert openmp.num_threads(1 << 20) == 1
