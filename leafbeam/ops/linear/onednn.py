@@ -77,10 +77,10 @@ def gain(
     gains: list[float] = []
     with ThreadPoolExecutor(threads) as executor:
         for rows in MEASURED_ROWS:
-            rows_ND, out_NV = torch.ones(rows, inputs, dtype=dtype), torch.empty(rows, outputs)
+            rows_ND = torch.ones(rows, inputs, dtype=dtype)
             plain = seconds(partial(functional.linear, rows_ND), weights)
             if dtype == torch.float32:
-                own = partial(cpu.linear, rows_ND, out_NV=out_NV, executor=executor, threads=threads)
+                own = partial(cpu.linear, rows_ND, out_NV=torch.empty(rows, outputs), executor=executor, threads=threads)
                 plain = min(plain, seconds(own, weights))
             gains.append(plain / seconds(partial(linear, rows_ND), packed))
     return statistics.geometric_mean(gains)
