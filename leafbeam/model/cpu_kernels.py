@@ -70,13 +70,13 @@ def _exp(x):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def rms_norm(x_ND, rows, weight_D, eps, out_ND, threads):
     """out[n] = weight * x[n] / sqrt(mean(x[n]^2) + eps) for the first `rows` rows"""
-    fork(_rms_norm, threads, (x_ND, rows, weight_D, eps, out_ND))
+    fork(_rms_norm, threads, rows, (x_ND, rows, weight_D, eps, out_ND))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _rms_norm(part, parts, x_ND, rows, weight_D, eps, out_ND):
+def _rms_norm(begin_row, end_row, x_ND, rows, weight_D, eps, out_ND):
     size = weight_D.size
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         total = np.float32(0.0)
         for d in range(size):
             total += x_ND[n, d] * x_ND[n, d]
@@ -88,14 +88,14 @@ def _rms_norm(part, parts, x_ND, rows, weight_D, eps, out_ND):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def silu_gate(gate_NF, rows, up_NF, threads):
     """gate = silu(gate) * up for the first `rows` rows"""
-    fork(_silu_gate, threads, (gate_NF, rows, up_NF))
+    fork(_silu_gate, threads, rows, (gate_NF, rows, up_NF))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _silu_gate(part, parts, gate_NF, rows, up_NF):
+def _silu_gate(begin_row, end_row, gate_NF, rows, up_NF):
     size = gate_NF.shape[1]
     lowest = np.float32(-80.0)
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         for i in range(size):
             x = widened(gate_NF[n, i])
             negated = -x
@@ -123,14 +123,14 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out, threads):
     """out[g, n x R + r] = rotate(rms_norm(query[n, g x R + r]), position[n]) / sqrt(E), flat, for the first `rows` rows"""
-    fork(_rotate_queries, threads, (query_NQ, rows, positions_N, weight_E, heads, out))
+    fork(_rotate_queries, threads, rows, (query_NQ, rows, positions_N, weight_E, heads, out))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _rotate_queries(part, parts, query_NQ, rows, positions_N, weight_E, heads, out):
+def _rotate_queries(begin_row, end_row, query_NQ, rows, positions_N, weight_E, heads, out):
     size, ratio = heads.size, heads.ratio
     scale = 1.0 / math.sqrt(size)
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         position = positions_N[n]
         cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
         for h in range(heads.groups * ratio):
@@ -145,13 +145,13 @@ def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weigh
 
     slots: a KVSlots; slots_N: the element of keys and values at which each row starts.
     """
-    fork(_store_keys_values, threads, (key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads))
+    fork(_store_keys_values, threads, rows, (key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _store_keys_values(part, parts, key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
+def _store_keys_values(begin_row, end_row, key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
     size, keys, values = heads.size, slots.keys, slots.values
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         position, slot = positions_N[n], slots_N[n] + slots.shift
         cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
         for g in range(heads.groups):
@@ -171,14 +171,19 @@ def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, t
     scores: (groups, rows, length), flat. bound: no score is larger, and none less than -bound (see `score_bound`); it saves a
     pass over the scores.
     """
-    fork(_softmax_weights, threads, (scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first))
+    fork(
+        _softmax_weights,
+        threads,
+        groups * rows,
+        (scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first),
+    )
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _softmax_weights(part, parts, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
+def _softmax_weights(begin_row, end_row, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
     lowest = np.float32(-87.0)
     bounded = bound < np.float32(np.inf)
-    for row_of_all in range(groups * rows * part // parts, groups * rows * (part + 1) // parts):
+    for row_of_all in range(begin_row, end_row):
         g, m = row_of_all // rows, row_of_all % rows
         begin = (g * rows + m) * length
         count = visible + step * (m // ratio)
@@ -209,13 +214,13 @@ def _softmax_weights(part, parts, scores, groups, rows, length, visible, step, r
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ, threads):
     """out[n, g x R + r] = weighted_values[g, n x R + r] / total[g, n x R + r]"""
-    fork(_divide_by_weights, threads, (weighted_values, rows, heads, total_GM, out_NQ))
+    fork(_divide_by_weights, threads, rows, (weighted_values, rows, heads, total_GM, out_NQ))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _divide_by_weights(part, parts, weighted_values, rows, heads, total_GM, out_NQ):
+def _divide_by_weights(begin_row, end_row, weighted_values, rows, heads, total_GM, out_NQ):
     ratio, size = heads.ratio, heads.size
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         for g in range(heads.groups):
             for r in range(ratio):
                 at = ((g * rows + n) * ratio + r) * size
@@ -238,18 +243,32 @@ def attend_codes(
     fork(
         _attend_codes,
         threads,
+        rows,
         (query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ),
     )
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def _attend_codes(
-    part, parts, query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ
+    begin_row,
+    end_row,
+    query,
+    weighted_values,
+    rows,
+    heads,
+    top_GM,
+    total_GM,
+    slots,
+    first_S,
+    ancestors_BS,
+    beams_N,
+    visible_N,
+    out_NQ,
 ):
     ratio, size, keys, values = heads.ratio, heads.size, slots.keys, slots.values
     stride = heads.groups * size
     lowest = np.float32(-87.0)
-    for n in range(rows * part // parts, rows * (part + 1) // parts):
+    for n in range(begin_row, end_row):
         for g in range(heads.groups):
             for r in range(ratio):
                 column = n * ratio + r

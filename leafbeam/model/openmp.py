@@ -43,25 +43,26 @@ def num_threads(values: int) -> int:
 
 
 @intrinsic
-def fork(typing_context, body, threads, arguments):
-    """for part in range(parts): body(part, parts, *arguments), at once; parts is at most `threads`
+def fork(typing_context, body, threads, count, arguments):
+    """body(begin, end, *arguments) for at most `threads` parts of range(count), at once
 
     body: an njit function that raises nothing and returns None. arguments: a tuple.
     """
-    part_types = types.intp, types.intp, *arguments.types
-    signature = body.get_call_type(typing_context, part_types, {})
+    signature = body.get_call_type(typing_context, (types.intp, types.intp, *arguments.types), {})
 
     def codegen(context, builder, _, values):
         word, void = ir.IntType(32), ir.VoidType()
         compiled = body.dispatcher.get_compile_result(signature)
         context.active_code_library.add_linking_library(compiled.library)
-        module, pointer = builder.module, cgutils.alloca_once_value(builder, values[2])
+        module, pointer = builder.module, cgutils.alloca_once_value(builder, cgutils.pack_struct(builder, values[2:]))
         region_type = ir.FunctionType(void, [cgutils.voidptr_t])
 
         def call_body(builder, part, parts, pointer):
-            tuple_ = builder.load(pointer)
-            unpacked = [builder.extract_value(tuple_, i) for i in range(len(arguments))]
-            context.call_internal_no_propagate(builder, compiled.fndesc, signature, [part, parts, *unpacked])
+            size, arguments_ = cgutils.unpack_tuple(builder, builder.load(pointer), 2)
+            unpacked = cgutils.unpack_tuple(builder, arguments_, len(arguments))
+            next_part = builder.add(part, ir.Constant(part.type, 1))
+            bounds = [builder.sdiv(builder.mul(size, number), parts) for number in (part, next_part)]
+            context.call_internal_no_propagate(builder, compiled.fndesc, signature, [*bounds, *unpacked])
 
         region = ir.Function(module, region_type, module.get_unique_name("leafbeam_region"))
         region.linkage = "internal"
@@ -87,4 +88,4 @@ def fork(typing_context, body, threads, arguments):
                 call_body(builder, ir.Constant(ir.IntType(64), 0), one, pointer)
         return context.get_dummy_value()
 
-    return types.void(body, threads, arguments), codegen
+    return types.void(body, types.intp, types.intp, arguments), codegen
