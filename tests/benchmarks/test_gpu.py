@@ -67,7 +67,7 @@ def test_splits_are_timed_fitted_and_written(tmp_path: Path, monkeypatch: pytest
     assert fitted["time_of_pick_over_best"]["one part, of all"]["max"] > 1
     costs = AttentionCosts.load(tmp_path / "costs.json")
     assert (costs.programs, costs.block) == (fitted["programs"], fitted["block_ns"])
-    assert sum(parts.SECONDS.values()) + 15 * len(parts.SECONDS) < 8 * 60
+    assert parts.COMPILING + sum(parts.SECONDS.values()) + parts.GRACE * len(parts.SECONDS) < 8 * 60
 
 
 def test_head_parity_and_times_run() -> None:

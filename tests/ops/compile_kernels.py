@@ -101,7 +101,10 @@ def head() -> None:
         hidden_RD, weight_VD = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(codes, hidden, dtype=dtype)
         for path in ("gather", "tokens", "blocks"):
             triton.head(hidden_RD, weight_VD, states, "allowed", path=path)  # type: ignore[arg-type]
-        triton.head(hidden_RD, weight_VD, states, "full")
+        few = LegalCodes(indptr_R1=torch.arange(17), code_C=torch.arange(16), max_row=1)
+        triton.head(hidden_RD[:16], weight_VD, few, "full")
+        if dtype == torch.float32:  # a CPU has no product of bfloat16 into float32
+            triton.head(hidden_RD, weight_VD, states, "full")
         for level in ("block", "column"):
             masked_head.masked_logits(hidden_RD, weight_VD, torch.ones(1, codes, dtype=torch.bool), level=level)  # type: ignore[arg-type]
 

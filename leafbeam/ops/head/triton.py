@@ -24,6 +24,8 @@ from leafbeam.ops.head.types import HeadLogits, LegalCodes, Normalize, check_inp
 DEVICE_COSTS = HeadCosts(
     dense=((1, 0.00053), (128, 0.00055), (512, 0.0022)), gather=0.00053, token=0.00053, shared=0.0002, call=4_000.0
 )
+_FUSED_ROWS = 16  # for more, a library's product and a pass over its logits are faster (140 rows, V = 131,072, H200: 2.5 times)
+_SUMMED = 4096  # logits of a program of that pass
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -54,10 +56,15 @@ def head(
     blocks = triton.cdiv(codes, BLOCK)
     full = normalize == "full"
     sums = torch.empty((2, rows, blocks) if full else (2, 1, 1), device=hidden_RD.device)
-    if path == "dense" and not full:
+    if path == "dense" and (rows > _FUSED_ROWS or not full):
         row_C = torch.repeat_interleave(legal_codes.indptr_R1.diff(), output_size=legal_codes.count)
         exact = {} if hidden_RD.dtype == torch.float32 else {"out_dtype": torch.float32}
-        logit_C = torch.mm(hidden_RD, weight_VD.T, **exact)[row_C, legal_codes.code_C]
+        logits_RV = torch.mm(hidden_RD, weight_VD.T, **exact)
+        logit_C = logits_RV[row_C, legal_codes.code_C]
+        if full:
+            blocks = triton.cdiv(codes, _SUMMED)
+            sums = torch.empty((2, rows, blocks), device=hidden_RD.device)
+            partial_sums_kernel[(rows, blocks)](logits_RV, sums[0], sums[1], codes, blocks, BLOCK=_SUMMED)
     elif path in ("dense", "blocks"):
         tile = max(16, min(64, triton.next_power_of_2(rows)))
         product_kernel[(triton.cdiv(rows, tile), blocks)](
@@ -141,13 +148,18 @@ def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) 
 
 
 def _median(run: Callable[[], object], repeats: int = 9) -> float:
-    """The median of several runs in nanoseconds, each between two events."""
+    """The median of several replays of a graph of `run` in nanoseconds: a launch from Python takes longer than small kernels."""
     run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
     taken: list[float] = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        run()
+        graph.replay()
         end.record()
         torch.cuda.synchronize()
         taken.append(begin.elapsed_time(end) * 1e6)
@@ -293,6 +305,22 @@ def product_kernel(
     legal = at < end[:, None]
     column = tl.load(code_C + at, mask=legal, other=first) - first
     tl.store(logit_C + at, tl.gather(logits, column.to(tl.int32), 1), mask=legal)
+
+
+@triton.jit
+def partial_sums_kernel(logits_RV, top_RN, sum_RN, codes, num_blocks, BLOCK: tl.constexpr):
+    """top[r, n] = max(logits[r, block n]); sum[r, n] = sum(exp(logits[r, block n] - top[r, n]))
+
+    Program (r, n): row r, block n of BLOCK codes.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    code = block * BLOCK + tl.arange(0, BLOCK)
+    logit = tl.load(logits_RV + row * codes + code, mask=code < codes, other=float("-inf"))
+    top = tl.max(logit, 0)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    tl.store(top_RN + row * num_blocks + block, top)
+    tl.store(sum_RN + row * num_blocks + block, tl.sum(tl.exp(logit - shift), 0))
 
 
 @triton.jit
