@@ -1,9 +1,9 @@
 """Every Triton kernel on a GPU: parity first, at real sizes, then its time. Under 8 minutes in all.
 
-Checks first run side by side, so that kernels are compiled on all cores. Then each part runs in a process of its own, because a kernel that fails leaves the device unusable for what follows in the same one.
-A failure becomes a row. Rows are appended to results/gpu.jsonl, costs of attention beside it. Needs torch, triton and
-what the core needs (numpy, numba, safetensors); nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a
-checkout.
+Checks first run side by side, so that kernels are compiled on all cores. Then each part runs in a process of its own, because a
+kernel that fails leaves the device unusable for what follows in the same one. A failure becomes a row. Rows are appended to
+results/gpu.jsonl, costs of attention beside it. Needs torch, triton and what the core needs (numpy, numba, safetensors);
+nothing has to be installed: `PYTHONPATH=. python -m benchmarks.gpu.parts` in a checkout.
 
 Without a CUDA device it says so and exits with 2.
 """

@@ -71,7 +71,7 @@ def _milliseconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def ceilings(device: torch.device, gigabytes: float = 4.0, size: int = 8192) -> dict[str, Any]:
-    """Bytes a second of a large copy (read and written, the faster of two ways) and operations a second of a large bfloat16 matrix product."""
+    """Bytes a second of a large copy (read and written) and operations a second of a large bfloat16 matrix product."""
     if device.type != "cuda":
         gigabytes, size = 0.001, 64
     source = torch.randn(int(gigabytes * 1e9 / 4), device=device)

@@ -148,7 +148,7 @@ def calibrate(weight_VD: Tensor, rows: tuple[int, ...] = (1, 16, 64, 128, 256)) 
 
 
 def _median(run: Callable[[], object], repeats: int = 9) -> float:
-    """The median of several replays of a graph of `run` in nanoseconds: a launch from Python takes longer than small kernels."""
+    """The median of replays of a graph of `run` in nanoseconds: a launch from Python takes longer than small kernels."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
