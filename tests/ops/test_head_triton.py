@@ -48,6 +48,14 @@ def test_every_kernel_equals_the_reference(path: str, shape: tuple[int, int, int
     torch.testing.assert_close(found.lse_R, expected.lse_R, rtol=1e-5, atol=1e-4)
 
 
+def test_the_full_head_of_many_rows_and_codes_sums_by_blocks() -> None:
+    hidden, weight, legal_codes = problem(17, 9000, 8, 0.001)
+    expected = reference.head(hidden, weight, legal_codes, "full")
+    found = triton.head(hidden, weight, legal_codes, "full")
+    torch.testing.assert_close(found.logit_C, expected.logit_C, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.lse_R, expected.lse_R, rtol=1e-5, atol=1e-4)
+
+
 def test_a_slice_of_a_head_is_read_in_place() -> None:
     hidden, weight, legal_codes = problem(2, 80, 32, 0.2)
     larger = torch.full((200, 32), torch.nan)
