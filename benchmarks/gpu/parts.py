@@ -100,8 +100,10 @@ def part(name: str, device: torch.device, roofs: dict[str, float], seconds: floa
         yield from gpu_language.runs(device, bandwidth, seconds)
     elif name == "decode":
         yield from gpu_decode.runs(device, seconds)
-    else:
+    elif name == "step":
         yield from gpu_step.runs(device, bandwidth, seconds)
+    else:
+        raise ValueError(f"no part is called {name!r}: parts are {', '.join(SECONDS)}")
 
 
 def _triton_version() -> str:
