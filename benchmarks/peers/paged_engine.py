@@ -53,7 +53,7 @@ class PagedRunner(CpuRunner):
             self._paged.write(keys, values, *where, *rows, *(side.reshape(-1) for side in pages))
         for held in (self._space._flat, self._space._views):  # there is one copy of the prompt: in its pages
             del held["prompts"]
-        del self._slots, self._keys_values
+        del self._slots, self._prompts
         self.prompt.nbytes = self._tables.num_prompt_pages * self._page_bytes
 
     @property
@@ -100,14 +100,14 @@ class PagedRunner(CpuRunner):
             table_NT, slot_N = tables.table_RT[beam_N], np.arange(end - begin) * new_width
             chunk = Chunk(self._space, config, end - begin, torch.float32)
             chunk.load(self._embedding, tokens_N[begin:end], position_N)
-            for (key_pages, value_pages), weights in zip(pages, self._layers, strict=True):
+            for layer, (key_pages, value_pages) in enumerate(pages):
                 keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
-                self._store_keys_values(weights, chunk, slot_N, slots)
+                self._layers.store_keys_values(layer, chunk, slot_N, slots)
                 self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
-                self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
+                self._layers.rotate_queries(layer, chunk, chunk.rotated_query_flat)
                 rows = chunk.rotated_query_flat, chunk.rows, table_NT, position_N + 1
-                self._paged.attend(*rows, keys, values, weights.bound, scores_GY, chunk.attention_output_XQ)
-                self._finish_layer(weights, chunk)
+                self._paged.attend(*rows, keys, values, self._layers.bounds[layer], scores_GY, chunk.attention_output_XQ)
+                self._layers.finish(layer, chunk)
             normed_ND = self._outputs(chunk)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])

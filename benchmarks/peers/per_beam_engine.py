@@ -10,7 +10,7 @@ Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from benchmarks.peers.cpu_session import start_with
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_runner import CpuRunner, Tile
+from leafbeam.model.cpu_layers import Segment, even_parts
+from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
@@ -55,39 +56,44 @@ class PerBeamRunner(CpuRunner):
             copies.append((sides[0], sides[1]))
         return copies
 
-    def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
-        if step or self._copies is None:  # the prompt itself
-            super()._attend(layer, chunk, tiles, step)
-            return
-        config = self._config
+    def _codes_attention(self, chunk: Chunk, segments: Sequence[Segment], begin: int) -> Callable[[int], None]:
+        """Rows of one request whose scores fit the buffer attend together, as leafbeam's own do."""
+        assert self._copies is not None
+        config, copies = self._config, self._copies
         groups, ratio, size = config.num_key_value_heads, config.group_size, config.head_dim
-        codes = self._codes_of_beam
-        for tile in tiles:
-            rows = tile.query.shape[1] // ratio
-            keys, values = self._copies[tile.request]
-            beams = keys.shape[1]
-            row = tile.row - tile.request * beams * codes
+        codes, (flat, flat_array) = self._codes_of_beam, self._space.buffer("scores", self._num_scores)
+        shape = groups, chunk.rows, ratio, size
+        query_GNRE, weighted_GNRE = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
+
+        def attend(layer: int, request: int, first: int, last: int) -> None:
+            keys, values = (side[layer] for side in copies[request])
+            row, rows, tokens = begin + first - request * keys.shape[0] * codes, last - first, keys.shape[2]
             beam_N = torch.arange(row, row + rows) // codes
-            first, last = int(beam_N[0]), int(beam_N[-1]) + 1
-            key_NGTE, value_NGTE = keys[layer, first:last], values[layer, first:last]
+            low, high = int(beam_N[0]), int(beam_N[-1]) + 1
+            key_NGTE, value_NGTE = keys[low:high], values[low:high]
             if codes > 1:  # codes of one beam read one copy
-                key_NGTE, value_NGTE = key_NGTE[beam_N - first], value_NGTE[beam_N - first]
-            # (G, rows x R, E) -> (rows x G, R, E): a product of its own for each beam and key head.
-            query = tile.query.unflatten(1, (rows, ratio)).transpose(0, 1).flatten(0, 1)
-            tokens = key_NGTE.shape[2]
-            scores = self._scores[0][: rows * groups * ratio * tokens].view(rows * groups, ratio, tokens)
+                key_NGTE, value_NGTE = key_NGTE[beam_N - low], value_NGTE[beam_N - low]
+            # (G, rows, R, E) -> (rows x G, R, E): a product of its own for each beam and key head.
+            query = query_GNRE[:, first:last].transpose(0, 1).flatten(0, 1)
+            scores = flat[: rows * groups * ratio * tokens].view(rows * groups, ratio, tokens)
             torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
             top, top_array = self._space.buffer("copied top", rows * groups, ratio)
             total, total_array = self._space.buffer("copied total", rows * groups, ratio)
-            bound = self._layers[layer].bound
-            kernels.softmax_weights(
-                self._scores[1], rows * groups, ratio, tokens, tokens, 0, 1, bound, top_array, total_array, 0, chunk.threads
-            )
+            whole = rows * groups, ratio, tokens, tokens, 0, 1, self._layers.bounds[layer]
+            kernels.softmax_weights(flat_array, *whole, top_array, total_array, 0, chunk.threads)
             weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
-            tile.weighted_values.copy_(weighted.transpose(0, 1).flatten(1, 2))
-            columns = slice(tile.first, tile.first + rows * ratio)
+            weighted_GNRE[:, first:last] = weighted.transpose(0, 1)
+            columns = slice(first * ratio, last * ratio)
             chunk.top_GX[:, columns] = top.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
             chunk.total_GX[:, columns] = total.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
+
+        def attend_all(layer: int) -> None:
+            for request, first, last in segments:
+                most = max(1, len(flat) // (groups * ratio * int(self._lengths_B[request])))
+                for low, high in even_parts(last - first, most):
+                    attend(layer, request, first + low, first + high)
+
+        return attend_all
 
 
 start = partial(start_with, PerBeamRunner)

@@ -18,6 +18,7 @@ from leafbeam.index.bit_kernels import bits_float, float_bits, stored_as, widene
 from leafbeam.jit import njit
 from leafbeam.model.openmp import fork
 
+TILE = 64  # rows of a prompt that attend to it together: of more, too many scores are masked
 _FAST = {"reassoc", "contract", "nsz"}
 
 
@@ -30,6 +31,24 @@ class Heads(NamedTuple):
     eps: float
     cos_PE: Any
     sin_PE: Any
+
+
+class Activations(NamedTuple):
+    """The rows of a chunk between the kernels: (X, ..) each, the rotated queries and weighted values (G, rows x R, E) flat."""
+
+    hidden_XD: Any
+    normed_XD: Any
+    query_XQ: Any
+    key_XG: Any
+    value_XG: Any
+    rotated: Any
+    weighted: Any
+    attended_XQ: Any
+    gate_XF: Any
+    up_XF: Any
+    top_GM: Any
+    total_GM: Any
+    positions_X: Any
 
 
 class KVSlots(NamedTuple):

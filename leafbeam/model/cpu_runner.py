@@ -16,11 +16,10 @@ beam, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from math import ceil, prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,53 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model import rounded_attention
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.products import Products
+from leafbeam.model.cpu_layers import Prompts, Segment, array_of_norm, cpu_layers, even_parts
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
-from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm, Rotary
-from leafbeam.model.rounded_attention import RoundedPrompt
+from leafbeam.model.qwen3 import Qwen3, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
 
 Array = NDArray[Any]
-
-
-class _Segment(NamedTuple):
-    """Rows begin to end of a chunk that belong to one request."""
-
-    request: int
-    begin: int
-    end: int
-
-
-class _Weights(NamedTuple):
-    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, and its norms."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-    attention_norm: Array
-    feed_forward_norm: Array
-    query_norm: Array
-    key_norm: Array
-    bound: np.float32
-
-    @classmethod
-    def of(cls, layer: Layer) -> _Weights:
-        attention, mlp = layer.self_attn, layer.mlp
-        matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        matrices = *matrices, mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
-        arrays = [_array(norm) for norm in norms]
-        weights = (matrix.weight.detach() for matrix in matrices)
-        return cls._make(
-            (*(weight if weight.is_mkldnn else weight.t() for weight in weights), *arrays, score_bound(*arrays[2:]))
-        )
 
 
 class _CodeSlots(NamedTuple):
@@ -100,23 +60,6 @@ class _Codes(NamedTuple):
 
     def part(self, begin: int, end: int) -> _Codes:
         return _Codes._make(array[begin:end] for array in self)
-
-
-class Tile(NamedTuple):
-    """Rows of a chunk that attend to one prompt together.
-
-    row: the first one's index among the rows of all chunks. tokens: of the prompt, in the slots. visible: how many of them the
-    first row sees. first: the first query's index in the chunk.
-    """
-
-    request: int
-    row: int
-    query: Tensor
-    weighted_values: Tensor
-    scores: Tensor
-    tokens: slice
-    visible: int
-    first: int
 
 
 class _CacheSize:
@@ -146,24 +89,25 @@ class CpuRunner:
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach()
-        self._layers = [_Weights.of(cast(Layer, layer)) for layer in body.layers]
-        self._norm = _array(body.norm)
+        self._norm = array_of_norm(body.norm)
         self._head_weight = None if head_weight is None else head_weight.detach()
         self._vocabulary = vocabulary
         self._space, self._shared = workspace or Workspace(), workspace is not None
-        self._products = Products(products, self._space)
+        self._products = products
         self.prompt, self.beams = _CacheSize(), _CacheSize()
         self._begins_B1 = np.concatenate([[0], np.cumsum(lengths_B.numpy())])
         self._lengths_B = np.diff(self._begins_B1)
         self._expected_beams = beams * len(lengths_B)
         config, longest = self._config, int(self._lengths_B.max(initial=0))
         # Scores of at least one row against the longest prompt, and the rotations of every position.
-        self._scores = self._space.buffer("scores", max(self._space.scores, config.num_attention_heads * (longest + 64)))
+        self._num_scores = max(self._space.scores, config.num_attention_heads * (longest + kernels.TILE))
+        scores = self._space.buffer("scores", self._num_scores)
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
         half = config.head_dim // 2
         table = self._space.table("rotary", positions, partial(_rotations, config))
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
+        self._layers = cpu_layers(body, self._space, self._heads, scores, products)
         rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
         cached = [None if store is None else store.find(tokens_T) for tokens_T in rows]
         self._run_prompts(tokens_BT.numpy(), cached)
@@ -198,7 +142,7 @@ class CpuRunner:
         outputs = self._output_buffers(len(beam_U), level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1, num_codes)[beam_U].reshape(-1)
         codes = _Codes(tokens_N, np.repeat(beam_U, num_codes), level + np.tile(np.arange(num_codes), len(beam_U)))
-        for first_row, last_row in _even_parts(len(beam_U), max(1, self._space.rows // num_codes)):
+        for first_row, last_row in even_parts(len(beam_U), max(1, self._space.rows // num_codes)):
             normed_ND = self._run_codes(codes, first_row * num_codes, last_row * num_codes, first_B1, slots, ancestors_BS)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_row:last_row])
@@ -223,7 +167,7 @@ class CpuRunner:
         own_RS[:] = row_R[:, None]
         first_B1 = np.concatenate([[0], end_R.reshape(requests, -1)[:, -1]])
         hidden_RD = torch.zeros(len(tokens), self._config.hidden_size)
-        for begin, end in _even_parts(len(token_N), self._space.rows):
+        for begin, end in even_parts(len(token_N), self._space.rows):
             normed_ND = self._run_codes(codes, begin, end, first_B1, slots, own_RS)
             done_R = np.flatnonzero((count_R > 0) & (begin < end_R) & (end_R <= end))
             hidden_RD[done_R] = normed_ND[end_R[done_R] - 1 - begin]
@@ -235,29 +179,32 @@ class CpuRunner:
         """The normed hidden states of codes begin to end, whose keys and values go to their slots. first_B1: each request's."""
         config, (token_N, beam_N, level_N) = self._config, codes.part(begin, end)
         request_N = np.searchsorted(first_B1, np.arange(begin, end), side="right") - 1
-        chunk = self._space.chunk(config, end - begin, self._products.dtype)
+        chunk = self._space.chunk(config, end - begin, self._products)
         chunk.load(self._embedding, token_N, self._lengths_B[request_N] + level_N)
         slot_N, visible_N = slots.first_LS[0, level_N] + beam_N * slots.width, level_N + 1
-        tiles = self._tiles(chunk, _segments(first_B1, begin, end), begin=begin, causal=False)
-        for layer, weights in enumerate(self._layers):
+        attend = self._codes_attention(chunk, _segments(first_B1, begin, end), begin)
+        for layer in range(config.num_hidden_layers):
             kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
-            self._store_keys_values(weights, chunk, slot_N, kv)
-            self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
-            self._attend(layer, chunk, tiles, 0)
+            self._layers.store_keys_values(layer, chunk, slot_N, kv)
+            self._layers.rotate_queries(layer, chunk, chunk.rotated_query_flat)
+            attend(layer)
             prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
             places = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
             kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
-            self._finish_layer(weights, chunk)
+            self._layers.finish(layer, chunk)
         return self._outputs(chunk)
+
+    def _codes_attention(self, chunk: Chunk, segments: Sequence[Segment], begin: int) -> Callable[[int], None]:
+        """What attends to the prompts in a layer, for a chunk whose first row is row `begin` of all."""
+        del begin
+        return self._layers.attention(chunk, self._prompts, segments, causal=False)
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
         config, requests = self._config, len(self._begins_B1) - 1
         num_tokens, groups, size = int(self._begins_B1[-1]), config.num_key_value_heads, config.head_dim
         self._slots, slots = self._space.buffer("prompts", config.num_hidden_layers, 2, groups, num_tokens, size)
-        self._keys_values = [
-            (keys.transpose(1, 2), values) for keys, values in (layer.unbind(0) for layer in self._slots.unbind(0))
-        ]
+        self._prompts = Prompts(self._slots, slots, self._begins_B1.tolist())
         self.prompt.nbytes = self._slots.nbytes
         self._last_BD, _ = self._space.buffer("last", requests, config.hidden_size)
         known_B = np.array([0 if prompt is None else prompt.num_tokens for prompt in cached], np.int64)
@@ -270,109 +217,32 @@ class CpuRunner:
         position_N = np.arange(first_B1[-1]) - first_B1[request_N] + known_B[request_N]
         slot_N = (position_N + self._begins_B1[request_N]) * size
         token_N = tokens_BT[request_N, position_N]
-        for begin, end in _even_parts(len(token_N), self._space.rows):
-            chunk = self._space.chunk(config, end - begin, self._products.dtype)
+        for begin, end in even_parts(len(token_N), self._space.rows):
+            chunk = self._space.chunk(config, end - begin, self._products)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
             segments = _segments(first_B1, begin, end)
-            attend = self._prompt_attention(chunk, segments)
+            attend = self._layers.attention(chunk, self._prompts, segments, causal=True)
             complete = [segment.request for segment in segments if first_B1[segment.request + 1] <= end]
-            for layer, weights in enumerate(self._layers):
+            for layer in range(config.num_hidden_layers):
                 keys, values = slots[layer].reshape(2, -1)
-                self._store_keys_values(weights, chunk, slot_N[begin:end], kernels.KVSlots(keys, values, 0, num_tokens * size))
-                if layer == len(self._layers) - 1:
+                kv = kernels.KVSlots(keys, values, 0, num_tokens * size)
+                self._layers.store_keys_values(layer, chunk, slot_N[begin:end], kv)
+                if layer == config.num_hidden_layers - 1:
                     if not complete:
                         break
                     chunk = chunk.select(first_B1[np.array(complete) + 1] - 1 - begin)
-                    segments = [_Segment(request, row, row + 1) for row, request in enumerate(complete)]
-                    attend = self._prompt_attention(chunk, segments)
-                self._rotate_queries(weights, chunk, chunk.prompt_query_flat)
+                    segments = [Segment(request, row, row + 1) for row, request in enumerate(complete)]
+                    attend = self._layers.attention(chunk, self._prompts, segments, causal=True)
+                self._layers.rotate_queries(layer, chunk, chunk.prompt_query_flat)
                 attend(layer)
-                self._finish_layer(weights, chunk)
+                self._layers.finish(layer, chunk)
             if complete:
                 self._last_BD[complete[0] : complete[-1] + 1].copy_(self._outputs(chunk))
-
-    def _prompt_attention(self, chunk: Chunk, segments: Sequence[_Segment]) -> Callable[[int], None]:
-        """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
-        if self._products.dtype == torch.bfloat16:
-            first_B1 = self._begins_B1.tolist()
-            prompts = [RoundedPrompt.of(chunk, slice(begin, end), first_B1[request]) for request, begin, end in segments]
-            return lambda layer: rounded_attention.attend(prompts, self._slots[layer], chunk)
-        tiles = self._tiles(chunk, segments, causal=True)
-        shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ
-
-        def attend(layer: int) -> None:
-            self._attend(layer, chunk, tiles, 1)
-            kernels.divide_by_weights(*shares, chunk.threads)
-
-        return attend
-
-    def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
-        kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._config.rms_norm_eps, chunk.normed_XD, chunk.threads)
-        return chunk.normed
 
     def _outputs(self, chunk: Chunk) -> Tensor:
         """The hidden states for the head."""
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, self._norm, self._config.rms_norm_eps, chunk.output_XD, chunk.threads)
         return chunk.output
-
-    def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
-        """Norm a chunk, compute its keys and values and write them to their slots."""
-        normed_ND = self._normed(weights.attention_norm, chunk)
-        _, key_XG = self._products.of(normed_ND, weights.key, chunk.key)
-        _, value_XG = self._products.of(normed_ND, weights.value, chunk.value)
-        rows = key_XG, value_XG, chunk.rows, chunk.positions_X, slot_N
-        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads, chunk.threads)
-
-    def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
-        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
-        _, query_XQ = self._products.of(chunk.normed, weights.query, chunk.query)
-        rows = query_XQ, chunk.rows, chunk.positions_X
-        kernels.rotate_queries(*rows, weights.query_norm, self._heads, out, chunk.threads)
-
-    def _tiles(self, chunk: Chunk, segments: Sequence[_Segment], *, begin: int = 0, causal: bool) -> list[Tile]:
-        """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
-        config = self._config
-        heads, groups, ratio = config.num_attention_heads, config.num_key_value_heads, config.group_size
-        shape = groups, chunk.rows * ratio, config.head_dim
-        query_GME, weighted_GME = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
-        tiles: list[Tile] = []
-        for request, first, last in segments:
-            token, length = int(self._begins_B1[request]), int(self._lengths_B[request])
-            max_rows = max(1, self._space.scores // (heads * length))
-            visible = length
-            for low, high in _even_parts(last - first, min(max_rows, 64) if causal else max_rows):
-                row, num_rows = first + low, high - low
-                if causal:
-                    visible = int(chunk.positions_X[row]) + 1
-                    length = visible - 1 + num_rows
-                queries = slice(row * ratio, (row + num_rows) * ratio)
-                shape = groups, num_rows * ratio, length
-                buffers = query_GME[:, queries], weighted_GME[:, queries], self._scores[0][: prod(shape)].view(shape)
-                tiles.append(Tile(request, begin + row, *buffers, slice(token, token + length), visible, queries.start))
-        return tiles
-
-    def _attend(self, layer: int, chunk: Chunk, tiles: Sequence[Tile], step: int) -> None:
-        """Attention of the tiles to their prompts, not yet divided by the weights. step: 1 if causal, else 0."""
-        config, scores = self._config, self._scores[1]
-        groups, ratio, bound = config.num_key_value_heads, config.group_size, self._layers[layer].bound
-        keys_GEN, values_GNE = self._keys_values[layer]
-        for tile in tiles:
-            torch.bmm(tile.query, keys_GEN[:, :, tile.tokens], out=tile.scores)
-            _, num_queries, length = tile.scores.shape
-            outputs = chunk.top_GX, chunk.total_GX, tile.first
-            kernels.softmax_weights(
-                scores, groups, num_queries, length, tile.visible, step, ratio, bound, *outputs, chunk.threads
-            )
-            torch.bmm(tile.scores, values_GNE[:, tile.tokens], out=tile.weighted_values)
-
-    def _finish_layer(self, weights: _Weights, chunk: Chunk) -> None:
-        """Add the attention's output projection, then the feed-forward block, to the hidden states."""
-        self._products.add(chunk.attention_output, weights.out, chunk.hidden)
-        normed_ND = self._normed(weights.feed_forward_norm, chunk)
-        gate_NF, gate_XF = self._products.of(normed_ND, weights.gate, chunk.gate)
-        _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
-        kernels.silu_gate(gate_XF, chunk.rows, up_XF, chunk.threads)
-        self._products.add(gate_NF, weights.down, chunk.hidden)
 
     def _code_slots(self, rows: int, num_codes: int, level: int) -> _CodeSlots:
         """Slots for the next codes of B x K beams, after those of the levels before."""
@@ -442,20 +312,6 @@ def _repeats(tokens_BKC: Array, parents_BK: Array) -> Array:
     return repeats_BK
 
 
-def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:
-    """A bound on the absolute attention scores of a layer; infinity where it is too large to be of use.
-
-    A normed vector of E values is at most sqrt(E) x the norm's largest weight long, and rotation keeps its length: so no score,
-    scaled by E^-0.5, exceeds the bound (Cauchy-Schwarz). exp(-2 x bound) has to be a normal float32, with room for values.
-    """
-    bound = np.sqrt(np.float32(query_norm_E.size)) * np.abs(query_norm_E).max() * np.abs(key_norm_E).max()
-    return np.float32(bound * 1.0001 if bound <= 30.0 else np.inf)
-
-
-def _array(norm: RMSNorm) -> Array:
-    return norm.weight.detach().numpy()
-
-
 def _rotations(config: ModelConfig, count: int) -> Tensor:
     """Cosine and sine of the first positions, side by side (count, E)."""
     rotary = Rotary(config, torch.arange(count), torch.float32)
@@ -463,15 +319,8 @@ def _rotations(config: ModelConfig, count: int) -> Tensor:
     return torch.cat((rotary.cos[:, 0, :half], rotary.sin[:, 0, half:]), 1)
 
 
-def _even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:
-    """Bounds of the fewest parts of at most max_size, of equal size but for the last."""
-    if total:
-        size = ceil(total / ceil(total / max_size))
-        yield from ((begin, min(begin + size, total)) for begin in range(0, total, size))
-
-
-def _segments(first_B1: Array, begin: int, end: int) -> list[_Segment]:
+def _segments(first_B1: Array, begin: int, end: int) -> list[Segment]:
     """The requests that rows begin to end belong to, with their rows counted from `begin`. first_B1: where each one starts."""
     first, last = (np.searchsorted(first_B1, (begin, end - 1), side="right") - 1).tolist()
     bounds = (first_B1[first : last + 2].clip(begin, end) - begin).tolist()
-    return [_Segment(request, *rows) for request, rows in enumerate(pairwise(bounds), start=first)]
+    return [Segment(request, *rows) for request, rows in enumerate(pairwise(bounds), start=first)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from leafbeam.errors import ArgumentError
 from leafbeam.model import openmp
 from leafbeam.model.config import ModelConfig
+from leafbeam.model.cpu_kernels import Activations
 
 Array = NDArray[Any]
 _MAX_CHUNKS = 64  # kept by one workspace
@@ -150,6 +151,10 @@ class Chunk:
         self.total_GX = space.buffer("total", groups, capacity * config.group_size)[1]
         self.threads = 1
         self.positions_X = space.buffer("positions", capacity, dtype=torch.int64)[1]
+        given = self.query[1], self.key[1], self.value[1]
+        attended = self.rotated_query_flat, self.weighted_values_flat, self.attention_output_XQ
+        rest = self.gate[1], self.up[1], self.top_GX, self.total_GX, self.positions_X
+        self.arrays = Activations(self.hidden_XD, self.normed_XD, *given, *attended, *rest)  # for fused kernels
 
     def load(self, embedding_VD: Tensor, tokens_N: Array, positions_N: Array) -> None:
         """Start with the embeddings of these tokens, on as many threads as torch has now."""

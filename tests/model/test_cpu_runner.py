@@ -15,7 +15,7 @@ from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
 from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, search_bytes
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_runner import score_bound
+from leafbeam.model.cpu_layers import score_bound
 from leafbeam.model.qwen3 import Attention
 from leafbeam.model.workspace import Chunk
 from tests.model.test_session import check_a_search, prompts

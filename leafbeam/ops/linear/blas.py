@@ -1,0 +1,83 @@
+"""Products inside numba kernels, by `sgemm` of the library that torch multiplies with.
+
+torch's packages for Linux on x86 export MKL's; `is_available` is False where the function is missing. It runs on torch's number
+of threads.
+
+Shapes: N rows, V outputs, D inputs.
+"""
+
+# pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import torch
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from leafbeam.jit import njit
+
+__all__ = ["is_available", "multiply", "name_function", "sgemm"]
+
+_SYMBOL = "sgemm_"
+
+
+def name_function() -> bool:
+    """Whether torch's library has the function. Compiled kernels name it, or another that they never call."""
+    try:
+        function = getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), _SYMBOL)
+        found = True
+    except (OSError, AttributeError):
+        function, found = ctypes.pythonapi.Py_IsInitialized, False
+    binding.add_symbol(f"leafbeam_{_SYMBOL}", ctypes.cast(function, ctypes.c_void_p).value)
+    return found
+
+
+_IS_AVAILABLE = name_function()  # before a kernel is read from numba's cache, which needs the name
+
+
+def is_available() -> bool:
+    """Whether kernels may call `sgemm` and `multiply`."""
+    return _IS_AVAILABLE
+
+
+@intrinsic
+def sgemm(typing_context, x, weight, out, rows, outputs, inputs, transposed, kept):
+    """out (N, V) = kept * out + x (N, D) @ (transpose of weight (V, D) if transposed else weight (D, V))
+
+    x, weight, out: addresses of contiguous float32. kept: 0 or 1.
+    """
+    signature = types.void(*[types.intp] * 6, types.boolean, types.float32)
+
+    def codegen(context, builder, _, values):
+        x, weight, out, rows, outputs, inputs, transposed, kept = values
+        letter, word, real = ir.IntType(8), ir.IntType(32), ir.FloatType()
+
+        def place(value):  # BLAS takes every argument by its address
+            return builder.bitcast(cgutils.alloca_once_value(builder, value), cgutils.voidptr_t)
+
+        def size(value):
+            return place(builder.trunc(value, word))
+
+        def address(value):
+            return builder.inttoptr(value, cgutils.voidptr_t)
+
+        # Arrays by rows are transposed to BLAS, which has them by columns: out^T = weight^T x^T.
+        flag = builder.select(transposed, letter(ord("T")), letter(ord("N")))
+        stride = builder.select(transposed, inputs, outputs)
+        arguments = [place(flag), place(letter(ord("N"))), size(outputs), size(rows), size(inputs), place(real(1.0))]
+        arguments += [address(weight), size(stride), address(x), size(inputs), place(kept), address(out), size(outputs)]
+        function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] * len(arguments))
+        builder.call(cgutils.get_or_insert_function(builder.module, function_type, f"leafbeam_{_SYMBOL}"), arguments)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(nogil=True, _nrt=False, error_model="numpy")
+def multiply(rows_ND, rows, weight_VD, out_NV, kept):
+    """out[n] = kept * out[n] + weight @ rows[n] for the first `rows` rows; kept: 0 or 1"""
+    outputs, inputs = weight_VD.shape
+    sgemm(rows_ND.ctypes.data, weight_VD.ctypes.data, out_NV.ctypes.data, rows, outputs, inputs, True, np.float32(kept))
