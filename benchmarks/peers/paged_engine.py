@@ -25,6 +25,7 @@ from benchmarks.peers.block_tables import BlockTables
 from benchmarks.peers.cpu_session import start_with
 from benchmarks.peers.paged_kernels import copy_pages, paged_kernels
 from leafbeam.model import cpu_kernels as kernels
+from leafbeam.model.cpu_layers import FusedLayers, TorchLayers
 from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.prompt_store import CachedPrompt
 from leafbeam.model.workspace import Chunk
@@ -85,9 +86,8 @@ class PagedRunner(CpuRunner):
         self.beams.nbytes = (tables.peak - tables.num_prompt_pages) * self._page_bytes
         outputs = self._output_buffers(requests * beams, level + 1, num_codes)
         tokens_N = tokens_BKC.numpy().reshape(-1)
-        _, scores_GY = self._space.buffer(
-            "paged scores", config.num_key_value_heads, config.group_size * tables.table_RT.shape[1] * PAGE
-        )
+        row_scores = config.num_key_value_heads, config.group_size * tables.table_RT.shape[1] * PAGE
+        _, scores_HGY = self._space.buffer("paged scores", torch.get_num_threads(), *row_scores)
         # Keys and values of a chunk's new tokens, before they are written to their pages.
         new_width, step = config.num_key_value_heads * config.head_dim, max(1, self._space.rows // num_codes)
         _, new = self._space.buffer("new keys and values", 2, step * num_codes * new_width)
@@ -100,14 +100,21 @@ class PagedRunner(CpuRunner):
             table_NT, slot_N = tables.table_RT[beam_N], np.arange(end - begin) * new_width
             chunk = Chunk(self._space, config, end - begin, torch.float32)
             chunk.load(self._embedding, tokens_N[begin:end], position_N)
-            for layer, (key_pages, value_pages) in enumerate(pages):
-                keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
-                self._layers.store_keys_values(layer, chunk, slot_N, slots)
-                self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
-                self._layers.rotate_queries(layer, chunk, chunk.rotated_query_flat)
-                rows = chunk.rotated_query_flat, chunk.rows, table_NT, position_N + 1
-                self._paged.attend(*rows, keys, values, self._layers.bounds[layer], scores_GY, chunk.attention_output_XQ)
-                self._layers.finish(layer, chunk)
+            layers, places = self._layers, (table_NT, position_N + 1)
+            if isinstance(layers, FusedLayers):
+                flat = tuple((key_pages.reshape(-1), value_pages.reshape(-1)) for key_pages, value_pages in pages)
+                rows = layers.weights, chunk.arrays, chunk.rows, self._heads, flat, slots, slot_N
+                self._paged.run(*rows, *places, beam_N, scores_HGY, layers.threads(chunk))
+            else:
+                assert isinstance(layers, TorchLayers)
+                for weights, (key_pages, value_pages) in zip(layers._weights, pages, strict=True):
+                    keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
+                    layers._store_keys_values(weights, chunk, slot_N, slots)
+                    self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
+                    layers._rotate_queries(weights, chunk, chunk.rotated_query_flat)
+                    rows = chunk.rotated_query_flat, chunk.rows, *places
+                    self._paged.attend(*rows, keys, values, weights.bound, scores_HGY[0], chunk.attention_output_XQ)
+                    layers._finish(weights, chunk)
             normed_ND = self._outputs(chunk)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leafbeam.jit import njit
+from leafbeam.model import fused_kernels as fused
 from leafbeam.model.cpu_kernels import _exp
+from leafbeam.model.openmp import fork
 
 __all__ = ["PagedKernels", "copy_pages", "paged_kernels"]
 
@@ -25,10 +27,11 @@ _UNROLL = 8  # values of a head that one pass over a page's tokens adds
 
 
 class PagedKernels(NamedTuple):
-    """write: tokens into pages. attend: the attention of rows to the pages of their tables."""
+    """write: tokens into pages. attend: rows to the pages of their tables. run: all layers of a chunk in one call."""
 
     write: Callable[..., None]
     attend: Callable[..., None]
+    run: Callable[..., None]
 
 
 @njit(cache=True, **_OPTIONS)
@@ -47,7 +50,11 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
     @njit(**_OPTIONS)
     def write(source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values):
         """token n of `source`, key head g at slot[n] + g * group_stride -> its page and place there"""
-        for n in range(len(slots_N)):
+        write_of(0, len(slots_N), source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values)
+
+    @njit(**_OPTIONS)
+    def write_of(begin, end, source_keys, source_values, slots_N, group_stride, tables_NT, positions_N, keys, values):
+        for n in range(begin, end):
             x, p = tables_NT[n, positions_N[n] // P], positions_N[n] % P
             for g in range(G):
                 at, to = slots_N[n] + g * group_stride, (x * G + g) * E * P
@@ -87,9 +94,13 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
 
         query: (G, rows x R, E), flat. bound: as `softmax_weights`. scores_GY: room for R rows of whole pages, a key head each.
         """
+        attend_of(0, rows, query, rows, tables_NT, visible_N, keys, values, bound, scores_GY, out_NQ)
+
+    @njit(**_OPTIONS)
+    def attend_of(begin, end, query, rows, tables_NT, visible_N, keys, values, bound, scores_GY, out_NQ):
         lowest = np.float32(-87.0)
         bounded = bound < np.float32(np.inf)
-        for n in range(rows):
+        for n in range(begin, end):
             count = visible_N[n]
             pages, full = (count + P - 1) // P, count // P
             stride = pages * P
@@ -130,4 +141,28 @@ def paged_kernels(groups: int, ratio: int, size: int, page: int) -> PagedKernels
                         for e in range(E):
                             out_NQ[n, (g * R + r) * E + e] += weight * values[at + e]
 
-    return PagedKernels(write, attend)
+    @njit(**_OPTIONS)
+    def run(weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads):
+        """All layers of a chunk's codes, as `fused_kernels.run_codes`, with pages in place of prompts and slots
+
+        pages: for each layer, keys and values, flat. new: KVSlots of the codes before they are written. scores_HGY: for each
+        thread, as `attend` needs them.
+        """
+        arguments = weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads
+        fork(run_of, threads, rows, arguments)
+
+    @njit(**_OPTIONS)
+    def run_of(begin, end, weights, a, rows, heads, pages, new, slots_N, tables_NT, visible_N, beams_N, scores_HGY, threads):
+        part, _ = fused.part_of(begin, rows, threads, threads)
+        begin, end = fused.beam_boundary(begin, beams_N), fused.beam_boundary(end, beams_N)
+        for layer in range(len(pages)):
+            keys, values = pages[layer]
+            fused.store_keys_values(begin, end, weights, layer, a, slots_N, new, heads)
+            write_of(begin, end, new.keys, new.values, slots_N, E, tables_NT, a.positions_X, keys, values)
+            fused.rotate_queries(begin, end, rows, weights, layer, a, heads)
+            bound = fused.bound_of(weights, layer, heads)
+            places = tables_NT, visible_N, keys, values, bound, scores_HGY[part], a.attended_XQ
+            attend_of(begin, end, a.rotated, rows, *places)
+            fused.finish(begin, end, weights, layer, a, heads)
+
+    return PagedKernels(write, attend, run)

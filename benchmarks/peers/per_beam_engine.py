@@ -8,18 +8,23 @@ block of each).
 Shapes: B requests, K beams, T tokens of a prompt, G key heads, R query heads of each, E values of a head.
 """
 
+# pyright: basic, reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.peers.cpu_session import start_with
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import Segment, even_parts
+from leafbeam.model.cpu_layers import Layers, Prompts, Segment, TorchLayers, even_parts
 from leafbeam.model.cpu_runner import CpuRunner
+from leafbeam.model.products import Products
+from leafbeam.model.qwen3 import Layer
 from leafbeam.model.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
@@ -30,17 +35,19 @@ class PerBeamRunner(CpuRunner):
 
     _copies: list[tuple[Tensor, Tensor]] | None = None
 
+    def _make_layers(self, layers: Sequence[Layer], scores: tuple[Tensor, NDArray[Any]]) -> Layers:
+        return _PerBeamLayers(self, layers, self._heads, scores, Products(self._products, self._space))
+
     def restart(self) -> None:
         super().restart()
         self._copies = None
 
     def extend(self, tokens_BKC: Tensor, parents_BK: Tensor, level: int, *, keep: bool = True) -> list[Tensor]:
-        num_codes, beams = tokens_BKC.shape[2], tokens_BKC.shape[1]
+        beams = tokens_BKC.shape[1]
         if self._copies is None or len(self._copies) != len(tokens_BKC) or self._copies[0][0].shape[1] != beams:
             self._copies = None
             self._copies = self._fork(len(tokens_BKC), beams)
             self.prompt.nbytes = sum(side.nbytes for copies in self._copies for side in copies)
-        self._codes_of_beam = num_codes
         return super().extend(tokens_BKC, parents_BK, level, keep=keep)
 
     def _fork(self, requests: int, beams: int) -> list[tuple[Tensor, Tensor]]:
@@ -56,42 +63,51 @@ class PerBeamRunner(CpuRunner):
             copies.append((sides[0], sides[1]))
         return copies
 
-    def _codes_attention(self, chunk: Chunk, segments: Sequence[Segment], begin: int) -> Callable[[int], None]:
+
+class _PerBeamLayers(TorchLayers):
+    """Each beam's attention reads the copies of its runner. Layers are never fused."""
+
+    def __init__(self, runner: PerBeamRunner, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._runner = runner
+
+    def codes_attention(
+        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows
+    ) -> Callable[[int], None]:
         """Rows of one request whose scores fit the buffer attend together, as leafbeam's own do."""
-        assert self._copies is not None
-        config, copies = self._config, self._copies
-        groups, ratio, size = config.num_key_value_heads, config.group_size, config.head_dim
-        codes, (flat, flat_array) = self._codes_of_beam, self._space.buffer("scores", self._num_scores)
+        copies, space, (flat, flat_array) = self._runner._copies, self._runner._space, self._scores
+        assert copies is not None
+        groups, ratio, size = self._heads.groups, self._heads.ratio, self._heads.size
         shape = groups, chunk.rows, ratio, size
         query_GNRE, weighted_GNRE = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
+        beams = copies[0][0].shape[1]
 
-        def attend(layer: int, request: int, first: int, last: int) -> None:
-            keys, values = (side[layer] for side in copies[request])
-            row, rows, tokens = begin + first - request * keys.shape[0] * codes, last - first, keys.shape[2]
-            beam_N = torch.arange(row, row + rows) // codes
+        def attend(layer: int, request: int, rows: slice) -> None:
+            beam_N = torch.from_numpy(codes.beams_N[rows]) - request * beams
             low, high = int(beam_N[0]), int(beam_N[-1]) + 1
-            key_NGTE, value_NGTE = keys[low:high], values[low:high]
-            if codes > 1:  # codes of one beam read one copy
+            key_NGTE, value_NGTE = (side[layer, low:high] for side in copies[request])
+            num_rows, tokens = len(beam_N), key_NGTE.shape[2]
+            if num_rows != high - low:  # codes of one beam read one copy
                 key_NGTE, value_NGTE = key_NGTE[beam_N - low], value_NGTE[beam_N - low]
             # (G, rows, R, E) -> (rows x G, R, E): a product of its own for each beam and key head.
-            query = query_GNRE[:, first:last].transpose(0, 1).flatten(0, 1)
-            scores = flat[: rows * groups * ratio * tokens].view(rows * groups, ratio, tokens)
+            query = query_GNRE[:, rows].transpose(0, 1).flatten(0, 1)
+            scores = flat[: num_rows * groups * ratio * tokens].view(num_rows * groups, ratio, tokens)
             torch.bmm(query, key_NGTE.flatten(0, 1).transpose(1, 2), out=scores)
-            top, top_array = self._space.buffer("copied top", rows * groups, ratio)
-            total, total_array = self._space.buffer("copied total", rows * groups, ratio)
-            whole = rows * groups, ratio, tokens, tokens, 0, 1, self._layers.bounds[layer]
+            top, top_array = space.buffer("copied top", num_rows * groups, ratio)
+            total, total_array = space.buffer("copied total", num_rows * groups, ratio)
+            whole = num_rows * groups, ratio, tokens, tokens, 0, 1, self._weights[layer].bound
             kernels.softmax_weights(flat_array, *whole, top_array, total_array, 0, chunk.threads)
-            weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(rows, groups, ratio, size)
-            weighted_GNRE[:, first:last] = weighted.transpose(0, 1)
-            columns = slice(first * ratio, last * ratio)
-            chunk.top_GX[:, columns] = top.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
-            chunk.total_GX[:, columns] = total.view(rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
+            weighted = torch.bmm(scores, value_NGTE.flatten(0, 1)).view(num_rows, groups, ratio, size)
+            weighted_GNRE[:, rows] = weighted.transpose(0, 1)
+            columns = slice(rows.start * ratio, rows.stop * ratio)
+            chunk.top_GX[:, columns] = top.view(num_rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
+            chunk.total_GX[:, columns] = total.view(num_rows, groups, ratio).transpose(0, 1).flatten(1).numpy()
 
         def attend_all(layer: int) -> None:
             for request, first, last in segments:
-                most = max(1, len(flat) // (groups * ratio * int(self._lengths_B[request])))
+                most = max(1, len(flat) // (groups * ratio * copies[request][0].shape[3]))
                 for low, high in even_parts(last - first, most):
-                    attend(layer, request, first + low, first + high)
+                    attend(layer, request, slice(first + low, first + high))
 
         return attend_all
 

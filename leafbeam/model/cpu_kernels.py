@@ -1,7 +1,8 @@
 """What a Qwen3 layer computes between its matrix products, in numba: norms, rotations, softmax, gates.
 
 A row is one token of a prompt or one beam. Kernels allocate nothing; they write into their arguments, on `threads` threads
-(`openmp.fork`). Activations that a matrix multiplies, or that it gives, are float32 or the bits of bfloat16.
+(`openmp.fork`); NAME_of(begin, end, ...) is the part of NAME for rows begin to end. Activations that a matrix multiplies, or
+that it gives, are float32 or the bits of bfloat16.
 
 Shapes: N rows, D hidden, F inner values of a feed-forward block, H query heads, G key heads, R = H / G, E values of a head,
 X = G x E, P positions, M = rows x R queries of a key head, S codes of a beam.
@@ -60,6 +61,22 @@ class KVSlots(NamedTuple):
     group_stride: int
 
 
+class CodeRows(NamedTuple):
+    """The codes of a chunk: where keys and values stand (see `attend_codes`), each row's beam, and how many codes it sees.
+
+    stride: elements of keys and values from one layer to the next. slots_N: where each row starts in the first layer.
+    """
+
+    keys: Any
+    values: Any
+    stride: int
+    first_LS: Any
+    slots_N: Any
+    ancestors_BS: Any
+    beams_N: Any
+    visible_N: Any
+
+
 @njit(types.UniTuple(types.float32, 2)(types.float32), cache=True, fastmath={"contract"}, nogil=True, _nrt=False)
 def _split(x):
     """n = round(x / ln 2) -> x - n ln 2, n + 1.5 * 2^23
@@ -89,11 +106,11 @@ def _exp(x):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def rms_norm(x_ND, rows, weight_D, eps, out_ND, threads):
     """out[n] = weight * x[n] / sqrt(mean(x[n]^2) + eps) for the first `rows` rows"""
-    fork(_rms_norm, threads, rows, (x_ND, rows, weight_D, eps, out_ND))
+    fork(norm_of, threads, rows, (x_ND, weight_D, eps, out_ND))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _rms_norm(begin_row, end_row, x_ND, rows, weight_D, eps, out_ND):
+def norm_of(begin_row, end_row, x_ND, weight_D, eps, out_ND):
     size = weight_D.size
     for n in range(begin_row, end_row):
         total = np.float32(0.0)
@@ -107,11 +124,11 @@ def _rms_norm(begin_row, end_row, x_ND, rows, weight_D, eps, out_ND):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def silu_gate(gate_NF, rows, up_NF, threads):
     """gate = silu(gate) * up for the first `rows` rows"""
-    fork(_silu_gate, threads, rows, (gate_NF, rows, up_NF))
+    fork(gate_of, threads, rows, (gate_NF, up_NF))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _silu_gate(begin_row, end_row, gate_NF, rows, up_NF):
+def gate_of(begin_row, end_row, gate_NF, up_NF):
     size = gate_NF.shape[1]
     lowest = np.float32(-80.0)
     for n in range(begin_row, end_row):
@@ -142,11 +159,11 @@ def _norm_rotate(x_E, weight_E, eps, cos_E, sin_E, scale, out_E):
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def rotate_queries(query_NQ, rows, positions_N, weight_E, heads, out, threads):
     """out[g, n x R + r] = rotate(rms_norm(query[n, g x R + r]), position[n]) / sqrt(E), flat, for the first `rows` rows"""
-    fork(_rotate_queries, threads, rows, (query_NQ, rows, positions_N, weight_E, heads, out))
+    fork(rotate_queries_of, threads, rows, (query_NQ, rows, positions_N, weight_E, heads, out))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _rotate_queries(begin_row, end_row, query_NQ, rows, positions_N, weight_E, heads, out):
+def rotate_queries_of(begin_row, end_row, query_NQ, rows, positions_N, weight_E, heads, out):
     size, ratio = heads.size, heads.ratio
     scale = 1.0 / math.sqrt(size)
     for n in range(begin_row, end_row):
@@ -164,11 +181,11 @@ def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weigh
 
     slots: a KVSlots; slots_N: the element of keys and values at which each row starts.
     """
-    fork(_store_keys_values, threads, rows, (key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads))
+    fork(store_keys_values_of, threads, rows, (key_NX, value_NX, positions_N, slots_N, slots, weight_E, heads))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _store_keys_values(begin_row, end_row, key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads):
+def store_keys_values_of(begin_row, end_row, key_NX, value_NX, positions_N, slots_N, slots, weight_E, heads):
     size, keys, values = heads.size, slots.keys, slots.values
     for n in range(begin_row, end_row):
         position, slot = positions_N[n], slots_N[n] + slots.shift
@@ -191,7 +208,7 @@ def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, t
     pass over the scores.
     """
     fork(
-        _softmax_weights,
+        softmax_weights_of,
         threads,
         groups * rows,
         (scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first),
@@ -199,7 +216,7 @@ def softmax_weights(scores, groups, rows, length, visible, step, ratio, bound, t
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _softmax_weights(begin_row, end_row, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
+def softmax_weights_of(begin_row, end_row, scores, groups, rows, length, visible, step, ratio, bound, top_GM, total_GM, first):
     lowest = np.float32(-87.0)
     bounded = bound < np.float32(np.inf)
     for row_of_all in range(begin_row, end_row):
@@ -233,11 +250,11 @@ def _softmax_weights(begin_row, end_row, scores, groups, rows, length, visible, 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
 def divide_by_weights(weighted_values, rows, heads, total_GM, out_NQ, threads):
     """out[n, g x R + r] = weighted_values[g, n x R + r] / total[g, n x R + r]"""
-    fork(_divide_by_weights, threads, rows, (weighted_values, rows, heads, total_GM, out_NQ))
+    fork(divide_by_weights_of, threads, rows, (weighted_values, rows, heads, total_GM, out_NQ))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _divide_by_weights(begin_row, end_row, weighted_values, rows, heads, total_GM, out_NQ):
+def divide_by_weights_of(begin_row, end_row, weighted_values, rows, heads, total_GM, out_NQ):
     ratio, size = heads.ratio, heads.size
     for n in range(begin_row, end_row):
         for g in range(heads.groups):
@@ -260,7 +277,7 @@ def attend_codes(
     weighted_values.
     """
     fork(
-        _attend_codes,
+        attend_codes_of,
         threads,
         rows,
         (query, weighted_values, rows, heads, top_GM, total_GM, slots, first_S, ancestors_BS, beams_N, visible_N, out_NQ),
@@ -268,7 +285,7 @@ def attend_codes(
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def _attend_codes(
+def attend_codes_of(
     begin_row,
     end_row,
     query,
@@ -312,6 +329,23 @@ def _attend_codes(
                 share = np.float32(1.0) / total
                 for e in range(size):
                     out_NQ[n, to + e] = stored_as(out_NQ[n, to + e], weighted_values[at + e] * share)
+
+
+@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+def score_bound(query_norm_E, key_norm_E):
+    """A bound on the absolute attention scores of a layer; infinity where it is too large to be of use
+
+    A normed vector of E values is at most sqrt(E) x the norm's largest weight long, and rotation keeps its length: so no score,
+    scaled by E^-0.5, exceeds the bound (Cauchy-Schwarz). exp(-2 x bound) has to be a normal float32, with room for values.
+    """
+    query = key = np.float32(0.0)
+    for e in range(query_norm_E.size):
+        x, y = abs(query_norm_E[e]), abs(key_norm_E[e])
+        if not (x < np.inf and y < np.inf):  # not a number, too
+            return np.float32(np.inf)
+        query, key = max(query, x), max(key, y)
+    bound = np.float32(math.sqrt(query_norm_E.size)) * query * key
+    return np.float32(bound * np.float32(1.0001)) if bound <= np.float32(30.0) else np.float32(np.inf)
 
 
 @njit(cache=True, nogil=True, _nrt=False)

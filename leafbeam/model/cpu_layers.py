@@ -1,4 +1,4 @@
-"""The layers of Qwen3 on a CPU: `TorchLayers` calls torch for each product, `FusedLayers` a kernel for each part of a layer.
+"""The layers of Qwen3 on a CPU: `FusedLayers` runs all of them in one call, `TorchLayers` calls torch for each product.
 
 Shapes: as in `cpu_runner`. X rows of a chunk at most, T tokens of all prompts, Z segments.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, prod
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,15 +16,16 @@ from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model import fused_kernels as fused
-from leafbeam.model import rounded_attention
+from leafbeam.model import openmp, rounded_attention
 from leafbeam.model.products import Products
-from leafbeam.model.qwen3 import Layer, Qwen3, RMSNorm
+from leafbeam.model.qwen3 import Layer
 from leafbeam.model.rounded_attention import RoundedPrompt
 from leafbeam.model.workspace import Chunk, Workspace
 from leafbeam.ops.linear import blas
 from leafbeam.ops.linear.cpu import MIN_MEASURED_WEIGHTS
 
 Array = NDArray[Any]
+_MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast
 
 
 class Segment(NamedTuple):
@@ -36,176 +37,162 @@ class Segment(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """Keys and values of all prompts, (L, 2, G, T, E), as tensor and array, and where each begins; the last one's end."""
+    """Keys and values of all prompts, (L, 2, G, T, E), and where each prompt begins; the last one's end."""
 
     slots: Tensor
     array: Array
     begins_B1: Sequence[int]
 
 
-class Tile(NamedTuple):
-    """Rows of a chunk that attend to one prompt together.
-
-    row: the first one's index in the chunk. tokens: of the prompt, in the slots. visible: how many of them the first row sees.
-    """
-
-    request: int
-    row: int
-    query: Tensor
-    weighted_values: Tensor
-    scores: Tensor
-    tokens: slice
-    visible: int
-
-
 class Layers(Protocol):
-    """Each part of a layer, for the rows of a chunk; activations go from part to part in the chunk."""
+    """All layers, for the rows of a chunk: its hidden states become those after the last layer."""
 
-    bounds: list[np.float32]  # of each layer's scores (`score_bound`)
-
-    def store_keys_values(self, layer: int, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
-        """Norm a chunk, compute its keys and values and write them to their slots."""
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
+        """Run codes of beams, and write their keys and values to their slots."""
         ...
 
-    def rotate_queries(self, layer: int, chunk: Chunk, out: Array) -> None:
-        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
-        ...
+    def run_prompts(
+        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
+    ) -> Chunk:
+        """Run tokens of prompts, and write their keys and values to slots that start at slot_N.
 
-    def attention(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> Callable[[int], None]:
-        """What attends to the prompts in a layer: of prompts themselves if causal; else without the codes, and not divided by
-        the weights.
+        last: the last row of each prompt that the chunk completes. The last layer runs these alone, the chunk that is returned.
         """
         ...
 
-    def finish(self, layer: int, chunk: Chunk) -> None:
-        """Add the attention's output projection, then the feed-forward block, to the hidden states."""
-        ...
-
-
-class _Weights(NamedTuple):
-    """One layer's matrices and norms. Matrices are packed, or transposed for products from the left; arrays for kernels."""
-
-    query: Any
-    key: Any
-    value: Any
-    out: Any
-    gate: Any
-    up: Any
-    down: Any
-    attention_norm: Array
-    feed_forward_norm: Array
-    query_norm: Array
-    key_norm: Array
-
-    @classmethod
-    def of(cls, layer: Layer, matrix: Callable[[Tensor], Any]) -> _Weights:
-        attention, mlp = layer.self_attn, layer.mlp
-        linears = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        matrices = [matrix(one.weight.detach()) for one in (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
-        norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
-        return cls._make((*matrices, *(array_of_norm(norm) for norm in norms)))
-
 
 def cpu_layers(
-    body: Qwen3, space: Workspace, heads: kernels.Heads, scores: tuple[Tensor, Array], products: torch.dtype
+    layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array], space: Workspace, products: torch.dtype
 ) -> Layers:
-    """The layers by kernels where all matrices are small and plain, else by torch. scores: a buffer."""
-    layers = [cast(Layer, layer) for layer in body.layers]
-    matrices = layers[0].self_attn.q_proj, layers[0].mlp.gate_proj  # the largest two; layers are alike
-    small = all(one.weight.numel() < MIN_MEASURED_WEIGHTS and one.weight.dtype == torch.float32 for one in matrices)
-    if small and products == torch.float32 and blas.is_available() and not any(one.weight.is_mkldnn for one in matrices):
-        return FusedLayers(layers, heads, scores)
+    """Fused where all matrices are small, plain and of float32, else by torch. scores: a buffer, with room for a row's at least
+    on each of torch's threads.
+    """
+    if products == torch.float32 and blas.is_available() and _is_small(layers[0]):  # layers are alike
+        return FusedLayers(layers, heads, scores[1])
     return TorchLayers(layers, heads, scores, Products(products, space))
 
 
+def _is_small(layer: Layer) -> bool:
+    """Whether all weights are plain, of float32, and so small that calling a product takes as long as the product."""
+    return all(
+        not weight.is_mkldnn
+        and weight.dtype == torch.float32
+        and weight.numel() < MIN_MEASURED_WEIGHTS
+        and weight.is_contiguous()
+        for weight in _parameters_of(layer)
+    )
+
+
 class FusedLayers:
-    """Each part of a layer is one kernel, with its products."""
+    """Every layer in one call (`fused_kernels`)."""
 
-    def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array]) -> None:
-        self._weights = [_Weights.of(layer, Tensor.numpy) for layer in layers]
-        self._heads, self._scores = heads, scores[1]
-        self.bounds = [score_bound(one.query_norm, one.key_norm) for one in self._weights]
+    def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: Array) -> None:
+        self._parameters = [_parameters_of(layer) for layer in layers]  # which stay while their addresses are used
+        address_LW = np.array([[weight.data_ptr() for weight in layer[:7]] for layer in self._parameters])
+        norms_LW = np.array([np.concatenate([norm.numpy() for norm in layer[7:]]) for layer in self._parameters])
+        self.weights, self.heads, self.scores = fused.Weights(address_LW, norms_LW), heads, scores
+        self._num_weights = len(layers) * sum(weight.numel() for weight in self._parameters[0])
 
-    def store_keys_values(self, layer: int, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
-        rows = chunk.arrays, chunk.rows, slot_N
-        fused.project_keys_values(self._weights[layer], *rows, slots, self._heads, chunk.threads)
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
+        places = self.heads, *_places(prompts), _rows_of(prompts, segments), codes, self.scores
+        fused.run_codes(self.weights, chunk.arrays, chunk.rows, *places, self.threads(chunk))
 
-    def rotate_queries(self, layer: int, chunk: Chunk, out: Array) -> None:
-        fused.project_queries(self._weights[layer], chunk.arrays, chunk.rows, self._heads, out, chunk.threads)
+    def run_prompts(
+        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
+    ) -> Chunk:
+        last_N, last_Z4 = np.array([segment.begin for segment in last], np.int64), _rows_of(prompts, _in_turn(last))
+        places = self.heads, *_places(prompts), _rows_of(prompts, segments), slot_N, last_N, last_Z4, self.scores
+        fused.run_prompts(self.weights, chunk.arrays, chunk.rows, *places, self.threads(chunk))
+        return chunk.first(len(last))
 
-    def attention(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> Callable[[int], None]:
-        begins_B1, num_tokens = prompts.begins_B1, prompts.slots.shape[3]
-        segments_Z4 = np.array(
-            [(begin, end, begins_B1[one], begins_B1[one + 1] - begins_B1[one]) for one, begin, end in segments], np.int64
-        )
-        places = num_tokens, segments_Z4, int(causal), self._scores
-
-        def attend(layer: int) -> None:
-            slots = prompts.array[layer].reshape(-1)
-            fused.attend_prompts(chunk.arrays, chunk.rows, slots, *places, self.bounds[layer], self._heads, chunk.threads)
-
-        return attend
-
-    def finish(self, layer: int, chunk: Chunk) -> None:
-        fused.finish(self._weights[layer], chunk.arrays, chunk.rows, self._heads, chunk.threads)
+    def threads(self, chunk: Chunk) -> int:
+        """How many threads to run a chunk on."""
+        return openmp.num_threads() if chunk.rows * self._num_weights >= _MIN_PRODUCTS else 1
 
 
 class TorchLayers:
-    """Each product is a call of torch, or of a kernel for large matrices; they may be packed, or of bfloat16."""
+    """Each product is a call of torch, or of a kernel for large matrices, which may be packed, or of bfloat16."""
 
     def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array], products: Products) -> None:
-        self._weights = [_Weights.of(layer, lambda weight: weight if weight.is_mkldnn else weight.t()) for layer in layers]
+        self._weights = [_Weights.of(layer) for layer in layers]
         self._heads, self._scores, self._products = heads, scores, products
-        self.bounds = [score_bound(one.query_norm, one.key_norm) for one in self._weights]
 
-    def store_keys_values(self, layer: int, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
-        weights = self._weights[layer]
+    def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
+        attend = self.codes_attention(chunk, prompts, segments, codes)
+        for layer, weights in enumerate(self._weights):
+            slots = kernels.KVSlots(codes.keys, codes.values, layer * codes.stride, self._heads.size)
+            self._store_keys_values(weights, chunk, codes.slots_N, slots)
+            self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
+            attend(layer)
+            prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
+            places = slots, codes.first_LS[layer], codes.ancestors_BS, codes.beams_N, codes.visible_N
+            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
+            self._finish(weights, chunk)
+
+    def run_prompts(
+        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
+    ) -> Chunk:
+        attend = self._prompt_attention(chunk, prompts, segments)
+        for layer, weights in enumerate(self._weights):
+            keys, values = prompts.array[layer].reshape(2, -1)
+            slots = kernels.KVSlots(keys, values, 0, prompts.begins_B1[-1] * self._heads.size)
+            self._store_keys_values(weights, chunk, slot_N, slots)
+            if layer == len(self._weights) - 1:
+                if not last:
+                    break
+                chunk = chunk.select([segment.begin for segment in last])
+                attend = self._prompt_attention(chunk, prompts, _in_turn(last))
+            self._rotate_queries(weights, chunk, chunk.prompt_query_flat)
+            attend(layer)
+            self._finish(weights, chunk)
+        return chunk
+
+    def codes_attention(
+        self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows
+    ) -> Callable[[int], None]:
+        """What attends to the prompts in a layer, as `kernels.attend_codes` goes on from."""
+        del codes
+        tiles = self._tiles(chunk, prompts, segments, causal=False)
+        return lambda layer: self._attend(layer, chunk, prompts, tiles, 0)
+
+    def _prompt_attention(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment]) -> Callable[[int], None]:
+        """What attends to the prompts in a layer: fused and in bfloat16 if products are, else in tiles."""
+        if self._products.dtype == torch.bfloat16:
+            rounded = [RoundedPrompt.of(chunk, slice(begin, end), prompts.begins_B1[one]) for one, begin, end in segments]
+            return lambda layer: rounded_attention.attend(rounded, prompts.slots[layer], chunk)
+        tiles = self._tiles(chunk, prompts, segments, causal=True)
+        shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ
+
+        def attend(layer: int) -> None:
+            self._attend(layer, chunk, prompts, tiles, 1)
+            kernels.divide_by_weights(*shares, chunk.threads)
+
+        return attend
+
+    def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
+        kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._heads.eps, chunk.normed_XD, chunk.threads)
+        return chunk.normed
+
+    def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
+        """Norm a chunk, compute its keys and values and write them to their slots."""
         normed_ND = self._normed(weights.attention_norm, chunk)
         _, key_XG = self._products.of(normed_ND, weights.key, chunk.key)
         _, value_XG = self._products.of(normed_ND, weights.value, chunk.value)
         rows = key_XG, value_XG, chunk.rows, chunk.positions_X, slot_N
         kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads, chunk.threads)
 
-    def rotate_queries(self, layer: int, chunk: Chunk, out: Array) -> None:
-        weights = self._weights[layer]
+    def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
+        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
         _, query_XQ = self._products.of(chunk.normed, weights.query, chunk.query)
         rows = query_XQ, chunk.rows, chunk.positions_X
         kernels.rotate_queries(*rows, weights.query_norm, self._heads, out, chunk.threads)
 
-    def attention(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> Callable[[int], None]:
-        """Fused and in bfloat16 for prompts themselves if products are, else in tiles."""
-        if causal and self._products.dtype == torch.bfloat16:
-            rounded = [RoundedPrompt.of(chunk, slice(begin, end), prompts.begins_B1[one]) for one, begin, end in segments]
-            return lambda layer: rounded_attention.attend(rounded, prompts.slots[layer], chunk)
-        tiles = self._tiles(chunk, prompts, segments, causal=causal)
-        shares = chunk.weighted_values_flat, chunk.rows, self._heads, chunk.total_GX, chunk.attention_output_XQ
-
-        def attend(layer: int) -> None:
-            self._attend(layer, chunk, prompts, tiles, int(causal))
-            if causal:
-                kernels.divide_by_weights(*shares, chunk.threads)
-
-        return attend
-
-    def finish(self, layer: int, chunk: Chunk) -> None:
-        weights = self._weights[layer]
-        self._products.add(chunk.attention_output, weights.out, chunk.hidden)
-        normed_ND = self._normed(weights.feed_forward_norm, chunk)
-        gate_NF, gate_XF = self._products.of(normed_ND, weights.gate, chunk.gate)
-        _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
-        kernels.silu_gate(gate_XF, chunk.rows, up_XF, chunk.threads)
-        self._products.add(gate_NF, weights.down, chunk.hidden)
-
-    def _normed(self, weight_D: Array, chunk: Chunk) -> Tensor:
-        kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._heads.eps, chunk.normed_XD, chunk.threads)
-        return chunk.normed
-
-    def _tiles(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> list[Tile]:
+    def _tiles(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> list[_Tile]:
         """Tiles whose scores fit the buffer; where causal, with only the tokens that a tile's last row sees."""
         groups, ratio, size = self._heads.groups, self._heads.ratio, self._heads.size
         shape = groups, chunk.rows * ratio, size
         query_GME, weighted_GME = chunk.rotated_query.view(shape), chunk.weighted_values.view(shape)
-        tiles: list[Tile] = []
+        tiles: list[_Tile] = []
         for request, first, last in segments:
             token, length = prompts.begins_B1[request], prompts.begins_B1[request + 1] - prompts.begins_B1[request]
             max_rows = max(1, len(self._scores[1]) // (groups * ratio * length))
@@ -218,36 +205,94 @@ class TorchLayers:
                 queries = slice(row * ratio, (row + num_rows) * ratio)
                 shape = groups, num_rows * ratio, length
                 buffers = query_GME[:, queries], weighted_GME[:, queries], self._scores[0][: prod(shape)].view(shape)
-                tiles.append(Tile(request, row, *buffers, slice(token, token + length), visible))
+                tiles.append(_Tile(*buffers, slice(token, token + length), visible, queries.start))
         return tiles
 
-    def _attend(self, layer: int, chunk: Chunk, prompts: Prompts, tiles: Sequence[Tile], step: int) -> None:
+    def _attend(self, layer: int, chunk: Chunk, prompts: Prompts, tiles: Sequence[_Tile], step: int) -> None:
         """Attention of the tiles to their prompts, not yet divided by the weights. step: 1 if causal, else 0."""
-        groups, ratio, bound = self._heads.groups, self._heads.ratio, self.bounds[layer]
+        groups, ratio, bound = self._heads.groups, self._heads.ratio, self._weights[layer].bound
         keys_GTE, values_GTE = prompts.slots[layer].unbind()
         for tile in tiles:
             torch.bmm(tile.query, keys_GTE[:, tile.tokens].transpose(1, 2), out=tile.scores)
             _, num_queries, length = tile.scores.shape
-            outputs = chunk.top_GX, chunk.total_GX, tile.row * ratio
+            outputs = chunk.top_GX, chunk.total_GX, tile.first
             kernels.softmax_weights(
                 self._scores[1], groups, num_queries, length, tile.visible, step, ratio, bound, *outputs, chunk.threads
             )
             torch.bmm(tile.scores, values_GTE[:, tile.tokens], out=tile.weighted_values)
 
+    def _finish(self, weights: _Weights, chunk: Chunk) -> None:
+        """Add the attention's output projection, then the feed-forward block, to the hidden states."""
+        self._products.add(chunk.attention_output, weights.out, chunk.hidden)
+        normed_ND = self._normed(weights.feed_forward_norm, chunk)
+        gate_NF, gate_XF = self._products.of(normed_ND, weights.gate, chunk.gate)
+        _, up_XF = self._products.of(normed_ND, weights.up, chunk.up)
+        kernels.silu_gate(gate_XF, chunk.rows, up_XF, chunk.threads)
+        self._products.add(gate_NF, weights.down, chunk.hidden)
 
-def score_bound(query_norm_E: Array, key_norm_E: Array) -> np.float32:
-    """A bound on the absolute attention scores of a layer; infinity where it is too large to be of use.
 
-    A normed vector of E values is at most sqrt(E) x the norm's largest weight long, and rotation keeps its length: so no score,
-    scaled by E^-0.5, exceeds the bound (Cauchy-Schwarz). exp(-2 x bound) has to be a normal float32, with room for values.
+class _Weights(NamedTuple):
+    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, its norms and a bound."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    attention_norm: Array
+    feed_forward_norm: Array
+    query_norm: Array
+    key_norm: Array
+    bound: float
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Weights:
+        weights = _parameters_of(layer)
+        matrices = [weight if weight.is_mkldnn else weight.t() for weight in weights[:7]]
+        norms = [weight.numpy() for weight in weights[7:]]
+        return cls._make((*matrices, *norms, kernels.score_bound(*norms[2:])))
+
+
+class _Tile(NamedTuple):
+    """Rows of a chunk that attend to one prompt together.
+
+    tokens: of the prompt, in the slots. visible: how many of them the first row sees. first: the first query's index in the
+    chunk.
     """
-    bound = np.sqrt(np.float32(query_norm_E.size)) * np.abs(query_norm_E).max() * np.abs(key_norm_E).max()
-    return np.float32(bound * 1.0001 if bound <= 30.0 else np.inf)
+
+    query: Tensor
+    weighted_values: Tensor
+    scores: Tensor
+    tokens: slice
+    visible: int
+    first: int
 
 
-def array_of_norm(norm: RMSNorm) -> Array:
-    """A norm's weights."""
-    return norm.weight.detach().numpy()
+def _parameters_of(layer: Layer) -> list[Tensor]:
+    """A layer's seven matrices (V, D) and four norms, as `fused_kernels` orders them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    norms = layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm
+    return [module.weight.detach() for module in (*matrices, *norms)]
+
+
+def _places(prompts: Prompts) -> tuple[Array, int]:
+    """The slots of all prompts as fused kernels read them: flat, and T."""
+    return prompts.array.reshape(-1), prompts.begins_B1[-1]
+
+
+def _rows_of(prompts: Prompts, segments: Sequence[Segment]) -> Array:
+    """Segments as fused kernels read them (Z, 4)."""
+    begins = prompts.begins_B1
+    rows = [(begin, end, begins[one], begins[one + 1] - begins[one]) for one, begin, end in segments]
+    return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _in_turn(last: Sequence[Segment]) -> list[Segment]:
+    """Segments of one row each, where these rows are all that there are."""
+    return [Segment(segment.request, row, row + 1) for row, segment in enumerate(last)]
 
 
 def even_parts(total: int, max_size: int) -> Iterator[tuple[int, int]]:

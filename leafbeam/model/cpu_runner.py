@@ -16,10 +16,10 @@ beam, L layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu_layers import Prompts, Segment, array_of_norm, cpu_layers, even_parts
+from leafbeam.model.cpu_layers import Layers, Prompts, Segment, cpu_layers, even_parts
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
-from leafbeam.model.qwen3 import Qwen3, Rotary
+from leafbeam.model.qwen3 import Layer, Qwen3, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.workspace import Chunk, Workspace
 
@@ -89,7 +89,7 @@ class CpuRunner:
     ) -> None:
         self._config: ModelConfig = body.config
         self._embedding = body.embed_tokens.weight.detach()
-        self._norm = array_of_norm(body.norm)
+        self._norm = body.norm.weight.detach().numpy()
         self._head_weight = None if head_weight is None else head_weight.detach()
         self._vocabulary = vocabulary
         self._space, self._shared = workspace or Workspace(), workspace is not None
@@ -99,15 +99,15 @@ class CpuRunner:
         self._lengths_B = np.diff(self._begins_B1)
         self._expected_beams = beams * len(lengths_B)
         config, longest = self._config, int(self._lengths_B.max(initial=0))
-        # Scores of at least one row against the longest prompt, and the rotations of every position.
-        self._num_scores = max(self._space.scores, config.num_attention_heads * (longest + kernels.TILE))
-        scores = self._space.buffer("scores", self._num_scores)
+        # Scores of at least one row against the longest prompt on each thread, and the rotations of every position.
+        row_scores = config.num_attention_heads * (longest + kernels.TILE)
+        scores = self._space.buffer("scores", max(self._space.scores, torch.get_num_threads() * row_scores))
         positions = min(longest + max(64, vocabulary.num_levels), config.max_position_embeddings)
         half = config.head_dim // 2
         table = self._space.table("rotary", positions, partial(_rotations, config))
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
-        self._layers = cpu_layers(body, self._space, self._heads, scores, products)
+        self._layers = self._make_layers([cast(Layer, layer) for layer in body.layers], scores)
         rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
         cached = [None if store is None else store.find(tokens_T) for tokens_T in rows]
         self._run_prompts(tokens_BT.numpy(), cached)
@@ -115,6 +115,9 @@ class CpuRunner:
             for request, tokens_T in enumerate(rows):
                 store.put(tokens_T, self.slots_of(request), cached[request])
         self.restart()
+
+    def _make_layers(self, layers: Sequence[Layer], scores: tuple[Tensor, Array]) -> Layers:
+        return cpu_layers(layers, self._heads, scores, self._space, self._products)
 
     def slots_of(self, request: int) -> Tensor:
         """A view of one prompt's keys and values, (L, 2, G, T, E); the workspace's next search overwrites it."""
@@ -182,22 +185,9 @@ class CpuRunner:
         chunk = self._space.chunk(config, end - begin, self._products)
         chunk.load(self._embedding, token_N, self._lengths_B[request_N] + level_N)
         slot_N, visible_N = slots.first_LS[0, level_N] + beam_N * slots.width, level_N + 1
-        attend = self._codes_attention(chunk, _segments(first_B1, begin, end), begin)
-        for layer in range(config.num_hidden_layers):
-            kv = kernels.KVSlots(slots.keys, slots.values, layer * slots.stride, config.head_dim)
-            self._layers.store_keys_values(layer, chunk, slot_N, kv)
-            self._layers.rotate_queries(layer, chunk, chunk.rotated_query_flat)
-            attend(layer)
-            prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
-            places = kv, slots.first_LS[layer], ancestors_BS, beam_N, visible_N
-            kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
-            self._layers.finish(layer, chunk)
+        places = slots.keys, slots.values, slots.stride, slots.first_LS, slot_N, ancestors_BS, beam_N, visible_N
+        self._layers.run_codes(chunk, self._prompts, _segments(first_B1, begin, end), kernels.CodeRows(*places))
         return self._outputs(chunk)
-
-    def _codes_attention(self, chunk: Chunk, segments: Sequence[Segment], begin: int) -> Callable[[int], None]:
-        """What attends to the prompts in a layer, for a chunk whose first row is row `begin` of all."""
-        del begin
-        return self._layers.attention(chunk, self._prompts, segments, causal=False)
 
     def _run_prompts(self, tokens_BT: Array, cached: Sequence[CachedPrompt | None]) -> None:
         """Run every token that is not cached, chunk by chunk; the last layer for each prompt's last token alone."""
@@ -221,23 +211,11 @@ class CpuRunner:
             chunk = self._space.chunk(config, end - begin, self._products)
             chunk.load(self._embedding, token_N[begin:end], position_N[begin:end])
             segments = _segments(first_B1, begin, end)
-            attend = self._layers.attention(chunk, self._prompts, segments, causal=True)
-            complete = [segment.request for segment in segments if first_B1[segment.request + 1] <= end]
-            for layer in range(config.num_hidden_layers):
-                keys, values = slots[layer].reshape(2, -1)
-                kv = kernels.KVSlots(keys, values, 0, num_tokens * size)
-                self._layers.store_keys_values(layer, chunk, slot_N[begin:end], kv)
-                if layer == config.num_hidden_layers - 1:
-                    if not complete:
-                        break
-                    chunk = chunk.select(first_B1[np.array(complete) + 1] - 1 - begin)
-                    segments = [Segment(request, row, row + 1) for row, request in enumerate(complete)]
-                    attend = self._layers.attention(chunk, self._prompts, segments, causal=True)
-                self._layers.rotate_queries(layer, chunk, chunk.prompt_query_flat)
-                attend(layer)
-                self._layers.finish(layer, chunk)
-            if complete:
-                self._last_BD[complete[0] : complete[-1] + 1].copy_(self._outputs(chunk))
+            complete = [one for one in segments if first_B1[one.request + 1] <= end]
+            last = [Segment(request, stop - 1, stop) for request, _, stop in complete]
+            chunk = self._layers.run_prompts(chunk, self._prompts, segments, slot_N[begin:end], last)
+            if last:
+                self._last_BD[last[0].request : last[-1].request + 1].copy_(self._outputs(chunk))
 
     def _outputs(self, chunk: Chunk) -> Tensor:
         """The hidden states for the head."""

@@ -1,89 +1,198 @@
-"""The parts of a Qwen3 layer, each in one call with its products: for models so small that calls take longer than products.
+"""All layers of Qwen3 in one call, products included: for models so small that calling a product takes as long as the product.
 
-Kernels as in `cpu_kernels`, with its shapes. T tokens of all prompts, Z segments: rows of a chunk that belong to one request.
+    codes      for each part of the beams, on a thread of its own: all layers, because beams do not read each other
+    prompts    for each layer: keys and values of all rows; then, for each part of the rows, what is left of the layer
+
+Kernels as in `cpu_kernels`, with its shapes. L layers, T tokens of all prompts, Z segments: rows begin to end of a chunk that
+belong to one prompt, its first token in the slots, its length.
 """
 
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+from typing import Any, NamedTuple
+
 from leafbeam.jit import njit
 from leafbeam.model.cpu_kernels import (
     TILE,
-    divide_by_weights,
-    rms_norm,
-    rotate_queries,
-    silu_gate,
-    softmax_weights,
-    store_keys_values,
+    KVSlots,
+    attend_codes_of,
+    divide_by_weights_of,
+    gate_of,
+    norm_of,
+    rotate_queries_of,
+    score_bound,
+    softmax_weights_of,
+    store_keys_values_of,
 )
+from leafbeam.model.openmp import fork
 from leafbeam.ops.linear.blas import multiply, sgemm
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _FLOAT = 4  # bytes
+QUERY, KEY, VALUE, OUT, GATE, UP, DOWN = range(7)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def project_keys_values(weights, activations, rows, slots_N, slots, heads, threads):
-    """normed = rms_norm(hidden); keys and values of the first `rows` rows to their slots (see `store_keys_values`)"""
-    a = activations
-    rms_norm(a.hidden_XD, rows, weights.attention_norm, heads.eps, a.normed_XD, threads)
-    multiply(a.normed_XD, rows, weights.key, a.key_XG, 0)
-    multiply(a.normed_XD, rows, weights.value, a.value_XG, 0)
-    store_keys_values(a.key_XG, a.value_XG, rows, a.positions_X, slots_N, slots, weights.key_norm, heads, threads)
+class Weights(NamedTuple):
+    """Every layer's matrices (V, D), by their addresses in the order of QUERY to DOWN, and norms.
 
-
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def project_queries(weights, activations, rows, heads, out, threads):
-    """The rotated queries of normed rows (see `rotate_queries`)"""
-    a = activations
-    multiply(a.normed_XD, rows, weights.query, a.query_XQ, 0)
-    rotate_queries(a.query_XQ, rows, a.positions_X, weights.query_norm, heads, out, threads)
-
-
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def attend_prompts(activations, rows, slots, tokens, segments_Z4, step, scores, bound, heads, threads):
-    """for each segment (begin, end, first, length), and each key head:
-        scores = queries[begin:end] @ keys[first : first + length].T, of which row n sees all, or its position + 1 if step is 1
-        weighted_values = softmax_weights(scores) @ values[first : first + length]
-    and, if step is 1, divide_by_weights(weighted_values)
-
-    slots: keys, then values of a layer, (2, G, T, E) flat.
+    norms_LW: those before attention and before the feed-forward block (D), of queries and of keys (E), side by side.
     """
-    a, ratio, size, groups = activations, heads.ratio, heads.size, heads.groups
-    keys, values = slots.ctypes.data, slots.ctypes.data + groups * tokens * size * _FLOAT
+
+    address_LW: Any
+    norms_LW: Any
+
+
+@njit(**_OPTIONS)
+def store_keys_values(begin, end, weights, layer, a, slots_N, slots, heads):
+    """normed = rms_norm(hidden); keys and values to their slots"""
+    address_W, norms_W, width = weights.address_LW[layer], weights.norms_LW[layer], a.hidden_XD.shape[1]
+    key_norm_E = norms_W[2 * width + heads.size :]
+    norm_of(begin, end, a.hidden_XD, norms_W[:width], heads.eps, a.normed_XD)
+    multiply(begin, end, a.normed_XD, address_W[KEY], a.key_XG, 0)
+    multiply(begin, end, a.normed_XD, address_W[VALUE], a.value_XG, 0)
+    store_keys_values_of(begin, end, a.key_XG, a.value_XG, a.positions_X, slots_N, slots, key_norm_E, heads)
+
+
+@njit(**_OPTIONS)
+def rotate_queries(begin, end, rows, weights, layer, a, heads):
+    """The rotated queries of normed rows"""
+    multiply(begin, end, a.normed_XD, weights.address_LW[layer, QUERY], a.query_XQ, 0)
+    query_norm_E = weights.norms_LW[layer, 2 * a.hidden_XD.shape[1] :][: heads.size]
+    rotate_queries_of(begin, end, a.query_XQ, rows, a.positions_X, query_norm_E, heads, a.rotated)
+
+
+@njit(**_OPTIONS)
+def bound_of(weights, layer, heads):
+    """`score_bound` of a layer"""
+    norms_W = weights.norms_LW[layer, weights.norms_LW.shape[1] - 2 * heads.size :]
+    return score_bound(norms_W[: heads.size], norms_W[heads.size :])
+
+
+@njit(**_OPTIONS)
+def finish(begin, end, weights, layer, a, heads):
+    """Add the attention's output projection, then the feed-forward block, to the hidden states"""
+    address_W, width = weights.address_LW[layer], a.hidden_XD.shape[1]
+    multiply(begin, end, a.attended_XQ, address_W[OUT], a.hidden_XD, 1)
+    norm_of(begin, end, a.hidden_XD, weights.norms_LW[layer, width : 2 * width], heads.eps, a.normed_XD)
+    multiply(begin, end, a.normed_XD, address_W[GATE], a.gate_XF, 0)
+    multiply(begin, end, a.normed_XD, address_W[UP], a.up_XF, 0)
+    gate_of(begin, end, a.gate_XF, a.up_XF)
+    multiply(begin, end, a.gate_XF, address_W[DOWN], a.hidden_XD, 1)
+
+
+@njit(**_OPTIONS)
+def part_of(begin, rows, size, threads):
+    """Where the part of a buffer begins and ends that the thread whose rows start at `begin` may use"""
+    part, number = size // threads, (begin * threads + rows - 1) // rows
+    return number * part, (number + 1) * part
+
+
+@njit(**_OPTIONS)
+def _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, step, scores, bound, heads):
+    """for each segment of the rows, and each key head g:
+        scores = queries @ keys[g, first : first + length].T, of which row n sees all, or its position + 1 if step is 1
+        weighted_values = softmax_weights(scores) @ values[g, first : first + length]
+
+    scores: room for those of a row at least.
+    """
+    ratio, size, groups = heads.ratio, heads.size, heads.groups
+    keys = prompts.ctypes.data + layer * 2 * groups * tokens * size * _FLOAT
+    values = keys + groups * tokens * size * _FLOAT
     queries, weighted, room = a.rotated.ctypes.data, a.weighted.ctypes.data, scores.ctypes.data
     for z in range(len(segments_Z4)):
-        begin, end, first, length = segments_Z4[z, 0], segments_Z4[z, 1], segments_Z4[z, 2], segments_Z4[z, 3]
+        low, high = max(begin, segments_Z4[z, 0]), min(end, segments_Z4[z, 1])
+        if low >= high:
+            continue
+        first, length = segments_Z4[z, 2], segments_Z4[z, 3]
         most = max(1, scores.size // (groups * ratio * length))
-        most = min(most, TILE) if step else most
-        parts = -(-(end - begin) // most)
-        most = -(-(end - begin) // parts)
-        for row in range(begin, end, most):
-            count = min(most, end - row)
-            queries_of_head, visible = count * ratio, length
-            if step:
+        if step == 1:
+            most = min(most, TILE)
+        parts = (high - low + most - 1) // most
+        most = (high - low + parts - 1) // parts
+        for row in range(low, high, most):
+            count = min(most, high - row)
+            num_queries, visible = count * ratio, length
+            if step == 1:
                 visible = a.positions_X[row] + 1
                 length = visible - 1 + count
             for g in range(groups):
-                at = (g * rows + row) * ratio * size * _FLOAT
-                to = room + g * queries_of_head * length * _FLOAT
-                from_ = (g * tokens + first) * size * _FLOAT
-                sgemm(queries + at, keys + from_, to, queries_of_head, length, size, True, 0)
-            outputs = a.top_GM, a.total_GM, row * ratio
-            softmax_weights(scores, groups, queries_of_head, length, visible, step, ratio, bound, *outputs, threads)
+                at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
+                sgemm(queries + at, keys + (g * tokens + first) * size * _FLOAT, room + to, num_queries, length, size, True, 0)
+            whole = groups, num_queries, length, visible, step, ratio, bound
+            softmax_weights_of(0, groups * num_queries, scores, *whole, a.top_GM, a.total_GM, row * ratio)
             for g in range(groups):
-                at = (g * rows + row) * ratio * size * _FLOAT
-                to = room + g * queries_of_head * length * _FLOAT
-                from_ = (g * tokens + first) * size * _FLOAT
-                sgemm(to, values + from_, weighted + at, queries_of_head, size, length, False, 0)
-    if step:
-        divide_by_weights(a.weighted, rows, heads, a.total_GM, a.attended_XQ, threads)
+                at, to = (g * rows + row) * ratio * size * _FLOAT, g * num_queries * length * _FLOAT
+                value = values + (g * tokens + first) * size * _FLOAT
+                sgemm(room + to, value, weighted + at, num_queries, size, length, False, 0)
 
 
-@njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
-def finish(weights, activations, rows, heads, threads):
-    """Add the attention's output projection, then the feed-forward block, to the hidden states of the first `rows` rows"""
-    a = activations
-    multiply(a.attended_XQ, rows, weights.out, a.hidden_XD, 1)
-    rms_norm(a.hidden_XD, rows, weights.feed_forward_norm, heads.eps, a.normed_XD, threads)
-    multiply(a.normed_XD, rows, weights.gate, a.gate_XF, 0)
-    multiply(a.normed_XD, rows, weights.up, a.up_XF, 0)
-    silu_gate(a.gate_XF, rows, a.up_XF, threads)
-    multiply(a.gate_XF, rows, weights.down, a.hidden_XD, 1)
+@njit(cache=True, **_OPTIONS)
+def run_codes(weights, a, rows, heads, prompts, tokens, segments_Z4, codes, scores, threads):
+    """All layers of a chunk's codes, whose keys and values go to their slots, on `threads` threads
+
+    a: Activations, whose hidden states and positions are read; the hidden states are the result. prompts: keys and values,
+    flat (L, 2, G, T, E). tokens: T.
+    """
+    fork(_run_codes, threads, rows, (weights, a, rows, heads, prompts, tokens, segments_Z4, codes, scores, threads))
+
+
+@njit(**_OPTIONS)
+def beam_boundary(row, beams_N):
+    """The first row from this one on that starts a beam: codes of one beam read each other"""
+    while 0 < row < len(beams_N) and beams_N[row] == beams_N[row - 1]:
+        row += 1
+    return row
+
+
+@njit(**_OPTIONS)
+def _run_codes(begin, end, weights, a, rows, heads, prompts, tokens, segments_Z4, codes, scores, threads):
+    first, last = part_of(begin, rows, scores.size, threads)
+    begin, end = beam_boundary(begin, codes.beams_N), beam_boundary(end, codes.beams_N)
+    for layer in range(len(weights.address_LW)):
+        slots = KVSlots(codes.keys, codes.values, layer * codes.stride, heads.size)
+        store_keys_values(begin, end, weights, layer, a, codes.slots_N, slots, heads)
+        rotate_queries(begin, end, rows, weights, layer, a, heads)
+        bound = bound_of(weights, layer, heads)
+        _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, 0, scores[first:last], bound, heads)
+        prompt = a.rotated, a.weighted, rows, heads, a.top_GM, a.total_GM
+        places = slots, codes.first_LS[layer], codes.ancestors_BS, codes.beams_N, codes.visible_N
+        attend_codes_of(begin, end, *prompt, *places, a.attended_XQ)
+        finish(begin, end, weights, layer, a, heads)
+
+
+@njit(cache=True, **_OPTIONS)
+def run_prompts(weights, a, rows, heads, prompts, tokens, segments_Z4, slots_N, last_N, last_Z4, scores, threads):
+    """All layers of a chunk of prompts, the last one for rows last_N alone, which come first then, on `threads` threads
+
+    Arguments as in `run_codes`. last_Z4: the segments of those rows.
+    """
+    width = heads.groups * tokens * heads.size
+    for layer in range(len(weights.address_LW)):
+        slots = KVSlots(prompts, prompts[width:], layer * 2 * width, tokens * heads.size)
+        fork(store_keys_values, threads, rows, (weights, layer, a, slots_N, slots, heads))
+        if layer == len(weights.address_LW) - 1:
+            rows, segments_Z4 = len(last_N), last_Z4
+            _move_to_front(a, last_N)
+        if rows > 0:
+            places = heads, prompts, tokens, segments_Z4, scores
+            fork(_finish_prompts, threads, rows, (weights, layer, a, rows, *places, threads))
+
+
+@njit(**_OPTIONS)
+def _move_to_front(a, rows_N):
+    """What the rest of a layer reads of these rows, which ascend"""
+    for n in range(len(rows_N)):
+        row = rows_N[n]
+        a.positions_X[n] = a.positions_X[row]
+        for d in range(a.hidden_XD.shape[1]):
+            a.hidden_XD[n, d] = a.hidden_XD[row, d]
+            a.normed_XD[n, d] = a.normed_XD[row, d]
+
+
+@njit(**_OPTIONS)
+def _finish_prompts(begin, end, weights, layer, a, rows, heads, prompts, tokens, segments_Z4, scores, threads):
+    first, last = part_of(begin, rows, scores.size, threads)
+    rotate_queries(begin, end, rows, weights, layer, a, heads)
+    bound = bound_of(weights, layer, heads)
+    _attend_prompts(begin, end, rows, a, prompts, tokens, layer, segments_Z4, 1, scores[first:last], bound, heads)
+    divide_by_weights_of(begin, end, a.weighted, rows, heads, a.total_GM, a.attended_XQ)
+    finish(begin, end, weights, layer, a, heads)

@@ -37,7 +37,7 @@ def name_functions() -> bool:
 _IS_AVAILABLE = name_functions()  # before a kernel is read from numba's cache, which needs the names
 
 
-def num_threads(values: int) -> int:
+def num_threads(values: int = _MIN_VALUES) -> int:
     """How many threads `fork` runs on, for so many values in a kernel's rows: torch's number, or one."""
     return torch.get_num_threads() if values >= _MIN_VALUES and _IS_AVAILABLE else 1
 

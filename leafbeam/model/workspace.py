@@ -5,7 +5,7 @@ Shapes: X rows at most, D hidden, F inner values of a feed-forward block, Q = H 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
@@ -162,13 +162,18 @@ class Chunk:
         self.positions_X[: self.rows] = positions_N
         torch.index_select(embedding_VD, 0, torch.from_numpy(tokens_N), out=self.hidden)
 
-    def select(self, rows_N: Array) -> Chunk:
-        """Continue with these rows alone, their norms included."""
-        chunk = self.space.chunk(self.config, len(rows_N), self.products)
+    def first(self, rows: int) -> Chunk:
+        """A chunk of the first rows, in the same buffers."""
+        chunk = self.space.chunk(self.config, rows, self.products)
         chunk.threads = openmp.num_threads(chunk.hidden.numel())
+        return chunk
+
+    def select(self, rows: Sequence[int]) -> Chunk:
+        """Continue with these rows alone, their norms included."""
+        chunk = self.first(len(rows))
         for whole, part in ((self.hidden_XD, chunk.hidden_XD), (self.normed_XD, chunk.normed_XD)):
-            part[: len(rows_N)] = whole[rows_N]
-        self.positions_X[: len(rows_N)] = self.positions_X[rows_N]
+            part[: len(rows)] = whole[rows]
+        self.positions_X[: len(rows)] = self.positions_X[rows]
         return chunk
 
 

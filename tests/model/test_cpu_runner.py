@@ -13,14 +13,25 @@ from torch.profiler import ProfilerActivity, profile
 from leafbeam.decode import BeamSearch
 from leafbeam.errors import ArgumentError
 from leafbeam.index import Trie
-from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, search_bytes
+from leafbeam.model import ModelConfig, TokenTable, Transformer, Vocabulary, Workspace, cpu_layers, search_bytes
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import score_bound
+from leafbeam.model.cpu_kernels import score_bound
 from leafbeam.model.qwen3 import Attention
+from leafbeam.model.threads import torch_threads
 from leafbeam.model.workspace import Chunk
+from leafbeam.ops.linear import blas
 from tests.model.test_session import check_a_search, prompts
 
 MakeModel = Callable[..., Transformer]
+
+
+@pytest.fixture(params=["fused", "by torch"])
+def layers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models run in one call or by torch's products."""
+    if request.param == "by torch":
+        monkeypatch.setattr(blas, "_IS_AVAILABLE", False)
+    elif not blas.is_available():
+        pytest.skip("torch exports no sgemm here")
 
 
 def allocations(run: Callable[[], Any]) -> list[int]:
@@ -32,6 +43,7 @@ def allocations(run: Callable[[], Any]) -> list[int]:
     return [event.nbytes() for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
 
 
+@pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("scores", [1, 500])
 def test_logits_do_not_depend_on_the_chunk_size(
@@ -45,11 +57,13 @@ def test_logits_do_not_depend_on_the_chunk_size(
         check_a_search(model, *prompts(model, generator), widths, generator)
 
 
+@pytest.mark.usefixtures("layers")
 def test_prompts_longer_than_a_tile_are_exact(make_model: MakeModel, generator: torch.Generator):
     model = make_model(max_position_embeddings=400)
     check_a_search(model, *prompts(model, generator, size=3, length=300), (4, 3), generator)
 
 
+@pytest.mark.usefixtures("layers")
 def test_suffixes_equal_single_steps_for_every_chunk_size(make_model: MakeModel, generator: torch.Generator):
     model = make_model()
     tokens_BT, lengths_B = prompts(model, generator)
@@ -67,6 +81,26 @@ def test_suffixes_equal_single_steps_for_every_chunk_size(make_model: MakeModel,
             torch.testing.assert_close(mine, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("layers")
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("rows", [5, 512])
+def test_threads_do_not_change_a_search(
+    make_model: MakeModel, generator: torch.Generator, poisoned: None, monkeypatch: pytest.MonkeyPatch, rows: int, threads: int
+):
+    model, texts = make_model(num_hidden_layers=3), [[3, 7, 1, 2, 9, 4], [5], [8, 8]]
+    lent = Workspace(rows=rows, scores=1)
+    start: Callable[..., Any] = model.start
+    alone_RD = model.start_texts(torch.arange(6)[None], num_texts=3, max_tokens=9).hidden_after(texts)
+    monkeypatch.setattr(cpu_layers, "_MIN_PRODUCTS", 0)
+    with torch_threads(threads):
+        together_RD = model.start_texts(torch.arange(6)[None], num_texts=3, max_tokens=9).hidden_after(texts)
+        test_suffixes_equal_single_steps_for_every_chunk_size(make_model, generator)
+        monkeypatch.setattr(model, "start", lambda *prompt: start(*prompt, workspace=lent), raising=False)
+        check_a_search(model, *prompts(model, generator), (4, 5, 3), generator)
+    torch.testing.assert_close(together_RD, alone_RD, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize("lent", [False, True])
 def test_beams_that_continue_alike_run_once_and_have_the_same_logits(
     make_model: MakeModel, generator: torch.Generator, poisoned: None, monkeypatch: pytest.MonkeyPatch, lent: bool
@@ -132,6 +166,7 @@ def searched() -> tuple[Transformer, BeamSearch, Callable[[int, int, Workspace],
     return model, search, run
 
 
+@pytest.mark.usefixtures("layers")
 def test_a_warm_search_allocates_no_keys_scores_or_activations(searched: Any):
     _, search, run = searched
     workspace = Workspace()
@@ -153,6 +188,7 @@ def test_a_search_without_a_workspace_allocates_measurably(searched: Any):
     assert max(allocations(lambda: run(6, 90, Workspace()))) > 8 * 6 * 90
 
 
+@pytest.mark.usefixtures("layers")
 def test_peak_memory_is_what_the_formula_says(searched: Any):
     model, _, run = searched
     for requests, tokens in ((1, 500), (8, 300)):
@@ -237,6 +273,7 @@ def test_no_score_exceeds_its_bound(seed: int, size: int, spread: float):
     assert np.abs(scores).max() <= bound
 
 
+@pytest.mark.usefixtures("layers")
 def test_norms_that_allow_large_scores_give_no_bound(make_model: MakeModel, generator: torch.Generator):
     assert np.isinf(score_bound(np.full(32, 9, np.float32), np.ones(32, np.float32)))
     assert np.isinf(score_bound(np.full(32, np.nan, np.float32), np.ones(32, np.float32)))

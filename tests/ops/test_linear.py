@@ -1,13 +1,17 @@
 """Products of a few rows: the kernel equals the reference for any number of rows, outputs, inputs and threads."""
 
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
+import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numba
+import numpy as np
 import pytest
 import torch
 
-from leafbeam.ops.linear import cpu, onednn, reference
+from leafbeam.ops.linear import blas, cpu, onednn, reference
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 8, 11, 37, 130])
@@ -123,3 +127,48 @@ def test_small_matrices_are_not_packed() -> None:
     assert not onednn.is_faster(torch.ones(511, 512), 1)
     assert not onednn.is_faster(torch.ones(512, 512, dtype=torch.float64), 1)
     assert onednn.gain.cache_info().misses == measured
+
+
+@numba.njit
+def multiply(begin: int, end: int, rows_ND: Any, weight_VD: Any, out_NV: Any, kept: int) -> None:
+    blas.multiply(begin, end, rows_ND, weight_VD.ctypes.data, out_NV, kept)
+
+
+@numba.njit
+def product(x_ND: Any, weight_DV: Any, out_NV: Any) -> None:
+    (rows, inputs), outputs = x_ND.shape, weight_DV.shape[1]
+    blas.sgemm(x_ND.ctypes.data, weight_DV.ctypes.data, out_NV.ctypes.data, rows, outputs, inputs, False, 0)
+
+
+@pytest.mark.skipif(not blas.is_available(), reason="torch exports no sgemm here")
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (7, 40, 24), (50, 9, 130)])
+def test_products_inside_kernels_equal_the_reference(rows: int, outputs: int, inputs: int) -> None:
+    rng = np.random.default_rng(rows)
+    x_ND, weight_VD = (rng.normal(size=(size, inputs)).astype(np.float32) for size in (rows, outputs))
+    out_NV = rng.normal(size=(rows, outputs)).astype(np.float32)
+    before, begin, end = out_NV.copy(), rows // 3, rows - rows // 4
+    expected = before.astype(np.float64)
+    truth = x_ND.astype(np.float64) @ weight_VD.T.astype(np.float64)
+    expected[begin:end] += truth[begin:end]
+    multiply(begin, end, x_ND, weight_VD, out_NV, 1)
+    np.testing.assert_allclose(out_NV, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out_NV[end:], before[end:])
+    out_NV[:] = np.nan
+    multiply(0, rows, x_ND, weight_VD, out_NV, 0)
+    np.testing.assert_allclose(out_NV, truth, rtol=1e-5, atol=1e-5)
+    out_NV[:] = np.nan
+    product(x_ND, np.ascontiguousarray(weight_VD.T), out_NV)
+    np.testing.assert_allclose(out_NV, truth, rtol=1e-5, atol=1e-5)
+
+
+def test_without_the_function_kernels_name_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbols: dict[str, int] = {}
+
+    def missing(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(blas.binding, "add_symbol", symbols.__setitem__)
+    assert not blas.name_function()
+    assert list(symbols) == ["leafbeam_sgemm_"]
+    assert all(symbols.values())

@@ -77,7 +77,8 @@ def sgemm(typing_context, x, weight, out, rows, outputs, inputs, transposed, kep
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy")
-def multiply(rows_ND, rows, weight_VD, out_NV, kept):
-    """out[n] = kept * out[n] + weight @ rows[n] for the first `rows` rows; kept: 0 or 1"""
-    outputs, inputs = weight_VD.shape
-    sgemm(rows_ND.ctypes.data, weight_VD.ctypes.data, out_NV.ctypes.data, rows, outputs, inputs, True, np.float32(kept))
+def multiply(begin, end, rows_ND, weight, out_NV, kept):
+    """out[n] = kept * out[n] + weight @ rows[n] for begin <= n < end; weight: the address of (V, D); kept: 0 or 1"""
+    inputs, outputs = rows_ND.shape[1], out_NV.shape[1]
+    x, out = rows_ND.ctypes.data + begin * inputs * 4, out_NV.ctypes.data + begin * outputs * 4
+    sgemm(x, weight, out, end - begin, outputs, inputs, True, np.float32(kept))
