@@ -107,14 +107,14 @@ class PagedRunner(CpuRunner):
                 self._paged.run(*rows, *places, beam_N, scores_HGY, layers.threads(chunk))
             else:
                 assert isinstance(layers, TorchLayers)
-                for weights, (key_pages, value_pages) in zip(layers._weights, pages, strict=True):
+                for weights, (key_pages, value_pages) in zip(layers.weights, pages, strict=True):
                     keys, values = key_pages.reshape(-1), value_pages.reshape(-1)
-                    layers._store_keys_values(weights, chunk, slot_N, slots)
+                    joined_NV = layers.store_keys_values(weights, chunk, slot_N, slots)
                     self._paged.write(*new, slot_N, config.head_dim, table_NT, position_N, keys, values)
-                    layers._rotate_queries(weights, chunk, chunk.rotated_query_flat)
+                    layers.rotate_queries(weights, chunk, joined_NV, chunk.rotated_query_flat)
                     rows = chunk.rotated_query_flat, chunk.rows, *places
                     self._paged.attend(*rows, keys, values, weights.bound, scores_HGY[0], chunk.attention_output_XQ)
-                    layers._finish(weights, chunk)
+                    layers.finish(weights, chunk)
             normed_ND = self._outputs(chunk)
             for code in range(num_codes):
                 self._multiply_head(normed_ND[code::num_codes], level + 1 + code, outputs[code][first_beam:last_beam])

@@ -16,7 +16,6 @@ from leafbeam.errors import ArgumentError, CheckpointError
 from leafbeam.model.qwen3 import RMSNorm
 from leafbeam.model.vocabulary import AnyVocabulary
 from leafbeam.model.weights import Config, TensorNames, read_config, read_tensors, write_checkpoint
-from leafbeam.ops.linear import onednn
 
 
 class SidModel(nn.Module, Generic[Config]):
@@ -110,5 +109,5 @@ class SidModel(nn.Module, Generic[Config]):
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
         """Write config.json and model.safetensors as transformers reads them (except experts), and leafbeam.json."""
         dtype = self.head_weight.dtype
-        tensors = {name: onednn.unpack(weight).to(dtype) for name, weight in self.named_parameters()}
+        tensors = {name: weight.to(dtype) for name, weight in self.named_parameters()}
         write_checkpoint(Path(directory), self.config, self.vocabulary, tensors)

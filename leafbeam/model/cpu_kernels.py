@@ -176,25 +176,27 @@ def rotate_queries_of(begin_row, end_row, query_NQ, rows, positions_N, weight_E,
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values(key_NX, value_NX, rows, positions_N, slots_N, slots, weight_E, heads, threads):
+def store_keys_values(key_NX, value_NX, columns, rows, positions_N, slots_N, slots, weight_E, heads, threads):
     """keys[slot[n], g] = rotate(rms_norm(key[n, g]), position[n]); values[slot[n], g] = value[n, g]
 
-    slots: a KVSlots; slots_N: the element of keys and values at which each row starts.
+    columns: the first one of keys and of values in their arrays. slots: a KVSlots; slots_N: the element of keys and values at
+    which each row starts.
     """
-    fork(store_keys_values_of, threads, rows, (key_NX, value_NX, positions_N, slots_N, slots, weight_E, heads))
+    fork(store_keys_values_of, threads, rows, (key_NX, value_NX, columns, positions_N, slots_N, slots, weight_E, heads))
 
 
 @njit(nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)
-def store_keys_values_of(begin_row, end_row, key_NX, value_NX, positions_N, slots_N, slots, weight_E, heads):
+def store_keys_values_of(begin_row, end_row, key_NX, value_NX, columns, positions_N, slots_N, slots, weight_E, heads):
     size, keys, values = heads.size, slots.keys, slots.values
     for n in range(begin_row, end_row):
         position, slot = positions_N[n], slots_N[n] + slots.shift
         cos_E, sin_E = heads.cos_PE[position], heads.sin_PE[position]
         for g in range(heads.groups):
             to = slot + g * slots.group_stride
-            _norm_rotate(key_NX[n, g * size : (g + 1) * size], weight_E, heads.eps, cos_E, sin_E, 1.0, keys[to : to + size])
+            key, value = columns[0] + g * size, columns[1] + g * size
+            _norm_rotate(key_NX[n, key : key + size], weight_E, heads.eps, cos_E, sin_E, 1.0, keys[to : to + size])
             for e in range(size):
-                values[to + e] = widened(value_NX[n, g * size + e])
+                values[to + e] = widened(value_NX[n, value + e])
 
 
 @njit(cache=True, nogil=True, _nrt=False, error_model="numpy", fastmath=_FAST)

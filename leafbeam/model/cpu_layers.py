@@ -114,37 +114,37 @@ class TorchLayers:
     """Each product is a call of torch, or of a kernel for large matrices, which may be packed, or of bfloat16."""
 
     def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array], products: Products) -> None:
-        self._weights = [_Weights.of(layer) for layer in layers]
+        self.weights = [LayerWeights.of(layer) for layer in layers]
         self._heads, self._scores, self._products = heads, scores, products
 
     def run_codes(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], codes: kernels.CodeRows) -> None:
         attend = self.codes_attention(chunk, prompts, segments, codes)
-        for layer, weights in enumerate(self._weights):
+        for layer, weights in enumerate(self.weights):
             slots = kernels.KVSlots(codes.keys, codes.values, layer * codes.stride, self._heads.size)
-            self._store_keys_values(weights, chunk, codes.slots_N, slots)
-            self._rotate_queries(weights, chunk, chunk.rotated_query_flat)
+            joined_NV = self.store_keys_values(weights, chunk, codes.slots_N, slots)
+            self.rotate_queries(weights, chunk, joined_NV, chunk.rotated_query_flat)
             attend(layer)
             prompt = chunk.rotated_query_flat, chunk.weighted_values_flat, chunk.rows, self._heads
             places = slots, codes.first_LS[layer], codes.ancestors_BS, codes.beams_N, codes.visible_N
             kernels.attend_codes(*prompt, chunk.top_GX, chunk.total_GX, *places, chunk.attention_output_XQ, chunk.threads)
-            self._finish(weights, chunk)
+            self.finish(weights, chunk)
 
     def run_prompts(
         self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], slot_N: Array, last: Sequence[Segment]
     ) -> Chunk:
         attend = self._prompt_attention(chunk, prompts, segments)
-        for layer, weights in enumerate(self._weights):
+        for layer, weights in enumerate(self.weights):
             keys, values = prompts.array[layer].reshape(2, -1)
             slots = kernels.KVSlots(keys, values, 0, prompts.begins_B1[-1] * self._heads.size)
-            self._store_keys_values(weights, chunk, slot_N, slots)
-            if layer == len(self._weights) - 1:
+            joined_NV = self.store_keys_values(weights, chunk, slot_N, slots)
+            if layer == len(self.weights) - 1:
                 if not last:
                     break
-                chunk = chunk.select([segment.begin for segment in last])
+                chunk, joined_NV = chunk.select([segment.begin for segment in last]), None
                 attend = self._prompt_attention(chunk, prompts, _in_turn(last))
-            self._rotate_queries(weights, chunk, chunk.prompt_query_flat)
+            self.rotate_queries(weights, chunk, joined_NV, chunk.prompt_query_flat)
             attend(layer)
-            self._finish(weights, chunk)
+            self.finish(weights, chunk)
         return chunk
 
     def codes_attention(
@@ -173,18 +173,27 @@ class TorchLayers:
         kernels.rms_norm(chunk.hidden_XD, chunk.rows, weight_D, self._heads.eps, chunk.normed_XD, chunk.threads)
         return chunk.normed
 
-    def _store_keys_values(self, weights: _Weights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> None:
-        """Norm a chunk, compute its keys and values and write them to their slots."""
-        normed_ND = self._normed(weights.attention_norm, chunk)
-        _, key_XG = self._products.of(normed_ND, weights.key, chunk.key)
-        _, value_XG = self._products.of(normed_ND, weights.value, chunk.value)
-        rows = key_XG, value_XG, chunk.rows, chunk.positions_X, slot_N
-        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads, chunk.threads)
+    def store_keys_values(self, weights: LayerWeights, chunk: Chunk, slot_N: Array, slots: kernels.KVSlots) -> Array | None:
+        """Norm a chunk, compute its keys and values and write them to their slots.
 
-    def _rotate_queries(self, weights: _Weights, chunk: Chunk, out: Array) -> None:
-        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat."""
-        _, query_XQ = self._products.of(chunk.normed, weights.query, chunk.query)
-        rows = query_XQ, chunk.rows, chunk.positions_X
+        The queries are the first columns of what it returns, if their matrix is one with those of keys and values.
+        """
+        normed_ND, joined_NV, columns = self._normed(weights.attention_norm, chunk), None, (0, 0)
+        if weights.key is None or weights.value is None:
+            key_NV = value_NV = joined_NV = self._products.of(normed_ND, weights.query, chunk.query)[1]
+            columns = chunk.query[1].shape[1], chunk.query[1].shape[1] + chunk.key[1].shape[1]
+        else:
+            key_NV = self._products.of(normed_ND, weights.key, chunk.key)[1]
+            value_NV = self._products.of(normed_ND, weights.value, chunk.value)[1]
+        rows = key_NV, value_NV, columns, chunk.rows, chunk.positions_X, slot_N
+        kernels.store_keys_values(*rows, slots, weights.key_norm, self._heads, chunk.threads)
+        return joined_NV
+
+    def rotate_queries(self, weights: LayerWeights, chunk: Chunk, query_NV: Array | None, out: Array) -> None:
+        """Write the rotated queries of a normed chunk, (G, rows x R, E) flat. query_NV: what `store_keys_values` returned."""
+        if query_NV is None:
+            query_NV = self._products.of(chunk.normed, weights.query, chunk.query)[1]
+        rows = query_NV, chunk.rows, chunk.positions_X
         kernels.rotate_queries(*rows, weights.query_norm, self._heads, out, chunk.threads)
 
     def _tiles(self, chunk: Chunk, prompts: Prompts, segments: Sequence[Segment], *, causal: bool) -> list[_Tile]:
@@ -210,7 +219,7 @@ class TorchLayers:
 
     def _attend(self, layer: int, chunk: Chunk, prompts: Prompts, tiles: Sequence[_Tile], step: int) -> None:
         """Attention of the tiles to their prompts, not yet divided by the weights. step: 1 if causal, else 0."""
-        groups, ratio, bound = self._heads.groups, self._heads.ratio, self._weights[layer].bound
+        groups, ratio, bound = self._heads.groups, self._heads.ratio, self.weights[layer].bound
         keys_GTE, values_GTE = prompts.slots[layer].unbind()
         for tile in tiles:
             torch.bmm(tile.query, keys_GTE[:, tile.tokens].transpose(1, 2), out=tile.scores)
@@ -221,7 +230,7 @@ class TorchLayers:
             )
             torch.bmm(tile.scores, values_GTE[:, tile.tokens], out=tile.weighted_values)
 
-    def _finish(self, weights: _Weights, chunk: Chunk) -> None:
+    def finish(self, weights: LayerWeights, chunk: Chunk) -> None:
         """Add the attention's output projection, then the feed-forward block, to the hidden states."""
         self._products.add(chunk.attention_output, weights.out, chunk.hidden)
         normed_ND = self._normed(weights.feed_forward_norm, chunk)
@@ -231,12 +240,15 @@ class TorchLayers:
         self._products.add(gate_NF, weights.down, chunk.hidden)
 
 
-class _Weights(NamedTuple):
-    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, its norms and a bound."""
+class LayerWeights(NamedTuple):
+    """One layer's matrices, in float32 or bfloat16, transposed for products from the left or packed, its norms and a bound.
+
+    key, value: None where they are part of the query's (`Transformer.pack`).
+    """
 
     query: Tensor
-    key: Tensor
-    value: Tensor
+    key: Tensor | None
+    value: Tensor | None
     out: Tensor
     gate: Tensor
     up: Tensor
@@ -248,9 +260,9 @@ class _Weights(NamedTuple):
     bound: float
 
     @classmethod
-    def of(cls, layer: Layer) -> _Weights:
+    def of(cls, layer: Layer) -> LayerWeights:
         weights = _parameters_of(layer)
-        matrices = [weight if weight.is_mkldnn else weight.t() for weight in weights[:7]]
+        matrices = [weight if weight.is_mkldnn else weight.t() if len(weight) else None for weight in weights[:7]]
         norms = [weight.numpy() for weight in weights[7:]]
         return cls._make((*matrices, *norms, kernels.score_bound(*norms[2:])))
 

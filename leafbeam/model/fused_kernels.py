@@ -49,7 +49,7 @@ def store_keys_values(begin, end, weights, layer, a, slots_N, slots, heads):
     norm_of(begin, end, a.hidden_XD, norms_W[:width], heads.eps, a.normed_XD)
     multiply(begin, end, a.normed_XD, address_W[KEY], a.key_XG, 0)
     multiply(begin, end, a.normed_XD, address_W[VALUE], a.value_XG, 0)
-    store_keys_values_of(begin, end, a.key_XG, a.value_XG, a.positions_X, slots_N, slots, key_norm_E, heads)
+    store_keys_values_of(begin, end, a.key_XG, a.value_XG, (0, 0), a.positions_X, slots_N, slots, key_norm_E, heads)
 
 
 @njit(**_OPTIONS)

@@ -1,6 +1,7 @@
 """A model with packed matrices decodes as before, is saved as before, and is packed only where that is faster."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,36 @@ def test_a_search_finds_the_same(make_model: MakeModel, generator: torch.Generat
     tokens_BT, lengths_B = prompts(model, generator)
     plain = search.run(model.start(tokens_BT, lengths_B).step_fn, len(lengths_B))
     workspace, seen = Workspace(rows=7), []
-    assert packed_names(model.pack()) == {name for name, _ in model.named_parameters() if "_proj" in name}
+    joined = "k_proj", "v_proj"  # with q_proj
+    assert packed_names(model.pack()) == {
+        name for name, _ in model.named_parameters() if "_proj" in name and not any(other in name for other in joined)
+    }
     for _ in range(2):
         packed = search.run(model.start(tokens_BT, lengths_B, workspace=workspace).step_fn, len(lengths_B))
         seen.append(workspace.growths)
         assert [ids.tolist() for ids in packed.item_ids] == [ids.tolist() for ids in plain.item_ids]
         torch.testing.assert_close(torch.from_numpy(packed.scores), torch.from_numpy(plain.scores), rtol=1e-4, atol=1e-4)
     assert seen[0] == seen[1]
+
+
+def test_queries_keys_and_values_are_packed_alone_where_that_is_faster(
+    make_model: MakeModel, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    model = make_model()
+    plain, tokens_BT, lengths_B = deepcopy(model), *prompts(model, generator)
+    joined = sum(
+        len(weight)
+        for name, weight in model.named_parameters()
+        if name.endswith(("0.self_attn.q_proj.weight", "0.self_attn.k_proj.weight", "0.self_attn.v_proj.weight"))
+    )
+    monkeypatch.setattr(onednn, "is_faster", lambda weight_VD, threads: len(weight_VD) != joined)
+    assert packed_names(model.pack()) == {name for name, _ in model.named_parameters() if "_proj" in name}
+    logits_BV = model.pack().start(tokens_BT, lengths_B).step_fn()
+    torch.testing.assert_close(logits_BV, plain.start(tokens_BT, lengths_B).step_fn(), rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    assert all(
+        torch.equal(saved, weight) for saved, weight in zip(load_model(tmp_path).parameters(), plain.parameters(), strict=True)
+    )
 
 
 @pytest.mark.usefixtures("packs")
