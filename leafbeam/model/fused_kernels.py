@@ -1,7 +1,12 @@
 """All layers of Qwen3 in one call, products included: for models so small that calling a product takes as long as the product.
 
-    codes      for each part of the beams, on a thread of its own: all layers, because beams do not read each other
-    prompts    for each layer: keys and values of all rows; then, for each part of the rows, what is left of the layer
+    for each layer:
+        normed = rms_norm(hidden);  key, value, query = normed @ matrices, keys and queries normed and rotated
+        hidden += attention(query; keys and values of the prompt, and of the beam's codes) @ out
+        normed = rms_norm(hidden);  hidden += (silu(normed @ gate) * (normed @ up)) @ down
+
+    codes      beams do not read each other: each thread takes its rows through all layers
+    prompts    each thread takes its rows to keys and values, then, once all are there, through the rest of the layer
 
 Kernels as in `cpu_kernels`, with its shapes. L layers, T tokens of all prompts, Z segments: rows begin to end of a chunk that
 belong to one prompt, its first token in the slots, its length.
