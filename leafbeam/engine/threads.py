@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from leafbeam.model.threads import torch_threads
 
-_RUNS, _RUNS_S = 4, 0.25  # of one kind of batch with one count, and the seconds after which no further run begins
+_RUNS, _RUNS_S = 12, 0.25  # of one kind of batch with one count, and the seconds after which no further run begins
 _MAX_S = 2.0  # after which no further kind of batch is measured
 _GAIN = 1.1  # what more threads must gain: their cores are missed by the rest of the server
 
@@ -29,15 +29,15 @@ def measure_threads(
     """Time batches with 1, 2, 4, ... and `most` threads, and choose the fewest that no larger number beats by `gain`.
 
     batches: each runs one kind of batch, the most frequent first; counts are compared by the geometric mean over the kinds.
-    Cost: some runs of each batch and count; about 2 s, longer where the first kind alone takes longer.
+    The counts take turns, so that other load on the machine slows all of them. Cost: some runs of each batch and count; about
+    2 s, longer where the first kind alone takes longer.
     """
     counts = [*(2**n for n in range(most.bit_length()) if 2**n < most), most]
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     stops = clock() + _MAX_S
     for batch in batches:
-        for count in counts:
-            with torch_threads(count):
-                seconds[count].append(_seconds(batch, clock))
+        for count, median in _seconds(batch, counts, clock).items():
+            seconds[count].append(median)
         if clock() >= stops:
             break
     best = counts[0]
@@ -47,11 +47,16 @@ def measure_threads(
     return ThreadTimes(count=best, seconds={count: tuple(times) for count, times in seconds.items()})
 
 
-def _seconds(batch: Callable[[], object], clock: Callable[[], float]) -> float:
-    """The median of some runs; the first, which starts threads, is dropped if there are others."""
-    times: list[float] = []
-    while len(times) < _RUNS and sum(times) < _RUNS_S:
-        started = clock()
-        batch()
-        times.append(max(clock() - started, 1e-9))
-    return statistics.median(times[1:] or times)
+def _seconds(batch: Callable[[], object], counts: Sequence[int], clock: Callable[[], float]) -> dict[int, float]:
+    """The median of some runs with each count; the first, which starts threads, is dropped if there are others."""
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    begun = clock()
+    for _ in range(_RUNS):
+        for count in counts:
+            with torch_threads(count):
+                started = clock()
+                batch()
+                times[count].append(max(clock() - started, 1e-9))
+        if clock() - begun >= _RUNS_S * len(counts):
+            break
+    return {count: statistics.median(found[1:] or found) for count, found in times.items()}
