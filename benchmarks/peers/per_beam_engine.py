@@ -21,10 +21,9 @@ from torch import Tensor
 
 from benchmarks.peers.cpu_session import start_with
 from leafbeam.model import cpu_kernels as kernels
-from leafbeam.model.cpu_layers import Layers, Prompts, Segment, TorchLayers, even_parts
+from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, Segment, TorchLayers, even_parts
 from leafbeam.model.cpu_runner import CpuRunner
 from leafbeam.model.products import Products
-from leafbeam.model.qwen3 import Layer
 from leafbeam.model.workspace import Chunk
 
 __all__ = ["PerBeamRunner", "start"]
@@ -35,7 +34,7 @@ class PerBeamRunner(CpuRunner):
 
     _copies: list[tuple[Tensor, Tensor]] | None = None
 
-    def _make_layers(self, layers: Sequence[Layer], scores: tuple[Tensor, NDArray[Any]]) -> Layers:
+    def _make_layers(self, layers: Sequence[LayerParameters], scores: tuple[Tensor, NDArray[Any]]) -> Layers:
         return _PerBeamLayers(self, layers, self._heads, scores, Products(self._products, self._space))
 
     def restart(self) -> None:

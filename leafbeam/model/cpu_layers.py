@@ -25,6 +25,7 @@ from leafbeam.ops.linear import blas
 from leafbeam.ops.linear.cpu import MIN_MEASURED_WEIGHTS
 
 Array = NDArray[Any]
+LayerParameters = list[Tensor]  # see `parameters_of`
 _MIN_PRODUCTS = 1 << 21  # of rows and weights: with fewer, one thread is as fast
 
 
@@ -62,7 +63,11 @@ class Layers(Protocol):
 
 
 def cpu_layers(
-    layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array], space: Workspace, products: torch.dtype
+    layers: Sequence[LayerParameters],
+    heads: kernels.Heads,
+    scores: tuple[Tensor, Array],
+    space: Workspace,
+    products: torch.dtype,
 ) -> Layers:
     """Fused where all matrices are small, plain and of float32, else by torch. scores: a buffer, with room for a row's at least
     on each of torch's threads.
@@ -72,22 +77,22 @@ def cpu_layers(
     return TorchLayers(layers, heads, scores, Products(products, space))
 
 
-def _is_small(layer: Layer) -> bool:
+def _is_small(layer: LayerParameters) -> bool:
     """Whether all weights are plain, of float32, and so small that calling a product takes as long as the product."""
     return all(
         not weight.is_mkldnn
         and weight.dtype == torch.float32
         and weight.numel() < MIN_MEASURED_WEIGHTS
         and weight.is_contiguous()
-        for weight in _parameters_of(layer)
+        for weight in layer
     )
 
 
 class FusedLayers:
     """Every layer in one call (`fused_kernels`)."""
 
-    def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: Array) -> None:
-        self._parameters = [_parameters_of(layer) for layer in layers]  # which stay while their addresses are used
+    def __init__(self, layers: Sequence[LayerParameters], heads: kernels.Heads, scores: Array) -> None:
+        self._parameters = layers  # which stay while their addresses are used
         address_LW = np.array([[weight.data_ptr() for weight in layer[:7]] for layer in self._parameters])
         norms_LW = np.array([np.concatenate([norm.numpy() for norm in layer[7:]]) for layer in self._parameters])
         self.weights, self.heads, self.scores = fused.Weights(address_LW, norms_LW), heads, scores
@@ -113,7 +118,9 @@ class FusedLayers:
 class TorchLayers:
     """Each product is a call of torch, or of a kernel for large matrices, which may be packed, or of bfloat16."""
 
-    def __init__(self, layers: Sequence[Layer], heads: kernels.Heads, scores: tuple[Tensor, Array], products: Products) -> None:
+    def __init__(
+        self, layers: Sequence[LayerParameters], heads: kernels.Heads, scores: tuple[Tensor, Array], products: Products
+    ) -> None:
         self.weights = [LayerWeights.of(layer) for layer in layers]
         self._heads, self._scores, self._products = heads, scores, products
 
@@ -260,8 +267,7 @@ class LayerWeights(NamedTuple):
     bound: float
 
     @classmethod
-    def of(cls, layer: Layer) -> LayerWeights:
-        weights = _parameters_of(layer)
+    def of(cls, weights: LayerParameters) -> LayerWeights:
         matrices = [weight if weight.is_mkldnn else weight.t() if len(weight) else None for weight in weights[:7]]
         norms = [weight.numpy() for weight in weights[7:]]
         return cls._make((*matrices, *norms, kernels.score_bound(*norms[2:])))
@@ -282,7 +288,7 @@ class _Tile(NamedTuple):
     first: int
 
 
-def _parameters_of(layer: Layer) -> list[Tensor]:
+def parameters_of(layer: Layer) -> LayerParameters:
     """A layer's seven matrices (V, D) and four norms, as `fused_kernels` orders them."""
     attention, mlp = layer.self_attn, layer.mlp
     matrices = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model.config import ModelConfig
-from leafbeam.model.cpu_layers import Layers, Prompts, Segment, cpu_layers, even_parts
+from leafbeam.model.cpu_layers import LayerParameters, Layers, Prompts, Segment, cpu_layers, even_parts, parameters_of
 from leafbeam.model.prompt_store import CachedPrompt, PromptStore
 from leafbeam.model.qwen3 import Layer, Qwen3, Rotary
 from leafbeam.model.vocabulary import AnyVocabulary
@@ -107,7 +107,7 @@ class CpuRunner:
         table = self._space.table("rotary", positions, partial(_rotations, config))
         groups, ratio, eps = config.num_key_value_heads, config.group_size, config.rms_norm_eps
         self._heads = kernels.Heads(groups, ratio, config.head_dim, eps, table[:, :half], table[:, half:])
-        self._layers = self._make_layers([cast(Layer, layer) for layer in body.layers], scores)
+        self._layers = self._make_layers([parameters_of(cast(Layer, layer)) for layer in body.layers], scores)
         rows = [tokens_T[:length] for tokens_T, length in zip(tokens_BT.numpy(), self._lengths_B, strict=True)]
         cached = [None if store is None else store.find(tokens_T) for tokens_T in rows]
         self._run_prompts(tokens_BT.numpy(), cached)
@@ -116,7 +116,7 @@ class CpuRunner:
                 store.put(tokens_T, self.slots_of(request), cached[request])
         self.restart()
 
-    def _make_layers(self, layers: Sequence[Layer], scores: tuple[Tensor, Array]) -> Layers:
+    def _make_layers(self, layers: Sequence[LayerParameters], scores: tuple[Tensor, Array]) -> Layers:
         return cpu_layers(layers, self._heads, scores, self._space, self._products)
 
     def slots_of(self, request: int) -> Tensor:

@@ -141,10 +141,10 @@ class Transformer(SidModel[ModelConfig]):
         the weights, in place, and 0.3 s for a shape that is new to the process. Not for training, nor for calls of the model
         itself.
         """
+        if not self.takes_workspace:
+            return self
         before = self._num_packed
-        for layer in self.model.layers if self.takes_workspace else ():
-            attention = cast(Layer, layer).self_attn
-            inputs = attention.q_proj, attention.k_proj, attention.v_proj
+        for inputs in self._attention_inputs():
             if any(module.weight.is_mkldnn or module.weight.dtype != self._products for module in inputs):
                 continue
             joined = torch.cat([module.weight for module in inputs])
@@ -160,7 +160,7 @@ class Transformer(SidModel[ModelConfig]):
         return self
 
     def _is_faster_packed(self, weight: Tensor) -> bool:
-        is_plain = self.takes_workspace and not weight.is_mkldnn and weight.dtype == self._products
+        is_plain = not weight.is_mkldnn and weight.dtype == self._products
         return is_plain and len(weight) > 0 and onednn.is_faster(weight, torch.get_num_threads())
 
     def _pack(self, module: nn.Linear, weight: Tensor) -> None:
@@ -172,9 +172,7 @@ class Transformer(SidModel[ModelConfig]):
         other = deepcopy(self, {id(tensor): tensor for tensor in (*self.parameters(), *self.buffers())})
         for module in other._matrices():
             module.weight = nn.Parameter(onednn.unpack(module.weight), requires_grad=False)
-        for layer in other.model.layers:
-            attention = cast(Layer, layer).self_attn
-            inputs = attention.q_proj, attention.k_proj, attention.v_proj
+        for inputs in other._attention_inputs():
             if len(inputs[0].weight) > inputs[0].out_features:
                 parts = inputs[0].weight.split([module.out_features for module in inputs])
                 for module, weight in zip(inputs, parts, strict=True):
@@ -184,6 +182,11 @@ class Transformer(SidModel[ModelConfig]):
 
     def save_pretrained(self, directory: str | PathLike[str]) -> None:
         super(Transformer, self._unpacked() if self._num_packed else self).save_pretrained(directory)
+
+    def _attention_inputs(self) -> list[tuple[nn.Linear, nn.Linear, nn.Linear]]:
+        """The modules of each layer's queries, keys and values."""
+        attentions = [cast(Layer, layer).self_attn for layer in self.model.layers]
+        return [(attention.q_proj, attention.k_proj, attention.v_proj) for attention in attentions]
 
     def _matrices(self) -> list[nn.Linear]:
         """The modules of the layers' matrices."""
