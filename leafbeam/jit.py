@@ -4,16 +4,18 @@ numba's own default, `__pycache__` beside the source, would leave an importable 
 package is uninstalled.
 """
 
+import ctypes
 import importlib
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from llvmlite import binding
 from numba.core import event
 
 log = logging.getLogger("leafbeam.jit")
@@ -67,6 +69,22 @@ def njit(*signature: Any, **options: Any) -> Callable[[Function], Function]:
                 config.CACHE_DIR = before
 
     return compile_when_called
+
+
+def name_functions(library: str, names: Sequence[str], mode: int = ctypes.DEFAULT_MODE) -> bool:
+    """Give functions of a C library to compiled kernels, as leafbeam_NAME, and say whether it has them.
+
+    Where it lacks one, all names stand for another function, which kernels must not call. Has to run before a kernel is read
+    from numba's cache, which needs the names.
+    """
+    try:
+        loaded = ctypes.CDLL(library, mode=mode)
+        functions, found = [getattr(loaded, name) for name in names], True
+    except (OSError, AttributeError):
+        functions, found = [ctypes.pythonapi.Py_IsInitialized] * len(names), False
+    for name, function in zip(names, functions, strict=True):
+        binding.add_symbol(f"leafbeam_{name}", ctypes.cast(function, ctypes.c_void_p).value)
+    return found
 
 
 def kernel_directory() -> str:

@@ -6,15 +6,15 @@ the library that torch has loaded. Where torch came with another one, kernels ru
 """
 
 # pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
-import ctypes
 import os
-from collections.abc import Sequence
 
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from leafbeam import jit
 
 __all__ = ["fork", "name_functions", "num_threads"]
 
@@ -23,18 +23,12 @@ _SYMBOLS = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
 
 
 def name_functions() -> bool:
-    """Whether torch has loaded gcc's library. Compiled kernels name its functions, or others that they never call."""
-    try:
-        library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        functions: Sequence[object] = [getattr(library, name) for name in _SYMBOLS]
-    except (OSError, AttributeError):
-        functions = [ctypes.pythonapi.Py_IsInitialized] * len(_SYMBOLS)
-    for name, function in zip(_SYMBOLS, functions, strict=True):
-        binding.add_symbol(f"leafbeam_{name}", ctypes.cast(function, ctypes.c_void_p).value)
-    return functions[0] is not functions[1]
+    """Whether torch has loaded gcc's library."""
+    mode = getattr(os, "RTLD_NOLOAD", 0) | getattr(os, "RTLD_NOW", 0)  # Windows has neither, nor the library
+    return jit.name_functions("libgomp.so.1", _SYMBOLS, mode)
 
 
-_IS_AVAILABLE = name_functions()  # before a kernel is read from numba's cache, which needs the names
+_IS_AVAILABLE = name_functions()
 
 
 def num_threads(values: int = _MIN_VALUES) -> int:

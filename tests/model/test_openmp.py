@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leafbeam import jit
 from leafbeam.model import cpu_kernels as kernels
 from leafbeam.model import openmp
 from leafbeam.model.threads import torch_threads
@@ -72,7 +73,7 @@ def test_without_the_library_kernels_run_on_one_thread(monkeypatch: pytest.Monke
 
     symbols: dict[str, int] = {}
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(openmp.binding, "add_symbol", symbols.__setitem__)
+    monkeypatch.setattr(jit.binding, "add_symbol", symbols.__setitem__)
     assert not openmp.name_functions()
     assert len(symbols) == 3
     assert all(symbols.values())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from leafbeam import jit
 from leafbeam.ops.linear import blas, cpu, onednn, reference
 
 
@@ -164,11 +165,11 @@ def test_products_inside_kernels_equal_the_reference(rows: int, outputs: int, in
 def test_without_the_function_kernels_name_another(monkeypatch: pytest.MonkeyPatch) -> None:
     symbols: dict[str, int] = {}
 
-    def missing(*_: object) -> None:
+    def missing(*_: object, **__: object) -> None:
         raise OSError
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(blas.binding, "add_symbol", symbols.__setitem__)
+    monkeypatch.setattr(jit.binding, "add_symbol", symbols.__setitem__)
     assert not blas.name_function()
     assert list(symbols) == ["leafbeam_sgemm_"]
     assert all(symbols.values())

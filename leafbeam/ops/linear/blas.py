@@ -7,17 +7,16 @@ Shapes: N rows, V outputs, D inputs.
 """
 
 # pyright: basic, reportPrivateImportUsage=false, reportCallIssue=false
-import ctypes
 from pathlib import Path
 
 import numpy as np
 import torch
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from leafbeam.jit import njit
+from leafbeam.jit import name_functions, njit
 
 __all__ = ["is_available", "multiply", "name_function", "sgemm"]
 
@@ -25,17 +24,11 @@ _SYMBOL = "sgemm_"
 
 
 def name_function() -> bool:
-    """Whether torch's library has the function. Compiled kernels name it, or another that they never call."""
-    try:
-        function = getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), _SYMBOL)
-        found = True
-    except (OSError, AttributeError):
-        function, found = ctypes.pythonapi.Py_IsInitialized, False
-    binding.add_symbol(f"leafbeam_{_SYMBOL}", ctypes.cast(function, ctypes.c_void_p).value)
-    return found
+    """Whether torch's library has the function."""
+    return name_functions(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), [_SYMBOL])
 
 
-_IS_AVAILABLE = name_function()  # before a kernel is read from numba's cache, which needs the name
+_IS_AVAILABLE = name_function()
 
 
 def is_available() -> bool:
